@@ -1,0 +1,61 @@
+"""The errors that reach a person: what was given, whose fault it is, the fix to type, the exit code."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Fault(enum.Enum):
+    """Whose mistake an error or an outcome is; decides where a person should look first."""
+
+    USER = "user"
+    PLATFORM = "platform"
+    TRAINING = "training"
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of the command line; the table of reasons in ``state.py`` maps onto these.
+
+    Permanent causes lie in 1..127, everything worth a retry at 128 and above, because
+    Kubernetes' ``ExitCode`` restart policy and its operators decide by that border.
+    """
+
+    OK = 0
+    TRAINING_FAILED = 1
+    BAD_INPUT = 2
+    TARGET_UNREACHABLE = 3
+    INTERRUPTED = 130
+    KILLED = 137
+    PREEMPTED = 143
+
+
+class LauncherError(Exception):
+    """An error whose text is meant for a person: one to three lines, never a stack trace.
+
+    ``what`` names what was given and what is wrong with it; ``hint`` is the fix to type.
+    """
+
+    fault = Fault.PLATFORM
+    exit_code = ExitCode.TRAINING_FAILED
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  fix: {self.hint}" if self.hint else self.what
+
+
+class InputError(LauncherError):
+    """The job file, an option or an argument is wrong; nothing was started."""
+
+    fault = Fault.USER
+    exit_code = ExitCode.BAD_INPUT
+
+
+class TargetError(LauncherError):
+    """The target cannot be reached or lacks what the job needs; nothing was started."""
+
+    fault = Fault.PLATFORM
+    exit_code = ExitCode.TARGET_UNREACHABLE

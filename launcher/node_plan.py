@@ -1,0 +1,74 @@
+"""One node's part of a launch plan: all that the node needs to know, as plain data.
+
+Standard library only, because the node reads it where this project is not installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Env = tuple[tuple[str, str], ...]
+"""Variables in a fixed order, so that equal plans render to equal bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Static:
+    """A rendezvous by fixed address and node rank; a lost node ends the attempt."""
+
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """A rendezvous by an endpoint that nodes join and leave.
+
+    ``endpoint_host`` is where the rendezvous store listens; it is not MASTER_ADDR, which each
+    round takes from its rank-0 node. ``id`` must be new for each attempt: a failed agent closes
+    its id for ever. ``is_host`` says whether this node serves the store; it is never inferred.
+    """
+
+    backend: str
+    endpoint_host: str
+    endpoint_port: int
+    id: str
+    is_host: bool
+    conf: Env = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A folder or file of the host made visible in a container."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """What one node runs: an agent with ``nproc_per_node`` workers of ``command``.
+
+    ``name`` is the node's host name in the run and the name of its container; names sort as
+    their indices do, because torchrun orders ranks by address as text. ``local_addr`` is the
+    address at which other nodes reach this one. ``secrets`` are names of variables whose values
+    are taken from the launcher's environment at submission and appear nowhere else.
+    ``device_ids`` are the accelerators of this node alone, empty on CPU.
+    """
+
+    node_index: int
+    incarnation: int
+    name: str
+    local_addr: str
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    max_restarts: int
+    rendezvous: Static | Elastic
+    command: tuple[str, ...]
+    workdir: str | None
+    env: Env
+    secrets: tuple[str, ...]
+    mounts: tuple[Mount, ...]
+    device_ids: tuple[str, ...]
+    log_dir: str
