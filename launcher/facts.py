@@ -1,0 +1,33 @@
+"""What was discovered about a target: the planner's only input besides the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """A target as it was when the plan was made.
+
+    ``device_ids`` are the accelerators a job may use, empty on a CPU target; ``cpu_count`` is
+    of one machine. ``image`` is the reference that containers start from, ``torch_version`` what
+    its label (or the local interpreter) says, None where nobody knows. ``python`` is the program
+    that runs torchrun on local processes. ``run_root`` and ``cwd`` are absolute folders of the
+    launcher's machine. ``free_port`` is a TCP port nobody listened on, for targets whose nodes
+    share one network. ``user`` is ``uid:gid`` of the caller, to whom files in mounts shall belong.
+    """
+
+    target: str
+    accelerator: str
+    device_ids: tuple[str, ...] = ()
+    cpu_count: int
+    image: str | None = None
+    torch_version: str | None = None
+    cuda_version: str | None = None
+    python: str = "python3"
+    run_root: str
+    cwd: str
+    free_port: int | None = None
+    loopback_interface: str = "lo"
+    user: str | None = None
+    terminal: bool = False

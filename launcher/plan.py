@@ -1,0 +1,343 @@
+"""The launch plan: everything decided about a run, made from the job and the target's facts alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from launcher import contract
+from launcher.errors import InputError
+from launcher.facts import TargetFacts
+from launcher.job import JobSpec
+from launcher.node_plan import Elastic, Env, Mount, NodePlan, Static
+from launcher.rendezvous import backend_of, endpoint_of, plan_backend, plan_rendezvous
+from launcher.torchrun import parse_torch_version, plan_environment
+
+SCHEMA = 1
+LOCAL_ADDR = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Limits of one node; None leaves the target's default."""
+
+    cpus: float | None
+    memory_bytes: int | None
+    shm_bytes: int
+    rdma: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """One start of a run on a target. Immutable; what comes next is a new plan.
+
+    ``attempt`` counts how often all nodes were started anew. ``max_restarts`` is the number of
+    new attempts the launcher may make; restarts inside torchrun are in each node's plan.
+    ``run_dir`` and ``checkpoint_dir`` are absolute folders of the launcher's machine.
+    """
+
+    schema: int = SCHEMA
+    run_id: str
+    job_name: str
+    target: str
+    attempt: int
+    image: str | None
+    accelerator: str
+    torch_version: str | None
+    python: str
+    user: str | None
+    run_dir: str
+    checkpoint_dir: str
+    max_restarts: int
+    stop_grace_s: int
+    resources: Resources
+    runtime: str | None
+    labels: Env
+    extra_hosts: Env
+    nodes: tuple[NodePlan, ...]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on with fewer nodes than it started."""
+        return self.nodes[0].min_nodes < self.nodes[0].max_nodes
+
+    def to_json(self) -> str:
+        """The plan as text; ``parse_plan`` reads it back equal."""
+        return json.dumps(_jsonable(self), indent=2) + "\n"
+
+
+def plan_run(
+    job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
+) -> LaunchPlan:
+    """Decides everything about a run; the same input gives the same plan.
+
+    ``extra_args`` are appended to the job's command. Raises ``InputError`` where the job asks
+    for what the facts do not offer.
+    """
+    run_dir = f"{facts.run_root}/{run_id}"
+    checkpoint_dir = _on_host(job.checkpoint_dir, facts) or f"{run_dir}/{contract.CHECKPOINTS_DIR}"
+    devices = plan_devices(job, facts)
+    shared = _SharedByNodes(job, facts, run_id, run_dir, checkpoint_dir, extra_args)
+    backend = plan_backend(job)
+    return LaunchPlan(
+        run_id=run_id,
+        job_name=job.name,
+        target=facts.target,
+        attempt=0,
+        image=facts.image,
+        accelerator=facts.accelerator,
+        torch_version=facts.torch_version or job.torch_version,
+        python=facts.python,
+        user=facts.user,
+        run_dir=run_dir,
+        checkpoint_dir=checkpoint_dir,
+        max_restarts=job.max_restarts if backend == "static" or job.nnodes.max > 1 else 0,
+        stop_grace_s=job.stop_grace_s,
+        resources=Resources(
+            cpus=job.resources.cpus,
+            memory_bytes=job.resources.memory_bytes,
+            shm_bytes=job.resources.shm_bytes,
+            rdma=bool(job.resources.rdma),
+        ),
+        runtime=job.docker.runtime,
+        labels=job.docker.labels,
+        extra_hosts=job.docker.extra_hosts,
+        nodes=tuple(shared.node(index, devices[index]) for index in range(job.nnodes.max)),
+    )
+
+
+def plan_next_attempt(plan: LaunchPlan) -> LaunchPlan:
+    """The same run with all nodes started anew.
+
+    A failed agent closes its rendezvous id for ever, so elastic nodes get a new one.
+    """
+    attempt = plan.attempt + 1
+    return replace(
+        plan,
+        attempt=attempt,
+        nodes=tuple(_started_anew(node, plan.run_id, attempt) for node in plan.nodes),
+    )
+
+
+def plan_replacement(plan: LaunchPlan, node_index: int) -> LaunchPlan:
+    """The same run and attempt with one node's next incarnation."""
+    return replace(
+        plan,
+        nodes=tuple(
+            _next_incarnation(node, node.env) if node.node_index == node_index else node
+            for node in plan.nodes
+        ),
+    )
+
+
+def parse_plan(text: str) -> LaunchPlan:
+    """Reads what ``LaunchPlan.to_json`` wrote. Raises ``ValueError`` for anything else."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(LaunchPlan).validate_json(text)
+
+
+# -- devices ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDevices:
+    """How many workers a node runs, and on which accelerators; none of them on CPU."""
+
+    nproc_per_node: int
+    device_ids: tuple[str, ...]
+
+
+def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
+    """Workers and accelerators of each node; nodes that share a machine get disjoint ones."""
+    count = job.nnodes.max
+    if facts.accelerator == "cpu":
+        if job.nproc_per_node == "gpu":
+            raise InputError(
+                f"nproc_per_node: gpu, but target {facts.target} has no GPU",
+                "set nproc_per_node to a number of processes, or run where GPUs are",
+            )
+        per_node = _cpu_workers(job, facts)
+        return (NodeDevices(nproc_per_node=per_node, device_ids=()),) * count
+    wanted = job.nproc_per_node
+    per_node = wanted if isinstance(wanted, int) else job.resources.gpus or len(facts.device_ids) // count
+    if per_node * count > len(facts.device_ids) or per_node == 0:
+        raise InputError(
+            f"{count} nodes x {max(per_node, 1)} GPUs asked for, target {facts.target} has "
+            f"{len(facts.device_ids)}: nodes on one machine never share a GPU",
+            f"lower nnodes or nproc_per_node to at most {len(facts.device_ids)} GPUs in all",
+        )
+    return tuple(
+        NodeDevices(
+            nproc_per_node=per_node,
+            device_ids=facts.device_ids[index * per_node : (index + 1) * per_node],
+        )
+        for index in range(count)
+    )
+
+
+def _cpu_workers(job: JobSpec, facts: TargetFacts) -> int:
+    if isinstance(job.nproc_per_node, int):
+        return job.nproc_per_node
+    if job.nproc_per_node == "cpu":
+        return facts.cpu_count
+    return max(1, facts.cpu_count // job.nnodes.max)
+
+
+# -- nodes ------------------------------------------------------------------------------------
+
+
+class _SharedByNodes:
+    """What all nodes of a plan have in common, computed once: planning stays linear and cheap."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        facts: TargetFacts,
+        run_id: str,
+        run_dir: str,
+        checkpoint_dir: str,
+        extra_args: tuple[str, ...],
+    ) -> None:
+        self.job, self.facts, self.run_id = job, facts, run_id
+        self.in_container = facts.target != "local"
+        self.width = len(str(job.nnodes.max - 1))
+        self.command = (*job.command, *extra_args)
+        self.torch_version = parse_torch_version(facts.torch_version or job.torch_version)
+        self.run_dir = contract.CONTAINER_RUN_DIR if self.in_container else run_dir
+        own = ((run_dir, contract.CONTAINER_RUN_DIR), (checkpoint_dir, contract.CONTAINER_CHECKPOINT_DIR))
+        self.mounts = self._mounts(own)
+        self.workdir = self._workdir()
+        self.env = self._env(contract.CONTAINER_CHECKPOINT_DIR if self.in_container else checkpoint_dir)
+
+    def node(self, index: int, devices: NodeDevices) -> NodePlan:
+        name = self.name(index)
+        rendezvous = plan_rendezvous(
+            self.job,
+            node_index=index,
+            host=self.address(0),
+            port=self.facts.free_port,
+            id=self.job.rdzv.id or self.run_id,
+            torch_version=self.torch_version,
+        )
+        return NodePlan(
+            node_index=index,
+            incarnation=0,
+            name=name,
+            local_addr=self.address(index),
+            min_nodes=self.job.nnodes.min,
+            max_nodes=self.job.nnodes.max,
+            nproc_per_node=devices.nproc_per_node,
+            max_restarts=self.job.max_restarts,
+            rendezvous=rendezvous,
+            command=self.command,
+            workdir=self.workdir,
+            env=(*self.env, *_node_env(index, rendezvous), *plan_environment(index)),
+            secrets=self.job.secrets,
+            mounts=self.mounts,
+            device_ids=devices.device_ids,
+            log_dir=_log_dir(self.run_dir, index, 0),
+        )
+
+    def name(self, index: int) -> str:
+        # Zero-padded: torchrun orders ranks by address as text, w-10 before w-2.
+        return f"{self.run_id}-{index:0{self.width}d}"
+
+    def address(self, index: int) -> str:
+        # A lone node meets itself; a container name would need a resolver for nothing.
+        alone = self.job.nnodes.max == 1
+        return self.name(index) if self.in_container and not alone else LOCAL_ADDR
+
+    def _env(self, checkpoint_dir: str) -> Env:
+        facts = self.facts
+        own = [
+            (contract.RUN_ID, self.run_id),
+            (contract.RUN_DIR, self.run_dir),
+            (contract.CHECKPOINT_DIR, checkpoint_dir),
+            (contract.ATTEMPT, "0"),
+            (contract.STOP_GRACE_S, str(self.job.stop_grace_s)),
+            (contract.PROGRESS, "bar" if facts.terminal else "lines"),
+        ]
+        if self.in_container:
+            # The caller's uid has no entry in the image's passwd: no home, no user name.
+            own += [("HOME", "/tmp"), ("USER", "launcher"), ("LOGNAME", "launcher")]
+        elif facts.accelerator == "cpu":
+            own.append(("GLOO_SOCKET_IFNAME", facts.loopback_interface))
+        return (*own, *self.job.env)
+
+    def _mounts(self, own: tuple[tuple[str, str], ...]) -> tuple[Mount, ...]:
+        if not self.in_container:
+            return ()
+        users = (
+            Mount(source=_absolute(m.source, self.facts.cwd), target=m.target, read_only=m.read_only)
+            for m in self.job.mounts
+        )
+        return (*(Mount(source=source, target=target) for source, target in own), *users)
+
+    def _workdir(self) -> str | None:
+        """Where the command runs; on local processes a container's folder is its mount's source."""
+        if self.in_container:
+            return self.job.workdir
+        if self.job.workdir is None:
+            return self.facts.cwd
+        workdir = PurePosixPath(self.job.workdir)
+        for mount in self.job.mounts:
+            if workdir.is_relative_to(mount.target):
+                inside = workdir.relative_to(mount.target)
+                return str(PurePosixPath(_absolute(mount.source, self.facts.cwd)) / inside)
+        return _absolute(self.job.workdir, self.facts.cwd)
+
+
+def _node_env(index: int, rendezvous: Static | Elastic) -> Env:
+    return (
+        (contract.NODE_INDEX, str(index)),
+        (contract.INCARNATION, "0"),
+        (contract.RDZV_BACKEND, backend_of(rendezvous)),
+        (contract.RDZV_ENDPOINT, endpoint_of(rendezvous)),
+    )
+
+
+def _log_dir(run_dir: str, node_index: int, incarnation: int) -> str:
+    return f"{run_dir}/{contract.NODES_DIR}/{node_index}/{incarnation}"
+
+
+def _started_anew(node: NodePlan, run_id: str, attempt: int) -> NodePlan:
+    env = _with(node.env, contract.ATTEMPT, str(attempt))
+    rendezvous = node.rendezvous
+    if isinstance(rendezvous, Elastic):
+        rendezvous = replace(rendezvous, id=f"{run_id}.{attempt}")
+    return replace(_next_incarnation(node, env), rendezvous=rendezvous)
+
+
+def _next_incarnation(node: NodePlan, env: Env) -> NodePlan:
+    incarnation = node.incarnation + 1
+    return replace(
+        node,
+        incarnation=incarnation,
+        env=_with(env, contract.INCARNATION, str(incarnation)),
+        log_dir=str(PurePosixPath(node.log_dir).parent / str(incarnation)),
+    )
+
+
+def _with(env: Env, name: str, value: str) -> Env:
+    return tuple((key, value if key == name else old) for key, old in env)
+
+
+def _on_host(path: str | None, facts: TargetFacts) -> str | None:
+    return None if path is None else _absolute(path, facts.cwd)
+
+
+def _absolute(path: str, cwd: str) -> str:
+    return str(PurePosixPath(cwd) / path)
+
+
+def _jsonable(value: Any) -> Any:
+    """Plain data of a plan; ``dataclasses.asdict`` copies deeply, five times slower at 10,000 nodes."""
+    if dataclasses.is_dataclass(value):
+        return {key: _jsonable(item) for key, item in vars(value).items()}
+    if isinstance(value, tuple):
+        return [_jsonable(item) for item in value]
+    return value

@@ -1,0 +1,121 @@
+"""Processes of this machine: the only user of ``subprocess``, and of the process table.
+
+A run's processes are found by the value of one environment variable that all of them inherit,
+never by a pattern of names: torchrun starts each worker in a session of its own, so that
+neither process groups nor parents lead to all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from launcher import contract
+
+PR_SET_PDEATHSIG = 1
+
+
+def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
+    """What a short command prints; None where it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
+    """Starts a process whose output goes to ``console``, and returns its pid.
+
+    The process gets SIGTERM when the launcher dies, however it dies (Linux; elsewhere only
+    signals that the launcher survives long enough to pass on). Raises ``OSError`` where
+    the program or the folder is missing.
+    """
+    with console.open("ab") as output:
+        child = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    _children[child.pid] = child
+    return child.pid
+
+
+def poll(pid: int) -> int | None:
+    """Exit code of a process that ``start`` returned, shell style; None while it runs.
+
+    Raises ``KeyError`` for any other pid.
+    """
+    code = _children[pid].poll()
+    return None if code is None else (128 - code if code < 0 else code)
+
+
+def find(**wanted: str) -> tuple[int, ...]:
+    """Pids of the living processes that bear these environment variables, whoever their parent is."""
+    return tuple(
+        sorted(
+            pid
+            for pid, env in _environments()
+            if all(env.get(name) == value for name, value in wanted.items())
+        )
+    )
+
+
+def find_runs() -> dict[str, tuple[int, ...]]:
+    """Pids of all living processes of runs, by run id."""
+    runs: dict[str, tuple[int, ...]] = {}
+    for pid, env in _environments():
+        if run_id := env.get(contract.RUN_ID):
+            runs[run_id] = (*runs.get(run_id, ()), pid)
+    return runs
+
+
+def send(pids: tuple[int, ...], signum: signal.Signals) -> None:
+    """Sends a signal to those that still live."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that number runs."""
+    return psutil.pid_exists(pid)
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """One environment variable of another process; None where it cannot be read."""
+    try:
+        return psutil.Process(pid).environ().get(name)
+    except (psutil.Error, OSError):
+        return None
+
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _environments() -> Iterator[tuple[int, dict[str, str]]]:
+    """Every readable process but this one, with its environment; a zombie's is empty."""
+    for process in psutil.process_iter():
+        if process.pid != os.getpid():
+            with contextlib.suppress(psutil.Error, OSError):
+                yield process.pid, process.environ()
+
+
+def _die_with_parent() -> None:
+    # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

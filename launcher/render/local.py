@@ -1,0 +1,87 @@
+"""Renders a plan as processes of this machine: one agent per node."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from launcher import contract
+from launcher.node_plan import Env, NodePlan
+from launcher.plan import LaunchPlan
+from launcher.render.shell import render_line
+from launcher.torchrun import STALE_VARIABLES, parse_torch_version, plan_settings, render_argv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One node's agent: what is executed, in which folder, with which variables on top.
+
+    ``unset`` is taken out of the inherited environment first; ``secrets`` stay in it.
+    """
+
+    node_index: int
+    incarnation: int
+    argv: tuple[str, ...]
+    cwd: str
+    env: Env
+    unset: tuple[str, ...]
+    secrets: tuple[str, ...]
+    log_dir: str
+
+    @property
+    def console(self) -> str:
+        """The file that takes the agent's own output."""
+        return f"{self.log_dir}/{contract.CONSOLE_FILE}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalArtifact:
+    """A plan as local processes."""
+
+    run_id: str
+    folders: tuple[str, ...]
+    processes: tuple[Process, ...]
+
+    def shell(self) -> str:
+        """A script that does the same by hand, without this project."""
+        lines = ["#!/bin/sh", "# One agent per node; ends when all have ended."]
+        if self.processes:
+            lines.append(f"unset {' '.join(self.processes[0].unset)}")
+        lines += [f"mkdir -p {shlex.quote(folder)}" for folder in self.folders]
+        for process in self.processes:
+            lines.append(f"mkdir -p {shlex.quote(process.log_dir)}")
+            if process.secrets:
+                lines.append(f"# taken from this shell's environment: {' '.join(process.secrets)}")
+            command = render_line(process.argv, process.env)
+            lines.append(f"(cd {shlex.quote(process.cwd)} && {command}) &")
+        return "\n".join([*lines, "wait"]) + "\n"
+
+
+def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
+    """The plan's nodes (or ``only`` those) as processes."""
+    chosen = [node for node in plan.nodes if only is None or node.node_index in only]
+    return LocalArtifact(
+        run_id=plan.run_id,
+        folders=(plan.run_dir, plan.checkpoint_dir),
+        processes=tuple(_process(plan, node) for node in chosen),
+    )
+
+
+def _process(plan: LaunchPlan, node: NodePlan) -> Process:
+    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
+    devices: Env = (
+        (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
+        if plan.accelerator == "cuda"
+        else ()
+    )
+    assert node.workdir is not None, "the planner gives local nodes a folder"
+    return Process(
+        node_index=node.node_index,
+        incarnation=node.incarnation,
+        argv=render_argv((plan.python, "-m", "torch.distributed.run"), settings, node.command),
+        cwd=node.workdir,
+        env=(*node.env, *devices),
+        unset=STALE_VARIABLES,
+        secrets=node.secrets,
+        log_dir=node.log_dir,
+    )

@@ -1,0 +1,189 @@
+"""Run folders: what a run leaves for people and for later calls, under ``runs/<run id>/``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import contract
+from launcher.errors import InputError
+from launcher.plan import LaunchPlan, parse_plan
+from launcher.state import Reason, RunState
+from launcher.torchrun import WorkerLog, parse_log_folder
+
+LAUNCHER_FILE = "launcher.json"
+"""Which launcher follows the run: its pid and that process's start."""
+SUBMITTED_FILE = "submitted.json"
+"""When the run was submitted: ``{"at": seconds since the epoch}``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended, as ``outcome.json`` tells it. Times are seconds since the Unix epoch."""
+
+    run_id: str
+    job: str
+    target: str
+    state: str
+    reason: str
+    exit_code: int
+    detail: str
+    attempts: int
+    started_at: float
+    finished_at: float
+    duration_s: float
+    metrics: dict[str, Any]
+    failure: dict[str, Any] | None
+    checkpoint_dir: str
+    torch_version: str | None
+
+    @property
+    def reason_enum(self) -> Reason:
+        """The reason as a member of its table."""
+        return Reason(self.reason)
+
+
+class RunFolder:
+    """One run's folder on the launcher's machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    def create(self, plan: LaunchPlan, script: str, at: float) -> None:
+        """Makes the folder with the plan and the artifact, and points ``latest`` at it.
+
+        ``at`` is the time of submission, seconds since the epoch.
+        """
+        self.path.mkdir(parents=True)
+        write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
+        self.write_plan(plan, script)
+        link = self.path.parent / contract.LATEST_LINK
+        temporary = self.path.parent / f".{contract.LATEST_LINK}-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(self.path.name)
+            temporary.replace(link)
+
+    def write_plan(self, plan: LaunchPlan, script: str) -> None:
+        """Records the plan now in force; the newest is what a later call works from."""
+        write_atomically(self.path / contract.PLAN_FILE, plan.to_json())
+        write_atomically(self.path / contract.ARTIFACT_FILE, script)
+
+    def read_plan(self) -> LaunchPlan:
+        """Raises ``InputError`` where the folder holds no plan of this version."""
+        path = self.path / contract.PLAN_FILE
+        try:
+            return parse_plan(path.read_text())
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path} is not the plan of a run: {str(error).splitlines()[0]}",
+                "launcher ps --all lists the runs",
+            ) from error
+
+    def submitted_at(self) -> float:
+        """Seconds since the epoch; 0 for a folder that lost its record."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return float(json.loads((self.path / SUBMITTED_FILE).read_text())["at"])
+        return 0.0
+
+    def read_metrics(self) -> dict[str, Any]:
+        """What rank 0 of the training last wrote; empty where it wrote nothing readable."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / contract.METRICS_FILE).read_text())
+            if isinstance(found, dict):
+                return found
+        return {}
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        write_atomically(
+            self.path / contract.OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n"
+        )
+
+    def read_outcome(self) -> Outcome | None:
+        """None while the run has not ended, or nobody has yet found out how."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return Outcome(**json.loads((self.path / contract.OUTCOME_FILE).read_text()))
+        return None
+
+    def state(self) -> RunState:
+        """Terminal once there is an outcome."""
+        outcome = self.read_outcome()
+        return RunState.RUNNING if outcome is None else RunState(outcome.state)
+
+    def worker_logs(self) -> tuple[WorkerLog, ...]:
+        """Every worker's log folder so far, oldest incarnation and attempt first."""
+        nodes = self.path / contract.NODES_DIR
+        found = []
+        for folder in nodes.glob("*/*/*/attempt_*/*"):
+            log = parse_log_folder(str(folder.relative_to(self.path)))
+            if log is not None:
+                found.append(log)
+        order = lambda w: (w.incarnation, w.attempt, w.node_index, w.local_rank)  # noqa: E731
+        return tuple(sorted(found, key=order))
+
+    def console(self, node_index: int, incarnation: int) -> Path:
+        """The file that holds a node's own output."""
+        folder = self.path / contract.NODES_DIR / str(node_index) / str(incarnation)
+        return folder / contract.CONSOLE_FILE
+
+    def write_launcher(self) -> None:
+        """Records this process as the one that follows the run."""
+        mark = {"pid": os.getpid(), "started_at": process_start(os.getpid())}
+        write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
+
+    def launcher_pid(self) -> int | None:
+        """The living launcher that follows the run; None where it ended or died."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            mark = json.loads((self.path / LAUNCHER_FILE).read_text())
+            started_at = process_start(mark["pid"])
+            # A pid alone may have been given to another process since.
+            if started_at is not None and started_at == mark["started_at"]:
+                return int(mark["pid"])
+        return None
+
+
+def process_start(pid: int) -> float | None:
+    """When a process began, seconds since the epoch; None where there is none."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def find_run(run_root: Path, name: str) -> RunFolder:
+    """A run by its id, a unique beginning of it, or ``latest``. Raises ``InputError``."""
+    exact = run_root / name
+    if (exact / contract.PLAN_FILE).is_file():
+        return RunFolder(exact.resolve())
+    matches = [run for run in list_runs(run_root) if run.run_id.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    what = f"no run {name!r} in {run_root}" if not matches else (
+        f"{name!r} may be any of {', '.join(run.run_id for run in matches)}"
+    )
+    raise InputError(what, "launcher ps --all lists the runs")
+
+
+def list_runs(run_root: Path) -> list[RunFolder]:
+    """All runs recorded in a folder, oldest first."""
+    plans = [p for p in run_root.glob(f"*/{contract.PLAN_FILE}") if not p.parent.is_symlink()]
+    return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that a reader or a crash never sees half of it."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
+        temporary.write(text)
+    os.chmod(temporary.name, 0o644)
+    os.replace(temporary.name, path)

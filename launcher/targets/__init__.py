@@ -1,0 +1,1 @@
+"""Places where jobs run, all behind the small interface of ``base.Target``."""

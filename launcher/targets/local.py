@@ -1,0 +1,178 @@
+"""Target ``local``: processes of this machine, the embedded default where no Docker engine runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from launcher import contract, proc
+from launcher.clock import Clock, SystemClock
+from launcher.errors import TargetError
+from launcher.facts import TargetFacts
+from launcher.job import JobSpec
+from launcher.plan import LaunchPlan
+from launcher.render.local import LocalArtifact, Process, render_local
+from launcher.state import NodeState
+from launcher.targets.base import LiveRun, NodeObservation, Observation
+
+PORTS = range(20000, 32000)
+"""Below the range from which kernels hand out ports to outgoing connections."""
+SWEEP_LIMIT_S = 5.0
+"""How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
+
+
+class LocalTarget:
+    """Runs each node's agent as a process of this machine."""
+
+    name = "local"
+
+    def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
+        self._run_root = run_root
+        self._clock = clock or SystemClock()
+        self._pids: dict[tuple[int, int], int] = {}
+        """Process id of each (node index, incarnation) that this launcher started."""
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        python = job.local.python or sys.executable
+        devices = read_gpus() if job.resources.gpus != 0 else ()
+        return TargetFacts(
+            target=self.name,
+            accelerator="cuda" if devices else "cpu",
+            device_ids=devices,
+            cpu_count=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+            torch_version=read_torch_version(python),
+            python=python,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+            free_port=find_free_port(random.SystemRandom()),
+            loopback_interface="lo" if sys.platform == "linux" else "lo0",
+            terminal=sys.stderr.isatty(),
+        )
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
+        return render_local(plan, only)
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        artifact = self.render(plan, only)
+        for folder in artifact.folders:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        for process in artifact.processes:
+            label = {contract.RUN_ID: plan.run_id, contract.NODE_INDEX: str(process.node_index)}
+            self._end(label, plan.stop_grace_s)
+            self._start(process, plan)
+
+    def _start(self, process: Process, plan: LaunchPlan) -> None:
+        env = {name: value for name, value in os.environ.items() if name not in process.unset}
+        env.update(process.env)
+        Path(process.log_dir).mkdir(parents=True, exist_ok=True)
+        try:
+            pid = proc.start(process.argv, cwd=process.cwd, env=env, console=Path(process.console))
+        except OSError as error:
+            self.stop(plan.run_id, 0)
+            raise TargetError(
+                f"cannot start {process.argv[0]} in {process.cwd}: {error.strerror}",
+                "check local.python and workdir of the job",
+            ) from error
+        self._pids[process.node_index, process.incarnation] = pid
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        return Observation(
+            run_id=plan.run_id,
+            nodes=tuple(self._observe(n.node_index, n.incarnation) for n in plan.nodes),
+        )
+
+    def _observe(self, node_index: int, incarnation: int) -> NodeObservation:
+        pid = self._pids.get((node_index, incarnation))
+        exit_code = None if pid is None else proc.poll(pid)
+        state = (
+            NodeState.MISSING
+            if pid is None
+            else NodeState.RUNNING if exit_code is None else NodeState.EXITED
+        )
+        return NodeObservation(
+            node_index=node_index, incarnation=incarnation, state=state, exit_code=exit_code
+        )
+
+    def collect(self, plan: LaunchPlan) -> None:
+        """Nothing to do: local nodes write into the run folder itself."""
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        self._end({contract.RUN_ID: run_id}, grace_s)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        return tuple(
+            LiveRun(
+                run_id=run_id,
+                run_dir=proc.variable_of(pids[0], contract.RUN_DIR) or "",
+                running_nodes=sum(_is_agent(pid) for pid in pids),
+            )
+            for run_id, pids in sorted(proc.find_runs().items())
+        )
+
+    def _end(self, label: dict[str, str], grace_s: float) -> None:
+        # SIGTERM goes to the agents alone: they end their workers, and would report a worker
+        # that got one of its own as failed.
+        proc.send(tuple(pid for pid in proc.find(**label) if _is_agent(pid)), signal.SIGTERM)
+        deadline = self._clock.monotonic() + grace_s
+        while any(_is_agent(pid) for pid in proc.find(**label)) and self._clock.monotonic() < deadline:
+            self._clock.sleep(0.05)
+        deadline = self._clock.monotonic() + SWEEP_LIMIT_S
+        while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
+            proc.send(left, signal.SIGKILL)
+            self._clock.sleep(0.02)
+
+
+def _is_agent(pid: int) -> bool:
+    # torchrun sets this one for its workers, and all that they start, never for itself.
+    return proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+
+
+def read_torch_version(python: str) -> str:
+    """Version of the torch an interpreter would import. Raises ``TargetError`` where it has none."""
+    if python == sys.executable:
+        try:
+            return metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            found = None
+    else:
+        code = "from importlib.metadata import version; print(version('torch'))"
+        found = proc.read_output((python, "-c", code), timeout_s=20)
+    if not found:
+        raise TargetError(
+            f"{python} has no torch, so no training can run on local processes",
+            "install it (make setup), name another interpreter (local.python), or use --on docker",
+        )
+    return found.strip()
+
+
+def read_gpus() -> tuple[str, ...]:
+    """Ids of this machine's NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them; empty without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    listed = proc.read_output(
+        ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"), timeout_s=10
+    )
+    return tuple((listed or "").split())
+
+
+def find_free_port(random_source: random.Random) -> int:
+    """A port nobody listens on now.
+
+    Picked at random, so that two runs started at once rarely choose the same; the one that
+    loses such a race fails to bind and is started again.
+    """
+    for port in random_source.sample(PORTS, k=200):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise TargetError("no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them")
