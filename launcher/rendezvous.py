@@ -68,9 +68,9 @@ def plan_rendezvous(
 
 def _conf(job: JobSpec, backend: str, torch_version: tuple[int, int]) -> Env:
     if backend != "c10d":
-        return tuple((key, str(value)) for key, value in job.rdzv.conf)
+        return job.rdzv.conf.pairs
     defaults = CONF_DEFAULTS + (CONF_DEFAULTS_SINCE_2_7 if torch_version >= (2, 7) else ())
-    merged = {**dict(defaults), **{key: str(value) for key, value in job.rdzv.conf}}
+    merged = {**dict(defaults), **dict(job.rdzv.conf.pairs)}
     return tuple(merged.items())
 
 

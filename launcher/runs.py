@@ -130,6 +130,13 @@ class RunFolder:
         order = lambda w: (w.incarnation, w.attempt, w.node_index, w.local_rank)  # noqa: E731
         return tuple(sorted(found, key=order))
 
+    def consoles(self) -> tuple[tuple[tuple[int, int], Path], ...]:
+        """Every node's own output so far, by (node index, incarnation)."""
+        found = (self.path / contract.NODES_DIR).glob(f"*/*/{contract.CONSOLE_FILE}")
+        return tuple(
+            sorted(((int(path.parts[-3]), int(path.parts[-2])), path) for path in found)
+        )
+
     def console(self, node_index: int, incarnation: int) -> Path:
         """The file that holds a node's own output."""
         folder = self.path / contract.NODES_DIR / str(node_index) / str(incarnation)

@@ -124,16 +124,16 @@ def _is_host(elastic: Elastic) -> Env:
     return (("is_host", "1" if elastic.is_host else "0"),) if elastic.backend == "c10d" else ()
 
 
-def plan_environment(node_index: int) -> Env:
-    """Variables that keep torchrun from what was measured to hang or to differ."""
-    return (
-        # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
-        ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
-        # torchrun sets it only for several workers, so that a shrink to one would change results.
-        ("OMP_NUM_THREADS", "1"),
-        ("PYTHONUNBUFFERED", "1"),
-        ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", f"[{node_index}/${{rank}}] "),
-    )
+PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
+ENVIRONMENT: Env = (
+    # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
+    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
+    # torchrun sets it only for several workers, so that a shrink to one would change results.
+    ("OMP_NUM_THREADS", "1"),
+    ("PYTHONUNBUFFERED", "1"),
+)
+"""Variables that keep torchrun from what was measured to hang or to differ; a job may overrule."""
 
 
 def render_argv(prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]) -> tuple[str, ...]:
@@ -176,9 +176,14 @@ def parse_failures(console: str) -> tuple[WorkerFailure, ...]:
     return tuple(sorted(found, key=lambda failure: failure not in roots))
 
 
-def is_worker_line(console_line: bytes, node_index: int) -> bool:
+def line_prefix_template(node_index: int) -> str:
+    """What torchrun puts before a worker's line on the node's console: ``[node/rank] ``."""
+    return f"[{node_index}/${{rank}}] "
+
+
+def is_worker_line(console_line: str, node_index: int) -> bool:
     """Whether a console line is a copy of a worker's output, which its own file holds too."""
-    return re.match(rb"\[%d/\d+\] " % node_index, console_line) is not None
+    return re.match(rf"\[{node_index}/\d+\] ", console_line) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
