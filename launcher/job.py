@@ -1,0 +1,374 @@
+"""JobSpec: what the user asked for, validated; the planner's input.
+
+The text below each field is its documentation: the JSON Schema, the editor's help and
+docs/job-file.md are made from it. ``None`` means "the planner decides".
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from launcher import job_values as values
+from launcher.job_values import NodeRange as NodeRange
+
+# Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
+_IMAGE_PATTERN = (
+    r"^((localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+:[0-9]+|"
+    r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+:[0-9]+)/)?"
+    r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?$"
+)
+
+
+def _says(words: str) -> dict[str, Any]:
+    """The words for a pattern, in the editors' own extension of JSON Schema and in our messages."""
+    return {"patternErrorMessage": words}
+
+
+def _shape(*types: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(types)} if len(types) > 1 else types[0])
+
+
+class _AsPairs:
+    """A mapping in the file, a tuple of (name, value) pairs in the spec: immutable and ordered."""
+
+    def __init__(self, name: Any, value: Any) -> None:
+        self.mapping = dict[name, value]
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            lambda mapping: tuple(mapping.items()),
+            handler.generate_schema(self.mapping),
+            serialization=core_schema.plain_serializer_function_ser_schema(dict),
+        )
+
+
+_SCALAR = {"type": ["string", "number", "boolean"]}
+_QUANTITY_TEXT = {"type": "string", "pattern": values.QUANTITY_PATTERN}
+
+Nodes = Annotated[
+    NodeRange,
+    PlainValidator(values.parse_nodes),
+    PlainSerializer(values.dump_nodes),
+    _shape(
+        {"type": "integer", "minimum": 1, "maximum": values.MAX_NODES},
+        {"type": "string", "pattern": values.NODES_PATTERN, **_says('MIN:MAX such as "1:4"')},
+    ),
+]
+Quantity = Annotated[
+    str,
+    BeforeValidator(values.parse_quantity),
+    _shape(
+        {**_QUANTITY_TEXT, **_says(values.QUANTITY_WORDS)},
+        {"type": "integer", "minimum": values.MIN_QUANTITY_BYTES},
+    ),
+]
+Command = Annotated[
+    tuple[str, ...],
+    BeforeValidator(values.parse_command),
+    _shape({"type": "array", "items": _SCALAR, "minItems": 1}, {"type": "string", "minLength": 1}),
+]
+Text = Annotated[str, Field(min_length=1)]
+ScalarText = Annotated[str, BeforeValidator(values.parse_text), _shape(_SCALAR)]
+Variable = Annotated[
+    str,
+    AfterValidator(values.parse_variable),
+    _shape(
+        {
+            "type": "string",
+            "pattern": values.VARIABLE_PATTERN,
+            **_says("a variable's name: letters, digits and _, no digit first"),
+        }
+    ),
+]
+HostPath = Annotated[Text, AfterValidator(values.parse_host_path)]
+Pairs = tuple[tuple[str, str], ...]
+Seconds = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Section(BaseModel):
+    """A group of keys: frozen, and closed, so that a misspelt key is an error and not a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Adds each field's docstring as its description.
+
+        Not by pydantic's ``use_attribute_docstrings``, which parses this file at every import.
+        """
+        schema = handler(core)
+        documented = _field_docstrings(cls)
+        for key, field in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            field["description"] = documented[key]
+        return schema
+
+
+def _field_docstrings(section: type) -> dict[str, str]:
+    """The string literal below each field of a class, by the field's name."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            name, text = ast.unparse(field.target), ast.literal_eval(below.value)
+            found[name] = inspect.cleandoc(text)
+    return found
+
+
+class RdzvConfSpec(Section):
+    """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them. All are in seconds,
+    but for the number of attempts and etcd's own. What is left out is torchrun's default, or the
+    launcher's where that one is known to fail."""
+
+    join_timeout: Seconds | None = None
+    """How long a node waits for the group to be complete."""
+    last_call_timeout: Seconds | None = None
+    """How long a group with the smallest number of nodes waits for more of them."""
+    close_timeout: Seconds | None = None
+    """How long a node waits for the rendezvous to close."""
+    heartbeat_timeout: Seconds | None = None
+    """How long one keep-alive may take."""
+    keep_alive_interval: Seconds | None = None
+    """The time between two signs of life of a node (torch >= 2.7)."""
+    keep_alive_max_attempt: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """After how many missed signs of life a node counts as lost (torch >= 2.7)."""
+    read_timeout: Seconds | None = None
+    """How long a node waits for the store; must outlast the slowest pull of an image."""
+    timeout: Seconds | None = None
+    """How long a node waits for the others, with the backend ``static``."""
+    protocol: Literal["http", "https"] | None = None
+    """How etcd is spoken to, with the backend ``etcd-v2``."""
+    ssl_cert: Text | None = None
+    """The client certificate's path in the container, with the backend ``etcd-v2``."""
+    ssl_cert_key: Text | None = None
+    """The path of that certificate's key, with the backend ``etcd-v2``."""
+    ca_cert: Text | None = None
+    """The path of the certificate authority's certificate, with the backend ``etcd-v2``."""
+
+    @property
+    def pairs(self) -> Pairs:
+        """What was given, in the order of the keys above, as torchrun takes it."""
+        return tuple((key, str(value)) for key, value in self if value is not None)
+
+
+class RdzvSpec(Section):
+    """How the nodes find each other. Leave it out unless the defaults do not fit."""
+
+    backend: Literal["static", "c10d", "etcd-v2"] | None = None
+    """``static``: a group of fixed size, by address and node rank; when a node is lost, all are
+    started again. ``c10d``: torch's own elastic rendezvous, without any service. ``etcd-v2``:
+    elastic, by an etcd server. Left out: ``static`` for a fixed number of nodes above one, else
+    ``c10d``."""
+    port: Annotated[int, Field(strict=True, ge=1, le=65535, examples=[29400])] | None = None
+    """The port at which the nodes meet. Left out: a free one where the launcher can find one,
+    else torchrun's own (29400 for ``c10d``, 29500 for ``static``)."""
+    id: Annotated[ScalarText, Field(min_length=1, examples=["digits-a"])] | None = None
+    """The name of the rendezvous. Left out: made from the run id and the attempt, which is what
+    keeps two runs apart."""
+    conf: RdzvConfSpec = RdzvConfSpec()
+    """Settings of the rendezvous, by torchrun's names."""
+
+
+class MountSpec(Section):
+    """A folder or file of the host, made visible in the container."""
+
+    source: Annotated[HostPath, Field(examples=["./data"])]
+    """The path on the host, absolute or relative to the folder where the launcher is called."""
+    target: Annotated[Text, AfterValidator(values.parse_mount_target), Field(examples=["/data"])]
+    """The absolute path in the container; not ``/launcher`` or below, which is the launcher's."""
+    read_only: Flag = False
+    """Whether the container may only read it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short_form(cls, value: object) -> object:
+        return values.split_mount(value)
+
+
+class ResourcesSpec(Section):
+    """What one node gets. ``local`` processes are not limited by it."""
+
+    cpus: Annotated[float, Field(strict=True, gt=0, examples=[4])] | None = None
+    """CPU cores, fractions included. Left out: no limit."""
+    memory: Annotated[Quantity, Field(examples=["8Gi"])] | None = None
+    """Memory, as a Kubernetes quantity. Left out: no limit."""
+    shm: Annotated[Quantity, Field(examples=["2Gi"])] = "1Gi"
+    """Size of /dev/shm, through which data loader workers and NCCL pass their data. A container
+    has 64 MB of it unless told otherwise, which is too little for both."""
+    gpus: Annotated[Count, Field(examples=[8])] | None = None
+    """GPUs. Left out: as many as ``nproc_per_node`` needs; 0: none, even where there are some."""
+    rdma: Annotated[
+        bool | int,
+        BeforeValidator(values.parse_rdma),
+        _shape({"type": "boolean"}, {"type": "integer", "minimum": 0}),
+    ] = False
+    """Whether the node gets the host's RDMA devices (with the right to lock memory), or how many
+    of them on a target that counts them."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory is None else values.parse_quantity_bytes(self.memory)
+
+    @property
+    def shm_bytes(self) -> int:
+        return values.parse_quantity_bytes(self.shm)
+
+
+class LocalSpec(Section):
+    """Only for ``--on local``: processes on this machine, without a container."""
+
+    python: Annotated[HostPath, Field(examples=[".venv/bin/python"])] | None = None
+    """The interpreter that has torch. Left out: the one that runs the launcher."""
+
+
+class DockerSpec(Section):
+    """Only for ``--on docker``: containers on this machine."""
+
+    runtime: Annotated[Text, Field(examples=["nvidia"])] | None = None
+    """The container runtime, by the name that the engine knows it by. Left out: the engine's
+    default."""
+    labels: Annotated[
+        Pairs, _AsPairs(Annotated[str, AfterValidator(values.parse_label)], ScalarText)
+    ] = Field(default=(), examples=[{"team": "vision"}])
+    """Labels of your own for the containers; names that start with ``launcher.`` are taken."""
+    extra_hosts: Annotated[
+        Pairs, _AsPairs(Text, Annotated[str, AfterValidator(values.parse_host_address)])
+    ] = Field(default=(), examples=[{"data.internal": "10.0.0.7"}])
+    """Host names that the containers shall know, each with its IP address or ``host-gateway``."""
+
+
+class JobSpec(Section):
+    """A job file: what to run, on how many nodes, with which resources. Keys are spelled as
+    torchrun and Kubernetes spell them."""
+
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
+            max_length=40,
+            examples=["digits"],
+            json_schema_extra=_says(
+                "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
+                "at most 40 characters"
+            ),
+        ),
+    ]
+    """The job's name, from which runs, containers and Kubernetes objects get theirs. A lower-case
+    letter, then lower-case letters, digits and ``-``, at most 40 characters: then no name made
+    from it is longer than Kubernetes allows."""
+    image: (
+        Annotated[
+            str,
+            Field(
+                pattern=_IMAGE_PATTERN,
+                max_length=255,
+                examples=["ghcr.io/me/train:1.4"],
+                json_schema_extra=_says("a Docker image reference such as ghcr.io/me/train:1.4"),
+            ),
+        ]
+        | None
+    ) = None
+    """The container image. It needs torch and nothing of this project. Left out: the image that
+    ``make image`` builds, ``fabric-train:cuda`` or ``fabric-train:cpu`` as the machine is."""
+    command: Annotated[
+        Command, Field(examples=[["-m", "train", "--epochs", 3], "train.py --lr 0.1"])
+    ]
+    """What torchrun runs: a script path or ``-m`` and a module, then its arguments. A list of
+    words, or one text that is split as a shell splits it (nothing else of a shell: no variables,
+    no ``&&``). Without ``torchrun`` and ``python``: the launcher starts those."""
+    nnodes: Annotated[Nodes, Field(examples=[2, "1:4"])] = NodeRange(1, 1)
+    """How many nodes: a number, or ``MIN:MAX`` for an elastic job, which is started on MAX nodes
+    and goes on while MIN are left."""
+    nproc_per_node: (
+        Annotated[int, Field(strict=True, ge=1, le=1024)] | Literal["auto", "gpu", "cpu"]
+    ) = Field(default="auto", examples=[8, "gpu"])
+    """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core;
+    ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
+    rdzv: RdzvSpec = RdzvSpec()
+    """How the nodes find each other."""
+    max_restarts: Annotated[Count, Field(examples=[3])] = 0
+    """How many times the workers are started again after a failure."""
+    checkpoint_dir: Annotated[HostPath, Field(examples=["./checkpoints/digits"])] | None = None
+    """Where checkpoints are kept and resumed from, relative to the folder where the launcher is
+    called; outlives the run. The script finds it as ``CHECKPOINT_DIR``. Left out: a folder of the
+    run, so that every run starts from nothing."""
+    env: Annotated[Pairs, _AsPairs(Variable, ScalarText)] = Field(
+        default=(), examples=[{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 4}]
+    )
+    """Variables for the workers, value by value as written: ``1.10`` stays ``1.10``, ``NO`` stays
+    ``NO``. What torchrun or the launcher sets (``RANK``, ``MASTER_ADDR``, ``PET_*``,
+    ``TORCHELASTIC_*``, ``LAUNCHER_*``, ``RUN_DIR``, ``CHECKPOINT_DIR`` ...) is refused."""
+    secrets: tuple[Variable, ...] = Field(default=(), examples=[["WANDB_API_KEY"]])
+    """Names of variables that are passed through from the launcher's own environment. Their
+    values are never in this file, in the plan, in a log or on the screen."""
+    mounts: tuple[MountSpec, ...] = Field(
+        default=(),
+        examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]],
+    )
+    """Folders or files of the host that the containers see; each either ``source:target``,
+    ``source:target:ro`` or the keys below."""
+    workdir: Annotated[Text, Field(examples=["/workspace"])] | None = None
+    """The working folder of the workers: a path in the container, or with ``--on local`` on this
+    machine, relative to the folder where the launcher is called. Left out: the image's own."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """What one node gets."""
+    stop_grace_s: Annotated[int, Field(strict=True, ge=1, examples=[120])] = 30
+    """Seconds that the workers have between the request to stop and the kill, for their last
+    checkpoint."""
+    torch_version: (
+        Annotated[
+            ScalarText,
+            AfterValidator(values.parse_torch_version),
+            _shape(
+                {"type": "string", "pattern": values.TORCH_PATTERN, **_says(values.TORCH_WORDS)},
+                {"type": "number", "exclusiveMinimum": 0},
+            ),
+            Field(examples=["2.10", "2.4.1"]),
+        ]
+        | None
+    ) = None
+    """The torch in the image, where the image's label does not say it; decides which of
+    torchrun's flags may be used. Left out and no label: the oldest supported one is assumed."""
+    local: LocalSpec = LocalSpec()
+    """Settings for ``--on local`` alone."""
+    docker: DockerSpec = DockerSpec()
+    """Settings for ``--on docker`` alone."""
+
+    @model_validator(mode="after")
+    def _without_conflicts(self) -> JobSpec:
+        for conflict in values.find_conflicts(self.model_dump(mode="json")):
+            path = ".".join(str(part) for part in conflict.path)
+            text = f"{path}: found {conflict.found}; accepted: {conflict.accepted}"
+            raise PydanticCustomError("conflict", "{text}", {"text": text})
+        return self
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.nnodes.is_elastic
+
+    def with_arguments(self, *arguments: str) -> JobSpec:
+        """The same job with more arguments for the script, after those of the file."""
+        return self.model_copy(update={"command": (*self.command, *arguments)})
