@@ -79,7 +79,9 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
             host, _, port = text.partition(":")
         valid = bool(host)
     if not valid or (port and not (port.isdigit() and 0 < int(port) < 65536)):
-        raise InputError(f"--rdzv-endpoint {text!r} is not HOST[:PORT]", "such as gpu1:29400 or [fd00::1]:29400")
+        raise InputError(
+            f"--rdzv-endpoint {text!r} is not HOST[:PORT]", "such as gpu1:29400 or [fd00::1]:29400"
+        )
     return host, int(port) if port else None
 
 

@@ -39,7 +39,10 @@ def open_target(name: str, run_root: Path) -> Target:
 
 
 def choose_target(
-    job: JobSpec, forced: str | None, run_root: Path, open_: Callable[[str, Path], Target] = open_target
+    job: JobSpec,
+    forced: str | None,
+    run_root: Path,
+    open_: Callable[[str, Path], Target] = open_target,
 ) -> Choice:
     """Docker where its engine answers and the image is there, else local processes.
 
@@ -48,7 +51,9 @@ def choose_target(
     if forced is not None:
         target = open_(forced, run_root)
         facts = target.facts(job)
-        return Choice(target=target, facts=facts, why=f"{describe(facts)} (forced by --on {forced})")
+        return Choice(
+            target=target, facts=facts, why=f"{describe(facts)} (forced by --on {forced})"
+        )
     docker = open_("docker", run_root)
     try:
         facts = docker.facts(job)

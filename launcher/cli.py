@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. Heavy imports happen inside the commands that need them."""
+"""The command line: parses, calls, prints. Each command imports what it needs itself."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from launcher.runs import RunFolder
 
 RUN_ROOT = Path("runs")
+OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image")
+"""Keys of the job file that have an option of their own; ``--set`` takes all others."""
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 the target is not reachable,
 130 interrupted, 137 a node was lost, 143 stopped. Docs: docs/job-file.md"""
 
@@ -55,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from launcher import launch
     from launcher.summary import render_summary
 
-    job, choice, plan = _planned(arguments)
+    choice, plan = _planned(arguments)
     console = launch.open_console(sys.stderr)
     console.note(f"running on {choice.why}")
     _note_left_behind(choice, console.note)
@@ -72,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    _, choice, plan = _planned(arguments)
+    choice, plan = _planned(arguments)
     text = plan.to_json() if arguments.json else choice.target.render(plan).shell()
     sys.stdout.write(text)
     return int(ExitCode.OK)
@@ -110,7 +112,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
     run = _find(arguments)
     status = read_status(run)
-    sys.stdout.write(json.dumps(status, indent=2) + "\n" if arguments.json else render_status(status))
+    sys.stdout.write(
+        json.dumps(status, indent=2) + "\n" if arguments.json else render_status(status)
+    )
     return int(ExitCode.OK)
 
 
@@ -118,7 +122,9 @@ def _logs(arguments: argparse.Namespace) -> int:
     from launcher.listing import show_logs
 
     run = _find(arguments)
-    show_logs(run, sys.stdout, follow=arguments.follow, rank=arguments.rank, agents=arguments.verbose)
+    show_logs(
+        run, sys.stdout, follow=arguments.follow, rank=arguments.rank, agents=arguments.verbose
+    )
     return int(ExitCode.OK)
 
 
@@ -141,17 +147,18 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _read_job(arguments: argparse.Namespace) -> JobSpec:
-    from launcher.jobfile import read_job
+    from launcher.jobfile import Override, parse_override, read_job
 
-    overrides = [
-        (f"--{key.replace('_', '-')}", key, value)
-        for key in ("nnodes", "nproc_per_node", "image", "max_restarts")
-        if (value := getattr(arguments, key, None)) is not None
-    ]
-    return read_job(Path(arguments.job), overrides=(*overrides, *arguments.set))
+    overrides = [parse_override(setting) for setting in arguments.set]
+    for key in OVERRIDES:
+        value = getattr(arguments, key)
+        if value is not None:
+            option = f"--{key.replace('_', '-')}"
+            overrides.append(Override(option=f"{option} {value}", path=(key,), text=value))
+    return read_job(arguments.job, overrides)
 
 
-def _planned(arguments: argparse.Namespace) -> tuple[JobSpec, Choice, LaunchPlan]:
+def _planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     from launcher.choose import choose_target
     from launcher.plan import new_run_id, plan_run
 
@@ -161,7 +168,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[JobSpec, Choice, LaunchPlan
     choice = choose_target(job, arguments.on, _run_root(arguments))
     run_id = new_run_id(job.name, os.urandom(3))
     plan = plan_run(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
-    return job, choice, plan
+    return choice, plan
 
 
 def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
@@ -182,7 +189,9 @@ def _note_left_behind(choice: Choice, note: Callable[[str], None]) -> None:
 
     for live in choice.target.live_runs():
         if RunFolder(Path(live.run_dir)).launcher_pid() is None:
-            note(f"left behind by a launcher that died: {live.run_id}; stop it: launcher stop {live.run_id}")
+            note(
+                f"left behind by a launcher that died: {live.run_id}; stop it: launcher stop {live.run_id}"
+            )
 
 
 def _size_of(plan: LaunchPlan) -> str:
@@ -215,16 +224,22 @@ def _parser() -> argparse.ArgumentParser:
 
     run = _command(commands, "run", _run, "start a job, follow it, exit with its outcome")
     _add_job(run)
-    run.add_argument("--detach", action="store_true", help="follow in the background, print the run id")
+    run.add_argument(
+        "--detach", action="store_true", help="follow in the background, print the run id"
+    )
     run.add_argument("-v", "--verbose", action="store_true", help="show the agents' own lines too")
 
     render = _command(commands, "render", _render, "print what would be run, and do nothing")
     _add_job(render)
     render.add_argument("--json", action="store_true", help="print the launch plan as JSON")
 
-    env = _command(commands, "env", _env, "print a node's settings for a shell: eval \"$(launcher env ...)\"")
+    env = _command(
+        commands, "env", _env, 'print a node\'s settings for a shell: eval "$(launcher env ...)"'
+    )
     _add_job_file(env)
-    env.add_argument("--node-rank", type=_natural, default=0, metavar="N", help="this node, 0-based")
+    env.add_argument(
+        "--node-rank", type=_natural, default=0, metavar="N", help="this node, 0-based"
+    )
     env.add_argument("--rdzv-endpoint", metavar="HOST[:PORT]", help="where all nodes reach node 0")
     env.add_argument("--local-addr", metavar="HOST", help="where the others reach this node")
 
@@ -236,7 +251,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(status)
     status.add_argument("--json", action="store_true")
 
-    logs = _command(commands, "logs", _logs, "print a run's output, each line with its node and rank")
+    logs = _command(
+        commands, "logs", _logs, "print a run's output, each line with its node and rank"
+    )
     _add_run(logs)
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     logs.add_argument("--rank", type=_natural, metavar="R", help="of one rank only")
@@ -244,7 +261,9 @@ def _parser() -> argparse.ArgumentParser:
 
     stop = _command(commands, "stop", _stop, "end a run and remove what is left of it")
     _add_run(stop)
-    stop.add_argument("--grace", type=float, metavar="S", help="seconds until the kill (the job's own)")
+    stop.add_argument(
+        "--grace", type=float, metavar="S", help="seconds until the kill (the job's own)"
+    )
 
     _command(commands, "schema", _schema, "print the job file's JSON Schema")
     return parser
@@ -271,21 +290,31 @@ def _add_job_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-restarts", metavar="N", help="override max_restarts")
     parser.add_argument("--image", metavar="REF", help="override image")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", type=_key_value,
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="override any key, such as resources.shm=2Gi; may be repeated",
     )
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     _add_job_file(parser)
-    parser.add_argument("--on", metavar="TARGET", help="docker or local (default: what the machine has)")
-    parser.add_argument("--resume", metavar="RUN", help="go on from the checkpoints of an earlier run")
+    parser.add_argument(
+        "--on", metavar="TARGET", help="docker or local (default: what the machine has)"
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="go on from the checkpoints of an earlier run"
+    )
     parser.usage = f"{parser.prog} JOB [options] [-- training arguments]"
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", default=contract.LATEST_LINK,
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default=contract.LATEST_LINK,
         help="run id, its beginning, or latest (default)",
     )
 
@@ -297,17 +326,9 @@ def _natural(text: str) -> int:
     return number
 
 
-def _key_value(text: str) -> tuple[str, str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    return (f"--set {text}", key, value)
-
-
 def _split_extra(argv: list[str]) -> tuple[list[str], list[str]]:
     """Words after the first ``--`` go to the training as they are."""
     if "--" not in argv:
         return argv, []
     at = argv.index("--")
     return argv[:at], argv[at + 1 :]
-

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: rank 0 plain, the others behind a prefix, one live line."""
+"""What a person sees of a run: rank 0 plain, the others behind a prefix, one live line."""
 
 from __future__ import annotations
 

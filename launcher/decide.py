@@ -59,7 +59,9 @@ def decide_action(
     ``replaced`` counts the replacements of each node index so far; ``since_first_exit_s`` is how
     long ago the first node of the present situation was seen to have ended.
     """
-    ended = [node for node in observation.nodes if node.state in (NodeState.EXITED, NodeState.MISSING)]
+    ended = [
+        node for node in observation.nodes if node.state in (NodeState.EXITED, NodeState.MISSING)
+    ]
     bad = [node for node in ended if node.exit_code != 0]
     if not ended:
         return Wait()
@@ -116,8 +118,8 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if lost:
         return Finish(reason=Reason.NODE_LOST, detail=describe(worst))
     used_up = plan.max_restarts > 0
-    reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
-    return Finish(reason=reason, detail=describe(worst))
+    # Without detail: the report names the rank, which says more than the first node to be seen.
+    return Finish(reason=Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED)
 
 
 def describe(node: NodeObservation) -> str:
@@ -125,7 +127,9 @@ def describe(node: NodeObservation) -> str:
     if node.state is NodeState.MISSING:
         return f"node {node.node_index} is gone"
     why = "out of memory" if node.out_of_memory else node.detail
-    return f"node {node.node_index} ended with exit code {node.exit_code}" + (f" ({why})" if why else "")
+    return f"node {node.node_index} ended with exit code {node.exit_code}" + (
+        f" ({why})" if why else ""
+    )
 
 
 def _is_store_host(plan: LaunchPlan, node_index: int) -> bool:

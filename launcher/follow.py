@@ -29,8 +29,14 @@ class Follower:
     """
 
     def __init__(
-        self, run: RunFolder, plan: LaunchPlan, target: Target, console: Console, clock: Clock,
-        *, show_agents: bool = False,
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        target: Target,
+        console: Console,
+        clock: Clock,
+        *,
+        show_agents: bool = False,
     ) -> None:
         self.stop_reason: Reason | None = None
         self._run, self._plan, self._target = run, plan, target
@@ -69,7 +75,9 @@ class Follower:
         while True:
             self._show(self._tails.poll())
             if reason := self._asked_to_stop():
-                self._console.note(f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s")
+                self._console.note(
+                    f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s"
+                )
                 return reason, ""
             observation = self._target.observe(self._plan)
             action = self._decide(observation)

@@ -55,7 +55,11 @@ def follow_in_background(run: RunFolder, plan: LaunchPlan, target: Target) -> No
     log = run.path / contract.LAUNCHER_LOG_FILE
     message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
     if message != SUBMITTED:
-        told = json.loads(message) if message else {"what": f"the launcher died; see {log}", "hint": ""}
+        told = (
+            json.loads(message)
+            if message
+            else {"what": f"the launcher died; see {log}", "hint": ""}
+        )
         raise TargetError(told["what"], told["hint"])
 
 

@@ -1,4 +1,4 @@
-"""Lists runs, shows one, and prints its output: for any terminal, while the run goes on or later."""
+"""Lists runs, shows one, prints its output: from any terminal, during the run or later."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
 
 def list_runs(run_root: Path, *, everything: bool) -> list[Row]:
-    """Runs that go on (or ``everything``), oldest first; ended ones without an outcome get theirs."""
+    """Runs that go on (or ``everything``), oldest first; an ended one gets its outcome."""
     rows = [_row(run) for run in list_folders(run_root)]
     over = {RunState.SUCCEEDED.value, RunState.FAILED.value, RunState.STOPPED.value}
     return [row for row in rows if everything or row.state not in over]
@@ -90,20 +90,27 @@ def render_table(rows: Sequence[Row]) -> str:
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
 def read_status(run: RunFolder) -> dict[str, Any]:
-    """One run: its state, its nodes as the target reports them, and its outcome or metrics so far."""
+    """One run: its state, its nodes as the target reports them, its outcome or metrics."""
     plan = run.read_plan()
     state, outcome = _state(run, plan)
     nodes: list[dict[str, Any]] = []
     if outcome is None:
         observation = open_target(plan.target, run.path.parent).observe(plan)
         nodes = [
-            {"node_index": n.node_index, "incarnation": n.incarnation, "state": n.state.value,
-             "exit_code": n.exit_code}
+            {
+                "node_index": n.node_index,
+                "incarnation": n.incarnation,
+                "state": n.state.value,
+                "exit_code": n.exit_code,
+            }
             for n in observation.nodes
         ]
     return {
@@ -124,9 +131,13 @@ def render_status(status: dict[str, Any]) -> str:
     """The status for a person."""
     from launcher.summary import render_failure
 
-    lines = [f"{status['run_id']}: {status['state']} on {status['target']}, attempt {status['attempt']}"]
+    lines = [
+        f"{status['run_id']}: {status['state']} on {status['target']}, attempt {status['attempt']}"
+    ]
     if outcome := status["outcome"]:
-        lines.append(f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s")
+        lines.append(
+            f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s"
+        )
         lines += render_failure(outcome["failure"]) if outcome["failure"] else []
     for node in status["nodes"]:
         ended = "" if node["exit_code"] is None else f", exit code {node['exit_code']}"
@@ -163,4 +174,3 @@ def _write(
         if rank in (None, own) and not output.line.is_progress:
             stream.write(f"[{output.node_index}/{own}] {output.line.text}\n")
     stream.flush()
-

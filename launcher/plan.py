@@ -1,4 +1,4 @@
-"""The launch plan: everything decided about a run, made from the job and the target's facts alone."""
+"""The launch plan: all that is decided about a run, from job and target facts alone."""
 
 from __future__ import annotations
 
@@ -172,7 +172,9 @@ def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
         per_node = _cpu_workers(job, facts)
         return (NodeDevices(nproc_per_node=per_node, device_ids=()),) * count
     wanted = job.nproc_per_node
-    per_node = wanted if isinstance(wanted, int) else job.resources.gpus or len(facts.device_ids) // count
+    per_node = (
+        wanted if isinstance(wanted, int) else job.resources.gpus or len(facts.device_ids) // count
+    )
     if per_node * count > len(facts.device_ids) or per_node == 0:
         raise InputError(
             f"{count} nodes x {max(per_node, 1)} GPUs asked for, target {facts.target} has "
@@ -217,10 +219,15 @@ class _SharedByNodes:
         self.command = (*job.command, *extra_args)
         self.torch_version = parse_torch_version(facts.torch_version or job.torch_version)
         self.run_dir = contract.CONTAINER_RUN_DIR if self.in_container else run_dir
-        own = ((run_dir, contract.CONTAINER_RUN_DIR), (checkpoint_dir, contract.CONTAINER_CHECKPOINT_DIR))
+        own = (
+            (run_dir, contract.CONTAINER_RUN_DIR),
+            (checkpoint_dir, contract.CONTAINER_CHECKPOINT_DIR),
+        )
         self.mounts = self._mounts(own)
         self.workdir = self._workdir()
-        self.env = self._env(contract.CONTAINER_CHECKPOINT_DIR if self.in_container else checkpoint_dir)
+        self.env = self._env(
+            contract.CONTAINER_CHECKPOINT_DIR if self.in_container else checkpoint_dir
+        )
 
     def node(self, index: int, devices: NodeDevices) -> NodePlan:
         name = self.name(index)
@@ -282,7 +289,9 @@ class _SharedByNodes:
         if not self.in_container:
             return ()
         users = (
-            Mount(source=_absolute(m.source, self.facts.cwd), target=m.target, read_only=m.read_only)
+            Mount(
+                source=_absolute(m.source, self.facts.cwd), target=m.target, read_only=m.read_only
+            )
             for m in self.job.mounts
         )
         return (*(Mount(source=source, target=target) for source, target in own), *users)
@@ -346,7 +355,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Plain data of a plan; ``dataclasses.asdict`` copies deeply, five times slower at 10,000 nodes."""
+    """Plain data of a plan; ``dataclasses.asdict`` would copy every string, for nothing."""
     if dataclasses.is_dataclass(value):
         return {key: _jsonable(item) for key, item in vars(value).items()}
     if isinstance(value, tuple):

@@ -67,7 +67,7 @@ def poll(pid: int) -> int | None:
 
 
 def find(**wanted: str) -> tuple[int, ...]:
-    """Pids of the living processes that bear these environment variables, whoever their parent is."""
+    """Pids of the living processes that bear these variables, whoever their parent is."""
     return tuple(
         sorted(
             pid

@@ -48,7 +48,7 @@ def plan_rendezvous(
     several = job.nnodes.max > 1
     if several and host == "localhost":
         raise InputError(
-            f"rendezvous endpoint is localhost, but nnodes is {job.nnodes}: every node would be alone",
+            f"rendezvous endpoint is localhost, but nnodes is {job.nnodes}: each would be alone",
             "give an address that all nodes reach: --rdzv-endpoint HOST:PORT",
         )
     if backend == "static":

@@ -24,7 +24,12 @@ _COLLATERAL = re.compile(
 )
 """What a worker says when another one has gone: true of it, but not the cause."""
 
-_EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$")
+_EXCEPTION = re.compile(
+    r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
+)
+
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""torch puts it before each line of a traceback once the process group exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +153,11 @@ def _read_exception(folder: Path | None, stderr: str) -> tuple[str, float]:
 
 def _last_exception(stderr: str) -> str:
     """The line that names the exception of the last traceback."""
-    after = stderr.rpartition("Traceback (most recent call last):")[2] if "Traceback" in stderr else ""
-    named = [line for line in after.splitlines() if _EXCEPTION.match(line)]
+    after = (
+        stderr.rpartition("Traceback (most recent call last):")[2] if "Traceback" in stderr else ""
+    )
+    lines = (_RANK_PREFIX.sub("", line) for line in after.splitlines())
+    named = [line for line in lines if _EXCEPTION.match(line)]
     return named[-1] if named else ""
 
 

@@ -33,7 +33,9 @@ def render_failure(failure: Mapping[str, Any]) -> list[str]:
     if first is None:
         lines.append("  no worker left an error; the agent's last lines:")
         return lines + [f"    | {line}" for line in failure["console_tail"]]
-    lines.append(f"  first failure: rank {first['rank']} on node {first['node_index']}: {first['exception']}")
+    lines.append(
+        f"  first failure: rank {first['rank']} on node {first['node_index']}: {first['exception']}"
+    )
     lines += [f"    | {line}" for line in first["log_tail"]]
     lines.append(f"    log: {first['log']}")
     for other in failure["collateral"]:

@@ -69,9 +69,9 @@ class RunTails:
         self._consoles, self._workers = {}, {}
 
     def _open_new(self) -> None:
-        for key, path in self._run.consoles():
-            if key not in self._consoles and (stream := _opened(path)):
-                self._consoles[key] = _Tail(stream)
+        for node, path in self._run.consoles():
+            if node not in self._consoles and (stream := _opened(path)):
+                self._consoles[node] = _Tail(stream)
         for worker in self._run.worker_logs():
             for name in STREAMS:
                 path = self._run.path / worker.folder / name

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from launcher import contract
 from launcher.node_plan import Elastic, Env, NodePlan, Static
-from launcher.rendezvous import backend_of, endpoint_of, format_endpoint
+from launcher.rendezvous import backend_of, format_endpoint
 
 OLDEST_TORCH = (2, 4)
 """Taken where neither the image's label nor the job says which torch it holds."""
@@ -76,9 +76,7 @@ class Settings:
         return tuple((f"PET_{dest.upper()}", value) for dest, value in self.options)
 
 
-def plan_settings(
-    node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int
-) -> Settings:
+def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Settings:
     """torchrun's options for one node."""
     several = node.max_nodes > 1
     nnodes = (
@@ -99,6 +97,7 @@ def plan_settings(
                 ("master_addr", host),
                 ("master_port", str(port)),
                 ("node_rank", str(node.node_index)),
+                ("rdzv_id", node.name.rpartition("-")[0]),
                 ("max_restarts", "0"),
             ]
         case Elastic() as elastic:
@@ -136,7 +135,9 @@ ENVIRONMENT: Env = (
 """Variables that keep torchrun from what was measured to hang or to differ; a job may overrule."""
 
 
-def render_argv(prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]) -> tuple[str, ...]:
+def render_argv(
+    prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]
+) -> tuple[str, ...]:
     """The whole command line; ``prefix`` is what starts torchrun on the target."""
     return (*prefix, *settings.flags(), *command)
 

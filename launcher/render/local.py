@@ -70,9 +70,7 @@ def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Local
 def _process(plan: LaunchPlan, node: NodePlan) -> Process:
     settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
     devices: Env = (
-        (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
-        if plan.accelerator == "cuda"
-        else ()
+        (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),) if plan.accelerator == "cuda" else ()
     )
     assert node.workdir is not None, "the planner gives local nodes a folder"
     return Process(

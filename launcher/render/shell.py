@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 
 from launcher.node_plan import Env
@@ -18,7 +19,7 @@ def render_block(argv: tuple[str, ...], per_line: tuple[int, ...] = ()) -> str:
     starts = (0, *per_line, len(argv))
     lines = [
         " ".join(shlex.quote(word) for word in argv[begin:end])
-        for begin, end in zip(starts, starts[1:], strict=False)
+        for begin, end in itertools.pairwise(starts)
         if begin < end
     ]
     return " \\\n  ".join(lines)

@@ -44,7 +44,9 @@ class LocalTarget:
             target=self.name,
             accelerator="cuda" if devices else "cpu",
             device_ids=devices,
-            cpu_count=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+            cpu_count=len(os.sched_getaffinity(0))
+            if sys.platform == "linux"
+            else os.cpu_count() or 1,
             torch_version=read_torch_version(python),
             python=python,
             run_root=str(self._run_root.absolute()),
@@ -92,7 +94,9 @@ class LocalTarget:
         state = (
             NodeState.MISSING
             if pid is None
-            else NodeState.RUNNING if exit_code is None else NodeState.EXITED
+            else NodeState.RUNNING
+            if exit_code is None
+            else NodeState.EXITED
         )
         return NodeObservation(
             node_index=node_index, incarnation=incarnation, state=state, exit_code=exit_code
@@ -119,7 +123,9 @@ class LocalTarget:
         # that got one of its own as failed.
         proc.send(tuple(pid for pid in proc.find(**label) if _is_agent(pid)), signal.SIGTERM)
         deadline = self._clock.monotonic() + grace_s
-        while any(_is_agent(pid) for pid in proc.find(**label)) and self._clock.monotonic() < deadline:
+        while (
+            any(_is_agent(pid) for pid in proc.find(**label)) and self._clock.monotonic() < deadline
+        ):
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
         while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
@@ -133,7 +139,7 @@ def _is_agent(pid: int) -> bool:
 
 
 def read_torch_version(python: str) -> str:
-    """Version of the torch an interpreter would import. Raises ``TargetError`` where it has none."""
+    """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
     if python == sys.executable:
         try:
             return metadata.version("torch")
@@ -151,7 +157,7 @@ def read_torch_version(python: str) -> str:
 
 
 def read_gpus() -> tuple[str, ...]:
-    """Ids of this machine's NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them; empty without a driver."""
+    """This machine's NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them; empty without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
@@ -175,4 +181,6 @@ def find_free_port(random_source: random.Random) -> int:
             except OSError:
                 continue
             return port
-    raise TargetError("no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them")
+    raise TargetError(
+        "no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them"
+    )
