@@ -68,7 +68,7 @@ def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:
 
 
 def parse_endpoint(text: str) -> tuple[str, int | None]:
-    """``host``, ``host:port``, ``[v6]`` or ``[v6]:port``. Raises ``InputError`` for anything else."""
+    """``host``, ``host:port``, ``[v6]``, ``[v6]:port``. Raises ``InputError`` for others."""
     host, port = text, ""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")

@@ -26,7 +26,7 @@ class Choice:
 
 
 def open_target(name: str, run_root: Path) -> Target:
-    """The target of that name. Importing happens here, so that nobody pays for another's library."""
+    """The target of that name, imported here: nobody pays for another's library."""
     if name == "local":
         from launcher.targets.local import LocalTarget
 

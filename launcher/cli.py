@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RUN_ROOT = Path("runs")
 OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image")
 """Keys of the job file that have an option of their own; ``--set`` takes all others."""
-EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 the target is not reachable,
+EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped. Docs: docs/job-file.md"""
 
 
@@ -189,9 +189,8 @@ def _note_left_behind(choice: Choice, note: Callable[[str], None]) -> None:
 
     for live in choice.target.live_runs():
         if RunFolder(Path(live.run_dir)).launcher_pid() is None:
-            note(
-                f"left behind by a launcher that died: {live.run_id}; stop it: launcher stop {live.run_id}"
-            )
+            fix = f"launcher stop {live.run_id}"
+            note(f"left behind by a launcher that died: {live.run_id}; end it: {fix}")
 
 
 def _size_of(plan: LaunchPlan) -> str:

@@ -93,7 +93,7 @@ def _decide_elastic(
     bad: list[NodeObservation],
     replaced: Mapping[int, int],
 ) -> Action | None:
-    """Replaces a lost node while the store lives; None where the run cannot go on without a restart."""
+    """Replaces a lost node while the store lives; None where only a restart helps."""
     if any(node.state is NodeState.EXITED and node.exit_code == 0 for node in observation.nodes):
         return None
     if any(not is_lost(node) or _is_store_host(plan, node.node_index) for node in bad):

@@ -15,7 +15,8 @@ class TargetFacts:
     that runs torchrun on local processes. ``run_root`` and ``cwd`` are absolute folders of the
     launcher's machine. ``free_port`` is a TCP port nobody listened on, for targets whose nodes
     share one network. ``rdzv_host`` and ``local_addr`` are node 0's and this node's address where
-    a person starts nodes by hand. ``user`` is ``uid:gid`` of the caller, to whom files in mounts shall belong.
+    a person starts nodes by hand. ``user`` is ``uid:gid`` of the caller, to whom
+    files in mounts shall belong.
     """
 
     target: str

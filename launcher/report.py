@@ -121,7 +121,7 @@ def _rank_failure(
 def _unreported(
     run: RunFolder, logs: list[WorkerLog], node_index: int, nproc: int
 ) -> list[RankFailure]:
-    """Workers whose agent printed no report, but that left an exception: it was killed meanwhile."""
+    """Workers that left an exception, though their agent, killed, printed no report."""
     newest = max((log.attempt for log in logs), default=0)
     found = []
     for log in logs:

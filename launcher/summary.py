@@ -39,9 +39,8 @@ def render_failure(failure: Mapping[str, Any]) -> list[str]:
     lines += [f"    | {line}" for line in first["log_tail"]]
     lines.append(f"    log: {first['log']}")
     for other in failure["collateral"]:
-        lines.append(
-            f"  fell with it: rank {other['rank']} on node {other['node_index']}: {other['exception']}"
-        )
+        who = f"rank {other['rank']} on node {other['node_index']}"
+        lines.append(f"  fell with it: {who}: {other['exception']}")
     return lines
 
 
