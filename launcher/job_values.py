@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,6 +16,8 @@ from launcher import contract
 
 MAX_NODES = 100_000
 """Far above any cluster; stops a typing error from planning for an hour."""
+MAX_PROCESSES = 1024
+"""Per node, for the same reason."""
 MIN_QUANTITY_BYTES = 2**20
 """Below this a bare number was meant as another unit: ``memory: 8`` is 8 bytes."""
 MAX_QUANTITY_BYTES = 2**63 - 1
@@ -110,6 +111,15 @@ def parse_quantity(value: object) -> str:
     return str(value)
 
 
+def parse_processes(value: object) -> int | str:
+    """Processes per node, as torchrun's ``--nproc-per-node`` reads them."""
+    if value in ("auto", "gpu", "cpu"):
+        return str(value)
+    if type(value) is int and 1 <= value <= MAX_PROCESSES:
+        return value
+    raise RefusedError(f"a whole number 1..{MAX_PROCESSES}, or auto, gpu or cpu")
+
+
 def parse_rdma(value: object) -> bool | int:
     """Yes or no, or a number of devices."""
     if isinstance(value, int) and value >= 0:
@@ -117,9 +127,10 @@ def parse_rdma(value: object) -> bool | int:
     raise RefusedError("true, false or a whole number >= 0")
 
 
-def parse_torch_version(version: str) -> str:
-    """``2.4`` or ``2.4.1``."""
-    if not re.fullmatch(TORCH_PATTERN[1:-1], version):
+def parse_torch_version(value: object) -> str:
+    """``2.4`` or ``2.4.1``; unquoted it is a number to YAML, and means the same."""
+    version = str(value)
+    if isinstance(value, bool) or not re.fullmatch(TORCH_PATTERN[1:-1], version):
         raise RefusedError(TORCH_WORDS)
     return version
 
@@ -148,17 +159,20 @@ def parse_command(value: object) -> tuple[str, ...]:
         except ValueError:
             raise RefusedError(COMMAND_WORDS, fix="close the quotation, or write a list") from None
     elif isinstance(value, list | tuple):
-        words = tuple(_command_word(word) for word in value)
+        words = tuple(_command_word(place, word) for place, word in enumerate(value))
     else:
         raise RefusedError(f"{COMMAND_WORDS}; as a list of words or as one text")
     _check_first_words(words)
     return words
 
 
-def _command_word(word: object) -> str:
+def _command_word(place: int, word: object) -> str:
     if isinstance(word, str | int | float):
         return parse_text(word)
-    raise RefusedError("a list of words: text or numbers", fix="put the word in quotes")
+    kind = "nothing" if word is None else "a list or mapping"
+    raise RefusedError(
+        "words: text or numbers", found=f"{kind} as word {place}", fix="put the word in quotes"
+    )
 
 
 def _check_first_words(words: tuple[str, ...]) -> None:
@@ -210,6 +224,11 @@ _KEY_INSTEAD = {
 }
 
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+VARIABLE_WORDS = "a variable's name: letters, digits and _, no digit first"
+RESERVED_PREFIXES = ("PET_", "TORCHELASTIC_", "LAUNCHER_")
+RESERVED_PATTERN = (
+    f"^({'|'.join(sorted(_BY_TORCHRUN | _BY_LAUNCHER))})$|^({'|'.join(RESERVED_PREFIXES)})"
+)
 
 
 def parse_variable(name: str) -> str:
@@ -217,18 +236,20 @@ def parse_variable(name: str) -> str:
     if not re.fullmatch(VARIABLE_PATTERN[1:-1], name):
         bare, equals, _ = name.partition("=")
         found = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value
-        raise RefusedError("a variable's name: letters, digits and _, no digit first", found=found)
-    if name in _BY_TORCHRUN or name.startswith(("PET_", "TORCHELASTIC_")):
-        owner = "torchrun sets it"
-    elif name in _BY_LAUNCHER or name.startswith("LAUNCHER_"):
-        owner = "the launcher sets it"
-    else:
+        raise RefusedError(VARIABLE_WORDS, found=found)
+    if not re.search(RESERVED_PATTERN, name):
         return name
+    is_launchers = name in _BY_LAUNCHER or name.startswith("LAUNCHER_")
+    owner = "the launcher sets this one" if is_launchers else "torchrun sets this one"
     fix = f"use the key {_KEY_INSTEAD[name]}" if name in _KEY_INSTEAD else "remove it"
-    raise RefusedError(f"variables of your own; {owner} for every worker", fix=fix, found=name)
+    raise RefusedError(f"names of your own; {owner} for every worker", fix=fix, found=name)
 
 
 # -- mounts ---------------------------------------------------------------------------------
+
+
+HOST_PATH_WORDS = "a path, absolute or relative; ~ is not expanded"
+TARGET_WORDS = "an absolute path in the container, without : and .."
 
 
 def split_mount(value: object) -> object:
@@ -245,14 +266,14 @@ def parse_host_path(path: str) -> str:
     """A path on the launcher's side, absolute or relative to where the launcher is called."""
     if not path or path.startswith("~"):
         fix = "write the folder in full" if path else ""
-        raise RefusedError("a path, absolute or relative; ~ is not expanded", fix=fix)
+        raise RefusedError(HOST_PATH_WORDS, fix=fix)
     return path
 
 
 def parse_mount_target(path: str) -> str:
     """Where a mount appears in the container: absolute, normal, and not in the launcher's place."""
     if not path.startswith("/") or ":" in path or ".." in path.split("/"):
-        raise RefusedError("an absolute path in the container without : and ..")
+        raise RefusedError(TARGET_WORDS)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts:
         raise RefusedError("a path below /, which is the image's own")
@@ -261,10 +282,15 @@ def parse_mount_target(path: str) -> str:
     return "/" + "/".join(parts)
 
 
+LABEL_PATTERN = r"^(?!launcher\.)[^=]+$"
+LABEL_WORDS = "a label's name, without = and not starting with launcher."
+ADDRESS_WORDS = "an IP address, or host-gateway"
+
+
 def parse_label(name: str) -> str:
     """A Docker label's name that is not one of the launcher's own."""
-    if not name or name.startswith("launcher."):
-        raise RefusedError("a label's name that does not start with launcher.", fix="rename it")
+    if not re.fullmatch(LABEL_PATTERN[1:-1], name):
+        raise RefusedError(LABEL_WORDS, found=name or "nothing")
     return name
 
 
@@ -277,94 +303,9 @@ def parse_host_address(address: str) -> str:
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:
-        raise RefusedError("an IP address, or host-gateway") from None
+        raise RefusedError(ADDRESS_WORDS) from None
 
 
 def slug(name: str) -> str:
     """The nearest name that ``name`` of a job accepts, or nothing."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:40].rstrip("-")
-
-
-# -- conflicts between keys -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conflict:
-    """Two keys that are right alone and wrong together; ``path`` is the one to change."""
-
-    path: tuple[str | int, ...]
-    found: str
-    accepted: str
-    fix: str
-
-
-def find_conflicts(raw: Mapping[str, object]) -> tuple[Conflict, ...]:
-    """What no key can see alone. Reads unchecked data, so that one wrong key hides no conflict."""
-    return (*_rendezvous(raw), *_processes(raw), *_secrets(raw), *_mounts(raw))
-
-
-def _section(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = raw.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(raw: Mapping[str, object], key: str) -> list[object]:
-    value = raw.get(key)
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _rendezvous(raw: Mapping[str, object]) -> list[Conflict]:
-    if _section(raw, "rdzv").get("backend") != "static":
-        return []
-    try:
-        nodes = parse_nodes(raw.get("nnodes", 1))
-    except RefusedError:
-        return []
-    if not nodes.is_elastic:
-        return []
-    accepted = f"c10d or etcd-v2, because nnodes is {nodes} and a static group keeps its size"
-    fix = f"remove the key, or write nnodes: {nodes.max}"
-    return [Conflict(path=("rdzv", "backend"), found="static", accepted=accepted, fix=fix)]
-
-
-def _processes(raw: Mapping[str, object]) -> list[Conflict]:
-    gpus = _section(raw, "resources").get("gpus")
-    if raw.get("nproc_per_node") != "gpu" or gpus != 0 or isinstance(gpus, bool):
-        return []
-    accepted = "a number or cpu, because resources.gpus is 0"
-    fix = "write nproc_per_node: cpu, or ask for GPUs"
-    return [Conflict(path=("nproc_per_node",), found="gpu", accepted=accepted, fix=fix)]
-
-
-def _secrets(raw: Mapping[str, object]) -> list[Conflict]:
-    env, seen, conflicts = _section(raw, "env"), set(), []
-    for index, name in enumerate(_list(raw, "secrets")):
-        if not isinstance(name, str):
-            continue
-        if name in seen or name in env:
-            accepted = "each name once" if name in seen else "a name that is not also under env"
-            fix = "remove one of the two"
-            conflicts.append(
-                Conflict(path=("secrets", index), found=name, accepted=accepted, fix=fix)
-            )
-        seen.add(name)
-    return conflicts
-
-
-def _mounts(raw: Mapping[str, object]) -> list[Conflict]:
-    seen: dict[str, int] = {}
-    conflicts = []
-    for index, value in enumerate(_list(raw, "mounts")):
-        try:
-            mount = split_mount(value)
-            target = parse_mount_target(str(mount["target"])) if isinstance(mount, dict) else ""
-        except (RefusedError, KeyError):
-            continue
-        if target in seen:
-            accepted = f"a target of its own; mounts.{seen[target]} has this one"
-            path = ("mounts", index, "target")
-            conflicts.append(
-                Conflict(path=path, found=target, accepted=accepted, fix="give it another target")
-            )
-        seen.setdefault(target, index)
-    return conflicts
