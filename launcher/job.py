@@ -25,6 +25,7 @@ from launcher.job_types import (
     Label,
     MountTarget,
     Nodes,
+    OrText,
     Pairs,
     Port,
     Processes,
@@ -37,7 +38,13 @@ from launcher.job_types import (
     TorchVersion,
     Variable,
 )
-from launcher.job_values import NodeRange, parse_quantity_bytes, split_mount
+from launcher.job_values import (
+    MOUNT_PATTERN,
+    MOUNT_WORDS,
+    NodeRange,
+    parse_quantity_bytes,
+    split_mount,
+)
 
 
 class RdzvConfSpec(Section):
@@ -200,7 +207,7 @@ class JobSpec(Section):
     secrets: tuple[Variable, ...] = Field(default=(), examples=[["WANDB_API_KEY"]])
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
-    mounts: tuple[MountSpec, ...] = Field(
+    mounts: tuple[Annotated[MountSpec, OrText(MOUNT_PATTERN, MOUNT_WORDS)], ...] = Field(
         default=(),
         examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]],
     )

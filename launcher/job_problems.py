@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from launcher.errors import InputError
 from launcher.job_conflicts import Conflict
-from launcher.job_values import RefusedError, slug
+from launcher.job_values import RefusedError
 from launcher.yaml_source import Flaw, KeyPath, YamlSource
 
 Schema = Mapping[str, Any]
@@ -64,7 +64,7 @@ class Problem:
     fix: str = ""
 
     def __str__(self) -> str:
-        line = f"{self.where}: {self.key}: {self.says}"
+        line = ": ".join(part for part in (self.where, self.key, self.says) if part)
         return f"{line}\n  fix: {self.fix}" if self.fix else line
 
     @classmethod
@@ -90,17 +90,15 @@ def describe(schema: Schema, root: Schema) -> str:
     """What a schema accepts, in words."""
     if "$ref" in schema:
         return describe(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
+    if "errorMessage" in schema:
+        return str(schema["errorMessage"])
     if "anyOf" in schema:
         words = [describe(one, root) for one in schema["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(words))
-    if "patternErrorMessage" in schema:
-        return str(schema["patternErrorMessage"])
     if "enum" in schema:
         return " or ".join([", ".join(schema["enum"][:-1]), schema["enum"][-1]])
     if "const" in schema:
         return str(schema["const"])
-    if isinstance(schema.get("type"), list):
-        return "text, a number, true or false"
     return _describe_type(schema, root)
 
 
@@ -196,8 +194,6 @@ def _fix(path: KeyPath, source: YamlSource, schema: Schema) -> str:
     """The value that was most likely meant, where that can be told."""
     entry = source.entries.get(path)
     text = "" if entry is None or entry.text is None else entry.text
-    if path == ("name",):
-        return f"write {slug(text)}" if slug(text) else ""
     kinds = {one.get("type") for one in [schema, *schema.get("anyOf", ())]}
     if entry is not None and entry.written[:1] in ("'", '"') and kinds & {"integer", "number"}:
         return f"write {text} without quotes" if re.fullmatch("[0-9.]+", text) else ""

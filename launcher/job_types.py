@@ -1,7 +1,7 @@
 """The types of a job file's fields: how a value is checked, written out, and put in the schema.
 
-What each accepts, in words, stands in its JSON Schema under ``patternErrorMessage``, which
-editors show and ``job_problems.py`` reads.
+What each accepts, in words, stands in its JSON Schema under ``errorMessage``, which editors show
+and ``job_problems.py`` reads.
 """
 
 from __future__ import annotations
@@ -28,20 +28,15 @@ from pydantic_core import CoreSchema, core_schema
 from launcher import job_values as values
 from launcher.job_values import NodeRange
 
-# Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
-_HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+"
-_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
-IMAGE_PATTERN = f"^(({_HOST})/)?{_PART}(/{_PART})*{_TAG}$"
+
+def shape(words: str, *types: dict[str, Any]) -> WithJsonSchema:
+    """A field's JSON Schema, and the words for it, for messages and for editors."""
+    one = {"anyOf": list(types)} if len(types) > 1 else types[0]
+    return WithJsonSchema({**one, "errorMessage": words})
 
 
-def says(words: str) -> dict[str, Any]:
-    """The words for a pattern, in the editors' own extension of JSON Schema and in our messages."""
-    return {"patternErrorMessage": words}
-
-
-def shape(*types: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": list(types)} if len(types) > 1 else types[0])
+def text(pattern: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern, **more}
 
 
 class AsPairs:
@@ -58,112 +53,118 @@ class AsPairs:
         )
 
     def __get_pydantic_json_schema__(
-        self, core: Any, handler: GetJsonSchemaHandler
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Names in ``propertyNames``: pydantic's ``patternProperties`` let all other names pass."""
-        mapping = core["schema"]
-        return {
-            "type": "object",
-            "propertyNames": handler(mapping["keys_schema"]),
-            "additionalProperties": handler(mapping["values_schema"]),
-        }
+        schema = handler(core)
+        for pattern, items in schema.pop("patternProperties", {}).items():
+            schema["additionalProperties"] = items
+            schema.setdefault("propertyNames", {})["pattern"] = pattern
+        return schema
 
 
-SCALAR = {"type": ["string", "number", "boolean"]}
-_QUANTITY_TEXT = {"type": "string", "pattern": values.QUANTITY_PATTERN}
+class OrText:
+    """In the JSON Schema, a section that may also be written as one text."""
+
+    def __init__(self, pattern: str, words: str) -> None:
+        self._text = text(pattern)
+        self._words = words
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [handler(core), self._text], "errorMessage": self._words}
+
+
+_SCALAR = {"type": ["string", "number", "boolean"]}
 
 Nodes = Annotated[
     NodeRange,
     PlainValidator(values.parse_nodes),
     PlainSerializer(values.dump_nodes),
     shape(
+        values.NODES_WORDS,
         {"type": "integer", "minimum": 1, "maximum": values.MAX_NODES},
-        {"type": "string", "pattern": values.NODES_PATTERN, **says('MIN:MAX such as "1:4"')},
+        text(values.NODES_PATTERN),
     ),
 ]
 Quantity = Annotated[
     str,
     BeforeValidator(values.parse_quantity),
     shape(
-        {**_QUANTITY_TEXT, **says(values.QUANTITY_WORDS)},
+        values.QUANTITY_WORDS,
+        text(values.QUANTITY_PATTERN),
         {"type": "integer", "minimum": values.MIN_QUANTITY_BYTES},
     ),
 ]
 Command = Annotated[
     tuple[str, ...],
     BeforeValidator(values.parse_command),
-    shape({"type": "array", "items": SCALAR, "minItems": 1}, {"type": "string", "minLength": 1}),
+    shape(
+        values.COMMAND_WORDS,
+        {"type": "array", "items": _SCALAR, "minItems": 1},
+        {"type": "string", "minLength": 1},
+    ),
 ]
 JobName = Annotated[
     str,
-    Field(
-        pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
-        max_length=40,
-        json_schema_extra=says(
-            "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
-            "at most 40 characters"
-        ),
-    ),
+    AfterValidator(values.parse_name),
+    shape(values.NAME_WORDS, text(values.NAME_PATTERN, maxLength=values.MAX_NAME)),
 ]
 Image = Annotated[
     str,
-    Field(
-        pattern=IMAGE_PATTERN,
-        max_length=255,
-        json_schema_extra=says("a Docker image reference such as ghcr.io/me/train:1.4"),
-    ),
+    AfterValidator(values.parse_image),
+    shape(values.IMAGE_WORDS, text(values.IMAGE_PATTERN, maxLength=255)),
 ]
 TorchVersion = Annotated[
     str,
     BeforeValidator(values.parse_torch_version),
     shape(
-        {"type": "string", "pattern": values.TORCH_PATTERN, **says(values.TORCH_WORDS)},
-        {"type": "number", "exclusiveMinimum": 0, **says(values.TORCH_WORDS)},
+        values.TORCH_WORDS,
+        text(values.TORCH_PATTERN),
+        {"type": "number", "exclusiveMinimum": 0},
     ),
 ]
 Rdma = Annotated[
     bool | int,
     PlainValidator(values.parse_rdma),
-    shape({"type": "boolean"}, {"type": "integer", "minimum": 0}),
+    shape(values.RDMA_WORDS, {"type": "boolean"}, {"type": "integer", "minimum": 0}),
 ]
 Label = Annotated[
     str,
     AfterValidator(values.parse_label),
-    shape({"type": "string", "pattern": values.LABEL_PATTERN, **says(values.LABEL_WORDS)}),
+    shape(values.LABEL_WORDS, text(values.LABEL_PATTERN)),
 ]
 HostAddress = Annotated[
     str,
     AfterValidator(values.parse_host_address),
-    shape({"type": "string", "minLength": 2, **says(values.ADDRESS_WORDS)}),
+    shape(values.ADDRESS_WORDS, {"type": "string", "minLength": 2}),
 ]
 Text = Annotated[str, Field(min_length=1)]
-ScalarText = Annotated[str, BeforeValidator(values.parse_text), shape(SCALAR)]
+ScalarText = Annotated[str, BeforeValidator(values.parse_text), shape(values.SCALAR_WORDS, _SCALAR)]
 Variable = Annotated[
     str,
     AfterValidator(values.parse_variable),
     shape(
-        {
-            "type": "string",
-            "pattern": values.VARIABLE_PATTERN,
-            "not": {"pattern": values.RESERVED_PATTERN},
-            **says(values.VARIABLE_WORDS),
-        }
+        values.VARIABLE_WORDS,
+        text(values.VARIABLE_PATTERN, **{"not": {"pattern": values.RESERVED_PATTERN}}),
     ),
 ]
 HostPath = Annotated[
     str,
     AfterValidator(values.parse_host_path),
-    shape({"type": "string", "pattern": "^[^~]", **says(values.HOST_PATH_WORDS)}),
+    shape(values.HOST_PATH_WORDS, text("^[^~]")),
 ]
 MountTarget = Annotated[
     str,
     AfterValidator(values.parse_mount_target),
-    shape({"type": "string", "pattern": "^/[^:]+$", **says(values.TARGET_WORDS)}),
+    shape(values.TARGET_WORDS, text("^/[^:]+$")),
 ]
 Processes = Annotated[
     int | Literal["auto", "gpu", "cpu"],
     PlainValidator(values.parse_processes),
     shape(
+        values.PROCESSES_WORDS,
         {"type": "integer", "minimum": 1, "maximum": values.MAX_PROCESSES},
         {"enum": ["auto", "gpu", "cpu"]},
     ),

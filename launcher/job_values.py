@@ -23,12 +23,30 @@ MIN_QUANTITY_BYTES = 2**20
 MAX_QUANTITY_BYTES = 2**63 - 1
 """Kubernetes and Docker hold sizes as signed 64-bit integers."""
 
+MAX_NAME = 40
+"""``<name>-<run>-<index>`` must fit 63 characters; operators allow 52 for what they add to."""
+
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_WORDS = (
+    "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
+    f"at most {MAX_NAME} characters"
+)
 NODES_PATTERN = r"^[1-9][0-9]*(:[1-9][0-9]*)?$"
+NODES_WORDS = 'a whole number >= 1, or MIN:MAX such as "1:4"'
+PROCESSES_WORDS = f"a whole number 1..{MAX_PROCESSES}, or auto, gpu or cpu"
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPE])?$"
 QUANTITY_WORDS = "a quantity of at least 1Mi such as 512Mi, 8Gi or 1.5G"
+RDMA_WORDS = "true, false or a whole number >= 0"
 TORCH_PATTERN = r"^[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?$"
 TORCH_WORDS = "a torch version such as 2.4 or 2.4.1"
+SCALAR_WORDS = "text, a number, true or false"
 COMMAND_WORDS = "what torchrun runs: a script path or -m MODULE, then its arguments"
+# Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
+_HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+"
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
+IMAGE_PATTERN = f"^(({_HOST})/)?{_PART}(/{_PART})*{_TAG}$"
+IMAGE_WORDS = "a Docker image reference such as ghcr.io/me/train:1.4"
 
 _UNITS: dict[str, int] = {"": 1} | {
     unit + suffix: base**power
@@ -66,11 +84,26 @@ class NodeRange:
         return f"{self.min}:{self.max}" if self.is_elastic else str(self.max)
 
 
+def parse_name(name: str) -> str:
+    """A job's name: DNS-1035, and short enough for every Kubernetes name made from it."""
+    if re.fullmatch(NAME_PATTERN[1:-1], name) and len(name) <= MAX_NAME:
+        return name
+    near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:MAX_NAME].rstrip("-")
+    raise RefusedError(NAME_WORDS, fix=f"write {near}" if near else "")
+
+
+def parse_image(reference: str) -> str:
+    """A Docker image reference; whether there is such an image, only the target can tell."""
+    if re.fullmatch(IMAGE_PATTERN[1:-1], reference) and len(reference) <= 255:
+        return reference
+    raise RefusedError(IMAGE_WORDS)
+
+
 def parse_nodes(value: object) -> NodeRange:
     """``2`` or ``"1:4"``, as torchrun's ``--nnodes`` reads them."""
     text = str(value) if type(value) in (int, str) else ""
     if not re.fullmatch(NODES_PATTERN[1:-1], text):
-        raise RefusedError('a whole number >= 1, or MIN:MAX such as "1:4"')
+        raise RefusedError(NODES_WORDS)
     low, _, high = text.partition(":")
     if max(len(low), len(high)) > 9 or max(int(low), int(high or low)) > MAX_NODES:
         raise RefusedError(f"at most {MAX_NODES} nodes")
@@ -117,14 +150,14 @@ def parse_processes(value: object) -> int | str:
         return str(value)
     if type(value) is int and 1 <= value <= MAX_PROCESSES:
         return value
-    raise RefusedError(f"a whole number 1..{MAX_PROCESSES}, or auto, gpu or cpu")
+    raise RefusedError(PROCESSES_WORDS)
 
 
 def parse_rdma(value: object) -> bool | int:
     """Yes or no, or a number of devices."""
     if isinstance(value, int) and value >= 0:
         return value
-    raise RefusedError("true, false or a whole number >= 0")
+    raise RefusedError(RDMA_WORDS)
 
 
 def parse_torch_version(value: object) -> str:
@@ -248,6 +281,8 @@ def parse_variable(name: str) -> str:
 # -- mounts ---------------------------------------------------------------------------------
 
 
+MOUNT_PATTERN = r"^[^:]+:[^:]+(:(ro|rw))?$"
+MOUNT_WORDS = "source:target, source:target:ro, or the keys source, target, read_only"
 HOST_PATH_WORDS = "a path, absolute or relative; ~ is not expanded"
 TARGET_WORDS = "an absolute path in the container, without : and .."
 
@@ -257,8 +292,8 @@ def split_mount(value: object) -> object:
     if not isinstance(value, str):
         return value
     source, target, mode = (*value.split(":"), "", "")[:3]
-    if value.count(":") not in (1, 2) or mode not in ("", "ro", "rw"):
-        raise RefusedError("source:target, source:target:ro, or the keys source, target, read_only")
+    if not re.fullmatch(MOUNT_PATTERN[1:-1], value):
+        raise RefusedError(MOUNT_WORDS)
     return {"source": source, "target": target, "read_only": mode == "ro"}
 
 
@@ -304,8 +339,3 @@ def parse_host_address(address: str) -> str:
         return str(ipaddress.ip_address(address))
     except ValueError:
         raise RefusedError(ADDRESS_WORDS) from None
-
-
-def slug(name: str) -> str:
-    """The nearest name that ``name`` of a job accepts, or nothing."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:40].rstrip("-")

@@ -102,10 +102,9 @@ def _allow_empty(field: dict[str, Any]) -> None:
         del field["default"]
     about = ("description", "default", "examples")
     shape = {key: field.pop(key) for key in list(field) if key not in about}
-    branches = shape.get("anyOf", [shape])
-    if {"type": "null"} not in branches:
-        branches = [*branches, {"type": "null"}]
-    field["anyOf"] = branches
+    if {"type": "null"} not in shape.get("anyOf", ()):
+        shape = {"anyOf": [shape, {"type": "null"}]}
+    field.update(shape)
 
 
 @functools.cache
