@@ -6,136 +6,45 @@ docs/job-file.md are made from it. ``None`` means "the planner decides".
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    PlainSerializer,
-    PlainValidator,
-    WithJsonSchema,
-    model_validator,
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from launcher.job_conflicts import find_conflicts
+from launcher.job_types import (
+    AsPairs,
+    Command,
+    Cores,
+    Count,
+    Flag,
+    HostAddress,
+    HostPath,
+    Image,
+    JobName,
+    Label,
+    MountTarget,
+    Nodes,
+    OrText,
+    Pairs,
+    Port,
+    Processes,
+    Quantity,
+    Rdma,
+    ScalarText,
+    Seconds,
+    Section,
+    Text,
+    TorchVersion,
+    Variable,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
-
-from launcher import job_values as values
-from launcher.job_values import NodeRange as NodeRange
-
-# Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
-_IMAGE_PATTERN = (
-    r"^((localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+:[0-9]+|"
-    r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+:[0-9]+)/)?"
-    r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*"
-    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?$"
-)
-
-
-def _says(words: str) -> dict[str, Any]:
-    """The words for a pattern, in the editors' own extension of JSON Schema and in our messages."""
-    return {"patternErrorMessage": words}
-
-
-def _shape(*types: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": list(types)} if len(types) > 1 else types[0])
-
-
-class _AsPairs:
-    """A mapping in the file, a tuple of (name, value) pairs in the spec: immutable and ordered."""
-
-    def __init__(self, name: Any, value: Any) -> None:
-        self.mapping = dict[name, value]
-
-    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(
-            lambda mapping: tuple(mapping.items()),
-            handler.generate_schema(self.mapping),
-            serialization=core_schema.plain_serializer_function_ser_schema(dict),
-        )
-
-
-_SCALAR = {"type": ["string", "number", "boolean"]}
-_QUANTITY_TEXT = {"type": "string", "pattern": values.QUANTITY_PATTERN}
-
-Nodes = Annotated[
+from launcher.job_values import (
+    MOUNT_PATTERN,
+    MOUNT_WORDS,
     NodeRange,
-    PlainValidator(values.parse_nodes),
-    PlainSerializer(values.dump_nodes),
-    _shape(
-        {"type": "integer", "minimum": 1, "maximum": values.MAX_NODES},
-        {"type": "string", "pattern": values.NODES_PATTERN, **_says('MIN:MAX such as "1:4"')},
-    ),
-]
-Quantity = Annotated[
-    str,
-    BeforeValidator(values.parse_quantity),
-    _shape(
-        {**_QUANTITY_TEXT, **_says(values.QUANTITY_WORDS)},
-        {"type": "integer", "minimum": values.MIN_QUANTITY_BYTES},
-    ),
-]
-Command = Annotated[
-    tuple[str, ...],
-    BeforeValidator(values.parse_command),
-    _shape({"type": "array", "items": _SCALAR, "minItems": 1}, {"type": "string", "minLength": 1}),
-]
-Text = Annotated[str, Field(min_length=1)]
-ScalarText = Annotated[str, BeforeValidator(values.parse_text), _shape(_SCALAR)]
-Variable = Annotated[
-    str,
-    AfterValidator(values.parse_variable),
-    _shape(
-        {
-            "type": "string",
-            "pattern": values.VARIABLE_PATTERN,
-            **_says("a variable's name: letters, digits and _, no digit first"),
-        }
-    ),
-]
-HostPath = Annotated[Text, AfterValidator(values.parse_host_path)]
-Pairs = tuple[tuple[str, str], ...]
-Seconds = Annotated[int, Field(strict=True, ge=1)]
-Count = Annotated[int, Field(strict=True, ge=0)]
-Flag = Annotated[bool, Field(strict=True)]
-
-
-class Section(BaseModel):
-    """A group of keys: frozen, and closed, so that a misspelt key is an error and not a default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Adds each field's docstring as its description.
-
-        Not by pydantic's ``use_attribute_docstrings``, which parses this file at every import.
-        """
-        schema = handler(core)
-        documented = _field_docstrings(cls)
-        for key, field in handler.resolve_ref_schema(schema).get("properties", {}).items():
-            field["description"] = documented[key]
-        return schema
-
-
-def _field_docstrings(section: type) -> dict[str, str]:
-    """The string literal below each field of a class, by the field's name."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, below in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            name, text = ast.unparse(field.target), ast.literal_eval(below.value)
-            found[name] = inspect.cleandoc(text)
-    return found
+    parse_quantity_bytes,
+    split_mount,
+)
 
 
 class RdzvConfSpec(Section):
@@ -182,7 +91,7 @@ class RdzvSpec(Section):
     started again. ``c10d``: torch's own elastic rendezvous, without any service. ``etcd-v2``:
     elastic, by an etcd server. Left out: ``static`` for a fixed number of nodes above one, else
     ``c10d``."""
-    port: Annotated[int, Field(strict=True, ge=1, le=65535, examples=[29400])] | None = None
+    port: Annotated[Port, Field(examples=[29400])] | None = None
     """The port at which the nodes meet. Left out: a free one where the launcher can find one,
     else torchrun's own (29400 for ``c10d``, 29500 for ``static``)."""
     id: Annotated[ScalarText, Field(min_length=1, examples=["digits-a"])] | None = None
@@ -197,7 +106,7 @@ class MountSpec(Section):
 
     source: Annotated[HostPath, Field(examples=["./data"])]
     """The path on the host, absolute or relative to the folder where the launcher is called."""
-    target: Annotated[Text, AfterValidator(values.parse_mount_target), Field(examples=["/data"])]
+    target: Annotated[MountTarget, Field(examples=["/data"])]
     """The absolute path in the container; not ``/launcher`` or below, which is the launcher's."""
     read_only: Flag = False
     """Whether the container may only read it."""
@@ -205,13 +114,13 @@ class MountSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_short_form(cls, value: object) -> object:
-        return values.split_mount(value)
+        return split_mount(value)
 
 
 class ResourcesSpec(Section):
     """What one node gets. ``local`` processes are not limited by it."""
 
-    cpus: Annotated[float, Field(strict=True, gt=0, examples=[4])] | None = None
+    cpus: Annotated[Cores, Field(examples=[4])] | None = None
     """CPU cores, fractions included. Left out: no limit."""
     memory: Annotated[Quantity, Field(examples=["8Gi"])] | None = None
     """Memory, as a Kubernetes quantity. Left out: no limit."""
@@ -220,21 +129,17 @@ class ResourcesSpec(Section):
     has 64 MB of it unless told otherwise, which is too little for both."""
     gpus: Annotated[Count, Field(examples=[8])] | None = None
     """GPUs. Left out: as many as ``nproc_per_node`` needs; 0: none, even where there are some."""
-    rdma: Annotated[
-        bool | int,
-        BeforeValidator(values.parse_rdma),
-        _shape({"type": "boolean"}, {"type": "integer", "minimum": 0}),
-    ] = False
+    rdma: Rdma = False
     """Whether the node gets the host's RDMA devices (with the right to lock memory), or how many
     of them on a target that counts them."""
 
     @property
     def memory_bytes(self) -> int | None:
-        return None if self.memory is None else values.parse_quantity_bytes(self.memory)
+        return None if self.memory is None else parse_quantity_bytes(self.memory)
 
     @property
     def shm_bytes(self) -> int:
-        return values.parse_quantity_bytes(self.shm)
+        return parse_quantity_bytes(self.shm)
 
 
 class LocalSpec(Section):
@@ -250,13 +155,13 @@ class DockerSpec(Section):
     runtime: Annotated[Text, Field(examples=["nvidia"])] | None = None
     """The container runtime, by the name that the engine knows it by. Left out: the engine's
     default."""
-    labels: Annotated[
-        Pairs, _AsPairs(Annotated[str, AfterValidator(values.parse_label)], ScalarText)
-    ] = Field(default=(), examples=[{"team": "vision"}])
+    labels: Annotated[Pairs, AsPairs(Label, ScalarText)] = Field(
+        default=(), examples=[{"team": "vision"}]
+    )
     """Labels of your own for the containers; names that start with ``launcher.`` are taken."""
-    extra_hosts: Annotated[
-        Pairs, _AsPairs(Text, Annotated[str, AfterValidator(values.parse_host_address)])
-    ] = Field(default=(), examples=[{"data.internal": "10.0.0.7"}])
+    extra_hosts: Annotated[Pairs, AsPairs(Text, HostAddress)] = Field(
+        default=(), examples=[{"data.internal": "10.0.0.7"}]
+    )
     """Host names that the containers shall know, each with its IP address or ``host-gateway``."""
 
 
@@ -264,33 +169,13 @@ class JobSpec(Section):
     """A job file: what to run, on how many nodes, with which resources. Keys are spelled as
     torchrun and Kubernetes spell them."""
 
-    name: Annotated[
-        str,
-        Field(
-            pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
-            max_length=40,
-            examples=["digits"],
-            json_schema_extra=_says(
-                "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
-                "at most 40 characters"
-            ),
-        ),
-    ]
+    model_config = ConfigDict(title="Job file")
+
+    name: Annotated[JobName, Field(examples=["digits"])]
     """The job's name, from which runs, containers and Kubernetes objects get theirs. A lower-case
     letter, then lower-case letters, digits and ``-``, at most 40 characters: then no name made
     from it is longer than Kubernetes allows."""
-    image: (
-        Annotated[
-            str,
-            Field(
-                pattern=_IMAGE_PATTERN,
-                max_length=255,
-                examples=["ghcr.io/me/train:1.4"],
-                json_schema_extra=_says("a Docker image reference such as ghcr.io/me/train:1.4"),
-            ),
-        ]
-        | None
-    ) = None
+    image: Annotated[Image, Field(examples=["ghcr.io/me/train:1.4"])] | None = None
     """The container image. It needs torch and nothing of this project. Left out: the image that
     ``make image`` builds, ``fabric-train:cuda`` or ``fabric-train:cpu`` as the machine is."""
     command: Annotated[
@@ -302,9 +187,7 @@ class JobSpec(Section):
     nnodes: Annotated[Nodes, Field(examples=[2, "1:4"])] = NodeRange(1, 1)
     """How many nodes: a number, or ``MIN:MAX`` for an elastic job, which is started on MAX nodes
     and goes on while MIN are left."""
-    nproc_per_node: (
-        Annotated[int, Field(strict=True, ge=1, le=1024)] | Literal["auto", "gpu", "cpu"]
-    ) = Field(default="auto", examples=[8, "gpu"])
+    nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
     """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core;
     ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
     rdzv: RdzvSpec = RdzvSpec()
@@ -315,7 +198,7 @@ class JobSpec(Section):
     """Where checkpoints are kept and resumed from, relative to the folder where the launcher is
     called; outlives the run. The script finds it as ``CHECKPOINT_DIR``. Left out: a folder of the
     run, so that every run starts from nothing."""
-    env: Annotated[Pairs, _AsPairs(Variable, ScalarText)] = Field(
+    env: Annotated[Pairs, AsPairs(Variable, ScalarText)] = Field(
         default=(), examples=[{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 4}]
     )
     """Variables for the workers, value by value as written: ``1.10`` stays ``1.10``, ``NO`` stays
@@ -324,7 +207,7 @@ class JobSpec(Section):
     secrets: tuple[Variable, ...] = Field(default=(), examples=[["WANDB_API_KEY"]])
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
-    mounts: tuple[MountSpec, ...] = Field(
+    mounts: tuple[Annotated[MountSpec, OrText(MOUNT_PATTERN, MOUNT_WORDS)], ...] = Field(
         default=(),
         examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]],
     )
@@ -335,21 +218,10 @@ class JobSpec(Section):
     machine, relative to the folder where the launcher is called. Left out: the image's own."""
     resources: ResourcesSpec = ResourcesSpec()
     """What one node gets."""
-    stop_grace_s: Annotated[int, Field(strict=True, ge=1, examples=[120])] = 30
+    stop_grace_s: Annotated[Seconds, Field(examples=[120])] = 30
     """Seconds that the workers have between the request to stop and the kill, for their last
     checkpoint."""
-    torch_version: (
-        Annotated[
-            ScalarText,
-            AfterValidator(values.parse_torch_version),
-            _shape(
-                {"type": "string", "pattern": values.TORCH_PATTERN, **_says(values.TORCH_WORDS)},
-                {"type": "number", "exclusiveMinimum": 0},
-            ),
-            Field(examples=["2.10", "2.4.1"]),
-        ]
-        | None
-    ) = None
+    torch_version: Annotated[TorchVersion, Field(examples=["2.10", "2.4.1"])] | None = None
     """The torch in the image, where the image's label does not say it; decides which of
     torchrun's flags may be used. Left out and no label: the oldest supported one is assumed."""
     local: LocalSpec = LocalSpec()
@@ -359,7 +231,7 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _without_conflicts(self) -> JobSpec:
-        for conflict in values.find_conflicts(self.model_dump(mode="json")):
+        for conflict in find_conflicts(self.model_dump(mode="json")):
             path = ".".join(str(part) for part in conflict.path)
             text = f"{path}: found {conflict.found}; accepted: {conflict.accepted}"
             raise PydanticCustomError("conflict", "{text}", {"text": text})

@@ -9,21 +9,26 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from launcher.errors import InputError
-from launcher.job_values import Conflict, RefusedError, slug
-from launcher.yaml_source import KeyPath, YamlSource
+from launcher.job_conflicts import Conflict
+from launcher.job_values import RefusedError
+from launcher.yaml_source import Flaw, KeyPath, YamlSource
 
 Schema = Mapping[str, Any]
 
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSW|PWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 _MAX_SHOWN = 60
+_OF_THE_KEY = "[key]"
+"""How pydantic marks that a mapping's key is refused, and not its value."""
 _AFTER_THE_FILE = 2**31
+
+_TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 _FAMILIAR = {
     "args": "command",
@@ -49,24 +54,31 @@ _FAMILIAR = {
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong; ``where`` is ``file:line`` or the option that gave the value."""
+    """One thing that is wrong; ``where`` is ``file:line`` or the option that gave the value,
+    ``line`` the same as a number, 0 for an option."""
 
     where: str
+    line: int
     key: str
     says: str
     fix: str = ""
 
     def __str__(self) -> str:
-        line = f"{self.where}: {self.key}: {self.says}"
+        line = ": ".join(part for part in (self.where, self.key, self.says) if part)
         return f"{line}\n  fix: {self.fix}" if self.fix else line
+
+    @classmethod
+    def of_flaw(cls, flaw: Flaw) -> Problem:
+        key = render_key(flaw.path)
+        return cls(where=flaw.where, line=flaw.line, key=key, says=flaw.what, fix=flaw.fix)
 
 
 class JobFileError(InputError):
-    """All that is wrong with a job file, one ``Problem`` each."""
+    """All that is wrong with a job file, one ``Problem`` each: as the file goes, then options."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
-        self.problems = problems
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda one: one.line or _AFTER_THE_FILE))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 def render_key(path: KeyPath) -> str:
@@ -78,17 +90,15 @@ def describe(schema: Schema, root: Schema) -> str:
     """What a schema accepts, in words."""
     if "$ref" in schema:
         return describe(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
+    if "errorMessage" in schema:
+        return str(schema["errorMessage"])
     if "anyOf" in schema:
         words = [describe(one, root) for one in schema["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(words))
-    if "patternErrorMessage" in schema:
-        return str(schema["patternErrorMessage"])
     if "enum" in schema:
         return " or ".join([", ".join(schema["enum"][:-1]), schema["enum"][-1]])
     if "const" in schema:
         return str(schema["const"])
-    if isinstance(schema.get("type"), list):
-        return "text, a number, true or false"
     return _describe_type(schema, root)
 
 
@@ -149,71 +159,49 @@ def find_problems(
     conflicts: tuple[Conflict, ...],
     source: YamlSource,
     root: Schema,
-) -> tuple[Problem, ...]:
-    """Everything that is wrong, in the order of the file."""
-    found = [*(_from_conflict(one, source) for one in conflicts)]
-    if error is not None:
-        found += _from_validation(error, source, root)
-    return tuple(problem for _, problem in sorted(found, key=lambda pair: pair[0]))
+) -> Iterator[Problem]:
+    """What pydantic found and what only two keys together show, each with its place."""
+    for conflict in conflicts:
+        says = f"found {_shown(conflict.found)}; accepted: {conflict.accepted}"
+        yield _problem(conflict.path, source, says, conflict.fix)
+    for one in error.errors(include_url=False) if error is not None else ():
+        if one["type"] != "conflict":
+            path = tuple(part for part in one["loc"] if part != _OF_THE_KEY)
+            yield _problem(path, source, *_reason(one, path, source, root))
 
 
-Placed = tuple[tuple[int, int], Problem]
-
-
-def _place(path: KeyPath, source: YamlSource) -> tuple[int, int]:
+def _problem(path: KeyPath, source: YamlSource, says: str, fix: str) -> Problem:
     entry = source.nearest(path)
-    return entry.line or _AFTER_THE_FILE, entry.column
+    key = render_key(path)
+    return Problem(where=entry.where, line=entry.line, key=key, says=says, fix=fix)
 
 
-def _from_conflict(conflict: Conflict, source: YamlSource) -> Placed:
-    return _place(conflict.path, source), Problem(
-        where=source.nearest(conflict.path).where,
-        key=render_key(conflict.path),
-        says=f"found {_shown(conflict.found)}; accepted: {conflict.accepted}",
-        fix=conflict.fix,
-    )
-
-
-def _from_validation(error: ValidationError, source: YamlSource, root: Schema) -> Iterator[Placed]:
-    seen = set()
-    for one in error.errors(include_url=False):
-        path = tuple(part for part in one["loc"] if part != "[key]")
-        path = _within(path, root)
-        if one["type"] == "conflict" or path in seen:
-            continue
-        seen.add(path)
-        yield _place(path, source), _problem(one, path, source, root)
-
-
-def _within(path: KeyPath, root: Schema) -> KeyPath:
-    """Without the names of a union's branches, which pydantic appends to the path."""
-    known = path
-    while len(known) > 1 and not schema_at(root, known[:-1]):
-        known = known[:-1]
-    if schema_at(root, known) or "properties" in schema_at(root, known[:-1]):
-        return known
-    return known[:-1]
-
-
-def _problem(one: Any, path: KeyPath, source: YamlSource, root: Schema) -> Problem:
-    where, key = source.nearest(path).where, render_key(path)
+def _reason(one: Any, path: KeyPath, source: YamlSource, root: Schema) -> tuple[str, str]:
+    """What is wrong, and the fix, of one of pydantic's errors."""
     if one["type"] == "extra_forbidden":
-        return Problem(where=where, key=key, says=_unknown(path, root))
+        return _unknown(path, root), ""
+    schema = schema_at(root, path)
     if one["type"] == "missing":
-        says = f"missing; accepted: {describe(schema_at(root, path), root)}"
-        return Problem(where=where, key=key, says=says)
+        return f"missing; accepted: {describe(schema, root)}", ""
     cause = one.get("ctx", {}).get("error")
-    refused = cause if isinstance(cause, RefusedError) else None
-    accepted = refused.accepted if refused else describe(schema_at(root, path), root)
-    found = refused.found if refused and refused.found else _found(one["input"], path, source)
-    fix = refused.fix if refused else _fix(one["input"], path)
-    return Problem(where=where, key=key, says=f"found {found}; accepted: {accepted}", fix=fix)
+    if not isinstance(cause, RefusedError):
+        cause = RefusedError(describe(schema, root), fix=_fix(path, source, schema))
+    found = cause.found or _found(one, path, source)
+    return f"found {_shown(found)}; accepted: {cause.accepted}", cause.fix
 
 
-def _fix(value: object, path: KeyPath) -> str:
-    if path == ("name",) and isinstance(value, str) and slug(value):
-        return f"write {slug(value)}"
-    return ""
+def _fix(path: KeyPath, source: YamlSource, schema: Schema) -> str:
+    """The value that was most likely meant, where that can be told."""
+    entry = source.entries.get(path)
+    text = "" if entry is None or entry.text is None else entry.text
+    kinds = {one.get("type") for one in [schema, *schema.get("anyOf", ())]}
+    if entry is not None and entry.written[:1] in ("'", '"') and kinds & {"integer", "number"}:
+        return f"write {text} without quotes" if re.fullmatch("[0-9.]+", text) else ""
+    if "boolean" in kinds and text.lower() in _TRUTH:
+        return f"write {_TRUTH[text.lower()]}: YAML 1.2 has no other truth values"
+    choices = [word for one in [schema, *schema.get("anyOf", ())] for word in one.get("enum", ())]
+    close = difflib.get_close_matches(text, choices, n=1)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _unknown(path: KeyPath, root: Schema) -> str:
@@ -247,8 +235,11 @@ def is_secret(path: KeyPath) -> bool:
     return len(path) > 1 and path[0] == "env" and bool(_SECRET_NAME.search(str(path[1])))
 
 
-def _found(value: object, path: KeyPath, source: YamlSource) -> str:
-    """The value as written, where that is one line; never what may be a credential."""
+def _found(one: Any, path: KeyPath, source: YamlSource) -> str:
+    """What was refused, as written, where that is one line; never what may be a credential."""
+    value = one["input"]
+    if one["loc"][-1] == _OF_THE_KEY:
+        return str(value)
     if path in (("env",), ("secrets",)):
         return _kind(value)
     if is_secret(path):
@@ -257,8 +248,8 @@ def _found(value: object, path: KeyPath, source: YamlSource) -> str:
         return _kind(value)
     entry = source.entries.get(path)
     if entry is not None and entry.text is not None:
-        return _shown(entry.written) or "nothing"
-    return _shown(str(value)) if value is not None else "nothing"
+        return entry.written or "nothing"
+    return str(value) if value is not None else "nothing"
 
 
 def _kind(value: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,17 +16,37 @@ from launcher import contract
 
 MAX_NODES = 100_000
 """Far above any cluster; stops a typing error from planning for an hour."""
+MAX_PROCESSES = 1024
+"""Per node, for the same reason."""
 MIN_QUANTITY_BYTES = 2**20
 """Below this a bare number was meant as another unit: ``memory: 8`` is 8 bytes."""
 MAX_QUANTITY_BYTES = 2**63 - 1
 """Kubernetes and Docker hold sizes as signed 64-bit integers."""
 
+MAX_NAME = 40
+"""``<name>-<run>-<index>`` must fit 63 characters; operators allow 52 for what they add to."""
+
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_WORDS = (
+    "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
+    f"at most {MAX_NAME} characters"
+)
 NODES_PATTERN = r"^[1-9][0-9]*(:[1-9][0-9]*)?$"
+NODES_WORDS = 'a whole number >= 1, or MIN:MAX such as "1:4"'
+PROCESSES_WORDS = f"a whole number 1..{MAX_PROCESSES}, or auto, gpu or cpu"
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPE])?$"
 QUANTITY_WORDS = "a quantity of at least 1Mi such as 512Mi, 8Gi or 1.5G"
+RDMA_WORDS = "true, false or a whole number >= 0"
 TORCH_PATTERN = r"^[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?$"
 TORCH_WORDS = "a torch version such as 2.4 or 2.4.1"
+SCALAR_WORDS = "text, a number, true or false"
 COMMAND_WORDS = "what torchrun runs: a script path or -m MODULE, then its arguments"
+# Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
+_HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+"
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
+IMAGE_PATTERN = f"^(({_HOST})/)?{_PART}(/{_PART})*{_TAG}$"
+IMAGE_WORDS = "a Docker image reference such as ghcr.io/me/train:1.4"
 
 _UNITS: dict[str, int] = {"": 1} | {
     unit + suffix: base**power
@@ -65,11 +84,26 @@ class NodeRange:
         return f"{self.min}:{self.max}" if self.is_elastic else str(self.max)
 
 
+def parse_name(name: str) -> str:
+    """A job's name: DNS-1035, and short enough for every Kubernetes name made from it."""
+    if re.fullmatch(NAME_PATTERN[1:-1], name) and len(name) <= MAX_NAME:
+        return name
+    near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:MAX_NAME].rstrip("-")
+    raise RefusedError(NAME_WORDS, fix=f"write {near}" if near else "")
+
+
+def parse_image(reference: str) -> str:
+    """A Docker image reference; whether there is such an image, only the target can tell."""
+    if re.fullmatch(IMAGE_PATTERN[1:-1], reference) and len(reference) <= 255:
+        return reference
+    raise RefusedError(IMAGE_WORDS)
+
+
 def parse_nodes(value: object) -> NodeRange:
     """``2`` or ``"1:4"``, as torchrun's ``--nnodes`` reads them."""
     text = str(value) if type(value) in (int, str) else ""
     if not re.fullmatch(NODES_PATTERN[1:-1], text):
-        raise RefusedError('a whole number >= 1, or MIN:MAX such as "1:4"')
+        raise RefusedError(NODES_WORDS)
     low, _, high = text.partition(":")
     if max(len(low), len(high)) > 9 or max(int(low), int(high or low)) > MAX_NODES:
         raise RefusedError(f"at most {MAX_NODES} nodes")
@@ -110,16 +144,26 @@ def parse_quantity(value: object) -> str:
     return str(value)
 
 
+def parse_processes(value: object) -> int | str:
+    """Processes per node, as torchrun's ``--nproc-per-node`` reads them."""
+    if value in ("auto", "gpu", "cpu"):
+        return str(value)
+    if type(value) is int and 1 <= value <= MAX_PROCESSES:
+        return value
+    raise RefusedError(PROCESSES_WORDS)
+
+
 def parse_rdma(value: object) -> bool | int:
     """Yes or no, or a number of devices."""
     if isinstance(value, int) and value >= 0:
         return value
-    raise RefusedError("true, false or a whole number >= 0")
+    raise RefusedError(RDMA_WORDS)
 
 
-def parse_torch_version(version: str) -> str:
-    """``2.4`` or ``2.4.1``."""
-    if not re.fullmatch(TORCH_PATTERN[1:-1], version):
+def parse_torch_version(value: object) -> str:
+    """``2.4`` or ``2.4.1``; unquoted it is a number to YAML, and means the same."""
+    version = str(value)
+    if isinstance(value, bool) or not re.fullmatch(TORCH_PATTERN[1:-1], version):
         raise RefusedError(TORCH_WORDS)
     return version
 
@@ -148,17 +192,20 @@ def parse_command(value: object) -> tuple[str, ...]:
         except ValueError:
             raise RefusedError(COMMAND_WORDS, fix="close the quotation, or write a list") from None
     elif isinstance(value, list | tuple):
-        words = tuple(_command_word(word) for word in value)
+        words = tuple(_command_word(place, word) for place, word in enumerate(value))
     else:
         raise RefusedError(f"{COMMAND_WORDS}; as a list of words or as one text")
     _check_first_words(words)
     return words
 
 
-def _command_word(word: object) -> str:
+def _command_word(place: int, word: object) -> str:
     if isinstance(word, str | int | float):
         return parse_text(word)
-    raise RefusedError("a list of words: text or numbers", fix="put the word in quotes")
+    kind = "nothing" if word is None else "a list or mapping"
+    raise RefusedError(
+        "words: text or numbers", found=f"{kind} as word {place}", fix="put the word in quotes"
+    )
 
 
 def _check_first_words(words: tuple[str, ...]) -> None:
@@ -210,6 +257,11 @@ _KEY_INSTEAD = {
 }
 
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+VARIABLE_WORDS = "a variable's name: letters, digits and _, no digit first"
+RESERVED_PREFIXES = ("PET_", "TORCHELASTIC_", "LAUNCHER_")
+RESERVED_PATTERN = (
+    f"^({'|'.join(sorted(_BY_TORCHRUN | _BY_LAUNCHER))})$|^({'|'.join(RESERVED_PREFIXES)})"
+)
 
 
 def parse_variable(name: str) -> str:
@@ -217,18 +269,22 @@ def parse_variable(name: str) -> str:
     if not re.fullmatch(VARIABLE_PATTERN[1:-1], name):
         bare, equals, _ = name.partition("=")
         found = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value
-        raise RefusedError("a variable's name: letters, digits and _, no digit first", found=found)
-    if name in _BY_TORCHRUN or name.startswith(("PET_", "TORCHELASTIC_")):
-        owner = "torchrun sets it"
-    elif name in _BY_LAUNCHER or name.startswith("LAUNCHER_"):
-        owner = "the launcher sets it"
-    else:
+        raise RefusedError(VARIABLE_WORDS, found=found)
+    if not re.search(RESERVED_PATTERN, name):
         return name
+    is_launchers = name in _BY_LAUNCHER or name.startswith("LAUNCHER_")
+    owner = "the launcher sets this one" if is_launchers else "torchrun sets this one"
     fix = f"use the key {_KEY_INSTEAD[name]}" if name in _KEY_INSTEAD else "remove it"
-    raise RefusedError(f"variables of your own; {owner} for every worker", fix=fix, found=name)
+    raise RefusedError(f"names of your own; {owner} for every worker", fix=fix, found=name)
 
 
 # -- mounts ---------------------------------------------------------------------------------
+
+
+MOUNT_PATTERN = r"^[^:]+:[^:]+(:(ro|rw))?$"
+MOUNT_WORDS = "source:target, source:target:ro, or the keys source, target, read_only"
+HOST_PATH_WORDS = "a path, absolute or relative; ~ is not expanded"
+TARGET_WORDS = "an absolute path in the container, without : and .."
 
 
 def split_mount(value: object) -> object:
@@ -236,8 +292,8 @@ def split_mount(value: object) -> object:
     if not isinstance(value, str):
         return value
     source, target, mode = (*value.split(":"), "", "")[:3]
-    if value.count(":") not in (1, 2) or mode not in ("", "ro", "rw"):
-        raise RefusedError("source:target, source:target:ro, or the keys source, target, read_only")
+    if not re.fullmatch(MOUNT_PATTERN[1:-1], value):
+        raise RefusedError(MOUNT_WORDS)
     return {"source": source, "target": target, "read_only": mode == "ro"}
 
 
@@ -245,14 +301,14 @@ def parse_host_path(path: str) -> str:
     """A path on the launcher's side, absolute or relative to where the launcher is called."""
     if not path or path.startswith("~"):
         fix = "write the folder in full" if path else ""
-        raise RefusedError("a path, absolute or relative; ~ is not expanded", fix=fix)
+        raise RefusedError(HOST_PATH_WORDS, fix=fix)
     return path
 
 
 def parse_mount_target(path: str) -> str:
     """Where a mount appears in the container: absolute, normal, and not in the launcher's place."""
     if not path.startswith("/") or ":" in path or ".." in path.split("/"):
-        raise RefusedError("an absolute path in the container without : and ..")
+        raise RefusedError(TARGET_WORDS)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts:
         raise RefusedError("a path below /, which is the image's own")
@@ -261,10 +317,15 @@ def parse_mount_target(path: str) -> str:
     return "/" + "/".join(parts)
 
 
+LABEL_PATTERN = r"^(?!launcher\.)[^=]+$"
+LABEL_WORDS = "a label's name, without = and not starting with launcher."
+ADDRESS_WORDS = "an IP address, or host-gateway"
+
+
 def parse_label(name: str) -> str:
     """A Docker label's name that is not one of the launcher's own."""
-    if not name or name.startswith("launcher."):
-        raise RefusedError("a label's name that does not start with launcher.", fix="rename it")
+    if not re.fullmatch(LABEL_PATTERN[1:-1], name):
+        raise RefusedError(LABEL_WORDS, found=name or "nothing")
     return name
 
 
@@ -277,94 +338,4 @@ def parse_host_address(address: str) -> str:
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:
-        raise RefusedError("an IP address, or host-gateway") from None
-
-
-def slug(name: str) -> str:
-    """The nearest name that ``name`` of a job accepts, or nothing."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:40].rstrip("-")
-
-
-# -- conflicts between keys -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conflict:
-    """Two keys that are right alone and wrong together; ``path`` is the one to change."""
-
-    path: tuple[str | int, ...]
-    found: str
-    accepted: str
-    fix: str
-
-
-def find_conflicts(raw: Mapping[str, object]) -> tuple[Conflict, ...]:
-    """What no key can see alone. Reads unchecked data, so that one wrong key hides no conflict."""
-    return (*_rendezvous(raw), *_processes(raw), *_secrets(raw), *_mounts(raw))
-
-
-def _section(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = raw.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(raw: Mapping[str, object], key: str) -> list[object]:
-    value = raw.get(key)
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _rendezvous(raw: Mapping[str, object]) -> list[Conflict]:
-    if _section(raw, "rdzv").get("backend") != "static":
-        return []
-    try:
-        nodes = parse_nodes(raw.get("nnodes", 1))
-    except RefusedError:
-        return []
-    if not nodes.is_elastic:
-        return []
-    accepted = f"c10d or etcd-v2, because nnodes is {nodes} and a static group keeps its size"
-    fix = f"remove the key, or write nnodes: {nodes.max}"
-    return [Conflict(path=("rdzv", "backend"), found="static", accepted=accepted, fix=fix)]
-
-
-def _processes(raw: Mapping[str, object]) -> list[Conflict]:
-    gpus = _section(raw, "resources").get("gpus")
-    if raw.get("nproc_per_node") != "gpu" or gpus != 0 or isinstance(gpus, bool):
-        return []
-    accepted = "a number or cpu, because resources.gpus is 0"
-    fix = "write nproc_per_node: cpu, or ask for GPUs"
-    return [Conflict(path=("nproc_per_node",), found="gpu", accepted=accepted, fix=fix)]
-
-
-def _secrets(raw: Mapping[str, object]) -> list[Conflict]:
-    env, seen, conflicts = _section(raw, "env"), set(), []
-    for index, name in enumerate(_list(raw, "secrets")):
-        if not isinstance(name, str):
-            continue
-        if name in seen or name in env:
-            accepted = "each name once" if name in seen else "a name that is not also under env"
-            fix = "remove one of the two"
-            conflicts.append(
-                Conflict(path=("secrets", index), found=name, accepted=accepted, fix=fix)
-            )
-        seen.add(name)
-    return conflicts
-
-
-def _mounts(raw: Mapping[str, object]) -> list[Conflict]:
-    seen: dict[str, int] = {}
-    conflicts = []
-    for index, value in enumerate(_list(raw, "mounts")):
-        try:
-            mount = split_mount(value)
-            target = parse_mount_target(str(mount["target"])) if isinstance(mount, dict) else ""
-        except (RefusedError, KeyError):
-            continue
-        if target in seen:
-            accepted = f"a target of its own; mounts.{seen[target]} has this one"
-            path = ("mounts", index, "target")
-            conflicts.append(
-                Conflict(path=path, found=target, accepted=accepted, fix="give it another target")
-            )
-        seen.setdefault(target, index)
-    return conflicts
+        raise RefusedError(ADDRESS_WORDS) from None

@@ -13,16 +13,23 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from launcher.errors import InputError
 from launcher.job import JobSpec
-from launcher.job_problems import JobFileError, Problem, find_problems, is_secret
-from launcher.job_values import find_conflicts
+from launcher.job_conflicts import find_conflicts
+from launcher.job_problems import (
+    JobFileError,
+    Problem,
+    find_problems,
+    is_secret,
+    render_key,
+)
 from launcher.yaml_source import (
     Entry,
+    Flaw,
     KeyPath,
     YamlError,
     YamlSource,
     parse_fragment,
     parse_yaml,
-    read_yaml,
+    read_text,
 )
 
 _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
@@ -55,12 +62,19 @@ def parse_override(setting: str) -> Override:
 
 def read_job(path: Path | str, overrides: Sequence[Override] = ()) -> JobSpec:
     """Reads and checks a job file; raises ``InputError`` with every problem in it."""
-    return _build(read_yaml(path), overrides)
+    return parse_job(read_text(path), str(path), overrides)
 
 
 def parse_job(text: str, file: str, overrides: Sequence[Override] = ()) -> JobSpec:
     """Checks the text of a job file; raises ``InputError`` with every problem in it."""
-    return _build(parse_yaml(text, file), overrides)
+    flaws: tuple[Flaw, ...] = ()
+    try:
+        source = parse_yaml(text, file)
+    except YamlError as error:
+        if error.source is None:
+            raise
+        source, flaws = error.source, error.flaws
+    return _build(source, flaws, overrides)
 
 
 def schema() -> dict[str, Any]:
@@ -88,10 +102,9 @@ def _allow_empty(field: dict[str, Any]) -> None:
         del field["default"]
     about = ("description", "default", "examples")
     shape = {key: field.pop(key) for key in list(field) if key not in about}
-    branches = shape.get("anyOf", [shape])
-    if {"type": "null"} not in branches:
-        branches = [*branches, {"type": "null"}]
-    field["anyOf"] = branches
+    if {"type": "null"} not in shape.get("anyOf", ()):
+        shape = {"anyOf": [shape, {"type": "null"}]}
+    field.update(shape)
 
 
 @functools.cache
@@ -99,26 +112,30 @@ def _schema() -> dict[str, Any]:
     return schema()
 
 
-def _build(source: YamlSource, overrides: Sequence[Override]) -> JobSpec:
-    problems: tuple[Problem, ...] = ()
+def _build(source: YamlSource, flaws: tuple[Flaw, ...], overrides: Sequence[Override]) -> JobSpec:
+    problems = [Problem.of_flaw(flaw) for flaw in flaws]
     for override in overrides:
         try:
             source = _overridden(source, override)
         except YamlError as error:
-            says = error.what.removeprefix(f"{override.option}: ")
-            key = ".".join(str(part) for part in override.path)
-            problems += (Problem(where=override.option, key=key, says=says, fix=error.hint),)
+            problems.append(_of_override(override, error))
     data = _prepared(source.data, (), source)
     conflicts = find_conflicts(data)
     try:
         job, refused = JobSpec.model_validate(data), None
     except ValidationError as error:
         job, refused = None, error
-    if refused or conflicts:
-        problems = (*find_problems(refused, conflicts, source, _schema()), *problems)
+    if refused is not None or conflicts:
+        problems += find_problems(refused, conflicts, source, _schema())
     if job is None or problems:
         raise JobFileError(problems)
     return job
+
+
+def _of_override(override: Override, error: YamlError) -> Problem:
+    says = error.what.removeprefix(f"{override.option}: ")
+    key = render_key(override.path)
+    return Problem(where=override.option, line=0, key=key, says=says, fix=error.hint)
 
 
 def _prepared(value: Any, path: KeyPath, source: YamlSource) -> Any:

@@ -25,6 +25,8 @@ MAX_NODES = 20_000
 """Values after aliases are followed; a few lines of nested aliases can stand for billions."""
 MAX_DEPTH = 40
 
+_MAX_DIGITS = 40
+"""Of a whole number; Python itself refuses to read thousands of them."""
 _TAG = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
@@ -33,10 +35,6 @@ _FLOAT = re.compile(
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"null|Null|NULL|~|")
 _MERGE = re.compile(r"<<")
-
-
-class YamlError(InputError):
-    """The text is no YAML that this project reads; ``what`` starts with file and line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +69,40 @@ class YamlSource:
         return self.entries[path]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flaw:
+    """One thing in valid YAML that this project refuses, such as a key given twice."""
+
+    where: str
+    line: int
+    path: KeyPath
+    what: str
+    fix: str
+
+
+class YamlError(InputError):
+    """The text is no YAML that this project reads; ``what`` starts with file and line.
+
+    Where the rest could be read, ``source`` holds it and ``flaws`` what was refused in it, so
+    that a caller can report its own findings beside them.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        hint: str,
+        *,
+        source: YamlSource | None = None,
+        flaws: tuple[Flaw, ...] = (),
+    ) -> None:
+        super().__init__(what, hint)
+        self.source = source
+        self.flaws = flaws
+
+
 def read_yaml(path: Path | str) -> YamlSource:
     """Reads a file that holds one mapping; raises ``YamlError``."""
-    return parse_yaml(_read_text(Path(path)), str(path))
+    return parse_yaml(read_text(path), str(path))
 
 
 def parse_yaml(text: str, file: str) -> YamlSource:
@@ -98,7 +127,9 @@ def parse_fragment(text: str, where: str) -> YamlSource:
     return _Builder(text, where, is_file=False).build_source(root)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path | str) -> str:
+    """The text of a YAML file, before parsing; raises ``YamlError``."""
+    path = Path(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -181,6 +212,7 @@ _EXPLANATIONS = (
     ("could not find expected ':'", "a line that is no key: value", "write key: value"),
     ("scanning a quoted scalar", "quotes that are not closed, or a wrong escape in them",
      "close the quotes; write a backslash as two, or use single quotes"),
+    ("a flow node", "a [ or { that is not closed", "close it, or put the text in quotes"),
     ("flow sequence", "a list in [ ] that is not closed, or lacks a comma", "close it with ]"),
     ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
     ("block sequence entries", "a - that begins no list here", "put the list on the next line"),
@@ -223,94 +255,112 @@ class _Builder:
         self._file = file
         self._is_file = is_file
         self._entries: dict[KeyPath, Entry] = {}
+        self._flaws: list[Flaw] = []
         self._left = MAX_NODES
 
     def build_source(self, root: yaml.Node) -> YamlSource:
-        data = self._value(root, (), root)
-        return YamlSource(data=data, entries=self._entries)
+        source = YamlSource(data=self._value(root, (), root), entries=self._entries)
+        if not self._flaws:
+            return source
+        lines = [f"{flaw.where}: {flaw.what}\n  fix: {flaw.fix}" for flaw in self._flaws]
+        raise YamlError("\n".join(lines), "", source=source, flaws=tuple(self._flaws))
 
     def _where(self, node: yaml.Node) -> str:
         return _at(self._file, node.start_mark) if self._is_file else self._file
 
-    def _refuse(self, node: yaml.Node, what: str, fix: str) -> YamlError:
-        return YamlError(f"{self._where(node)}: {what}", fix)
+    def _line(self, node: yaml.Node) -> int:
+        return node.start_mark.line + 1 if self._is_file else 0
+
+    def _refuse(self, node: yaml.Node, path: KeyPath, what: str, fix: str) -> None:
+        where, line = self._where(node), self._line(node)
+        self._flaws.append(Flaw(where=where, line=line, path=path, what=what, fix=fix))
 
     def _spend(self, node: yaml.Node, depth: int) -> None:
         self._left -= 1
         if depth > MAX_DEPTH:
             what = f"nested deeper than {MAX_DEPTH} levels, or an alias inside of its own anchor"
-            raise self._refuse(node, what, "write it flatter")
+            raise YamlError(f"{self._where(node)}: {what}", "write it flatter")
         if self._left < 0:
             what = f"more than {MAX_NODES} values once aliases are followed"
-            raise self._refuse(node, what, "use fewer aliases")
+            raise YamlError(f"{self._where(node)}: {what}", "use fewer aliases")
 
     def _value(self, node: yaml.Node, path: KeyPath, key: yaml.Node) -> Any:
         self._spend(node, len(path))
         start, end = node.start_mark, node.end_mark
         self._entries[path] = Entry(
             where=self._where(key),
-            line=start.line + 1 if self._is_file else 0,
+            line=self._line(node),
             column=start.column + 1,
             text=node.value if isinstance(node, yaml.ScalarNode) else None,
             written=self._text[start.index : end.index].rstrip(),
         )
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node)
-        self._check_tag(node, "seq" if isinstance(node, yaml.SequenceNode) else "map")
+            return self._scalar(node, path)
+        expected = "seq" if isinstance(node, yaml.SequenceNode) else "map"
+        if node.tag != _TAG + expected:
+            self._refuse(node, path, f"the tag {_shown_tag(node)} is not accepted", "remove it")
+            return None
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*path, i), item) for i, item in enumerate(node.value)]
-        pairs = self._pairs(node, len(path))
+        pairs = self._pairs(node, path, len(path))
         return {name: self._value(item, (*path, name), key) for name, (key, item) in pairs.items()}
 
-    def _check_tag(self, node: yaml.Node, expected: str) -> None:
-        if node.tag != _TAG + expected:
-            tag = node.tag.replace(_TAG, "!!")
-            raise self._refuse(node, f"the tag {tag}, which is not accepted", "remove the tag")
-
-    def _pairs(self, node: yaml.Node, depth: int) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    def _pairs(self, node: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
         """A mapping's keys and values; its own keys win over merged ones, earlier merges over
         later ones."""
         self._spend(node, depth)
-        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        own: _Pairs = {}
+        merged: _Pairs = {}
         for key, value in node.value:
             if key.tag == _TAG + "merge":
-                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    if not isinstance(source, yaml.MappingNode):
-                        raise self._refuse(key, "<< merges mappings only", "merge an alias of one")
-                    merged = self._pairs(source, depth + 1) | merged
-                continue
-            name = self._key(key)
-            if name in own:
-                what = f"the key {name} a second time; first in {self._where(own[name][0])}"
-                raise self._refuse(key, what, "remove one of the two")
-            own[name] = (key, value)
+                merged = self._merged(key, value, path, depth) | merged
+            elif not isinstance(key, yaml.ScalarNode) or not key.value:
+                self._refuse(key, path, "a key that is no name", "write name: value")
+            elif key.value in own:
+                first = self._where(own[key.value][0])
+                what = f"given a second time; the first is {first}"
+                self._refuse(key, (*path, key.value), what, "remove one of the two")
+            elif self._is_text(key, path):
+                # text as written: the keys NO and 8080 are meant as names
+                own[key.value] = (key, value)
         return merged | own
 
-    def _key(self, key: yaml.Node) -> str:
-        """Keys are text as written: the key ``NO`` or ``8080`` is meant as a name."""
-        if not isinstance(key, yaml.ScalarNode) or not key.value:
-            raise self._refuse(key, "a key that is no name", "write name: value")
-        self._check_text(key)
-        return str(key.value)
+    def _merged(self, key: yaml.Node, value: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
+        merged: _Pairs = {}
+        for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if isinstance(source, yaml.MappingNode):
+                merged = self._pairs(source, path, depth + 1) | merged
+            else:
+                self._refuse(key, path, "<< merges mappings only", "merge an alias of a mapping")
+        return merged
 
-    def _check_text(self, node: yaml.Node) -> None:
-        if re.search("[\0\ud800-\udfff]", node.value):
-            raise self._refuse(node, "a character that is no text (NUL, surrogate)", "remove it")
+    def _is_text(self, node: yaml.Node, path: KeyPath) -> bool:
+        if not re.search("[\0\ud800-\udfff]", node.value):
+            return True
+        self._refuse(node, path, "a character that is no text (NUL or surrogate)", "remove it")
+        return False
 
-    def _scalar(self, node: yaml.Node) -> str | int | float | bool | None:
+    def _scalar(self, node: yaml.Node, path: KeyPath) -> str | int | float | bool | None:
         kind, text = node.tag.removeprefix(_TAG), node.value
-        self._check_text(node)
+        if not self._is_text(node, path):
+            return None
         if kind == "str":
             return str(text)
         if kind == "null" and _NULL.fullmatch(text):
             return None
         if kind == "bool" and _BOOL.fullmatch(text):
             return bool(text.lower() == "true")
-        if kind == "int" and _INT.fullmatch(text) and len(text) < 1000:
+        if kind == "int" and _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
             return int(text, 0) if text[1:2] in ("o", "x") else int(text)
         if kind == "float" and _FLOAT.fullmatch(text):
-            return float(text.replace(".inf", "inf").replace(".nan", "nan").lower())
-        tag = node.tag.replace(_TAG, "!!")
-        what = f"the tag {tag} on {text[:40]!r}, which is not accepted"
-        raise self._refuse(node, what, "remove the tag, or put the value in quotes")
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        what = f"{text[:_MAX_DIGITS]!r} with the tag {_shown_tag(node)} is not accepted"
+        self._refuse(node, path, what, "remove the tag, or put the value in quotes")
+        return None
+
+
+_Pairs = dict[str, tuple[yaml.Node, yaml.Node]]
+
+
+def _shown_tag(node: yaml.Node) -> str:
+    return str(node.tag).replace(_TAG, "!!")
