@@ -326,9 +326,7 @@ def _log_dir(run_dir: str, node_index: int, incarnation: int) -> str:
 
 def _started_anew(node: NodePlan, run_id: str, attempt: int) -> NodePlan:
     env = _with(node.env, contract.ATTEMPT, str(attempt))
-    rendezvous = node.rendezvous
-    if isinstance(rendezvous, Elastic):
-        rendezvous = replace(rendezvous, id=f"{run_id}.{attempt}")
+    rendezvous = replace(node.rendezvous, id=f"{run_id}.{attempt}")
     return replace(_next_incarnation(node, env), rendezvous=rendezvous)
 
 

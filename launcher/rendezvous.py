@@ -52,7 +52,8 @@ def plan_rendezvous(
             "give an address that all nodes reach: --rdzv-endpoint HOST:PORT",
         )
     if backend == "static":
-        return Static(master_addr=host, master_port=job.rdzv.port or port or STATIC_PORT)
+        port = job.rdzv.port or port or STATIC_PORT
+        return Static(master_addr=host, master_port=port, id=id)
     default_port = ETCD_PORT if backend == "etcd-v2" else C10D_PORT
     if not several and backend == "c10d" and job.rdzv.port is None:
         default_port, port = 0, None

@@ -97,7 +97,7 @@ def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: 
                 ("master_addr", host),
                 ("master_port", str(port)),
                 ("node_rank", str(node.node_index)),
-                ("rdzv_id", node.name.rpartition("-")[0]),
+                ("rdzv_id", node.rendezvous.id),
                 ("max_restarts", "0"),
             ]
         case Elastic() as elastic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 
 from launcher.node_plan import Env
@@ -14,15 +13,11 @@ def render_line(argv: tuple[str, ...], env: Env = ()) -> str:
     return " ".join([*assignments, *(shlex.quote(word) for word in argv)])
 
 
-def render_block(argv: tuple[str, ...], per_line: tuple[int, ...] = ()) -> str:
-    """One command over several lines; ``per_line`` holds the indices at which a line begins."""
-    starts = (0, *per_line, len(argv))
-    lines = [
-        " ".join(shlex.quote(word) for word in argv[begin:end])
-        for begin, end in itertools.pairwise(starts)
-        if begin < end
-    ]
-    return " \\\n  ".join(lines)
+def render_block(argv: tuple[str, ...], per_line: int) -> str:
+    """One command over several lines, with ``per_line`` words on each after the first."""
+    first, *rest = (shlex.quote(word) for word in argv)
+    lines = [" ".join(rest[i : i + per_line]) for i in range(0, len(rest), per_line)]
+    return " \\\n  ".join([first, *lines])
 
 
 def render_exports(env: Env) -> str:

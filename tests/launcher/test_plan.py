@@ -204,5 +204,5 @@ def test_values_of_secrets_are_not_in_a_plan(
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}'])
 def test_anything_else_is_not_a_plan(text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         parse_plan(text)

@@ -30,7 +30,7 @@ def test_fixed_groups_meet_statically_and_elastic_ones_by_c10d(
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job: MakeJob) -> None:
-    expected = Static(master_addr="w-0", master_port=29500)
+    expected = Static(master_addr="w-0", master_port=29500, id="run")
     assert rendezvous(make_job(nnodes=2), node_index=1) == expected
 
 
