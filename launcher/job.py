@@ -48,26 +48,25 @@ from launcher.job_values import (
 
 
 class RdzvConfSpec(Section):
-    """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them. All are in seconds,
-    but for the number of attempts and etcd's own. What is left out is torchrun's default, or the
-    launcher's where that one is known to fail."""
+    """What a rendezvous may be told, by torchrun's names: a closed set, because torchrun ignores
+    names that it does not know. ``is_host`` and ``rank`` are left to the launcher."""
 
     join_timeout: Seconds | None = None
-    """How long a node waits for the group to be complete."""
-    last_call_timeout: Seconds | None = None
-    """How long a group with the smallest number of nodes waits for more of them."""
+    """Seconds that a node waits for the group to be complete."""
+    last_call_timeout: Annotated[Seconds | None, Field(examples=[5])] = None
+    """Seconds that a group with the smallest number of nodes waits for more of them."""
     close_timeout: Seconds | None = None
-    """How long a node waits for the rendezvous to close."""
+    """Seconds that a node waits for the rendezvous to close."""
     heartbeat_timeout: Seconds | None = None
-    """How long one keep-alive may take."""
+    """Seconds that one sign of life may take."""
     keep_alive_interval: Seconds | None = None
-    """The time between two signs of life of a node (torch >= 2.7)."""
+    """Seconds between two signs of life of a node (torch >= 2.7)."""
     keep_alive_max_attempt: Annotated[int, Field(strict=True, ge=1)] | None = None
     """After how many missed signs of life a node counts as lost (torch >= 2.7)."""
-    read_timeout: Seconds | None = None
-    """How long a node waits for the store; must outlast the slowest pull of an image."""
+    read_timeout: Annotated[Seconds | None, Field(examples=[600])] = None
+    """Seconds that a node waits for the store; must outlast the slowest pull of an image."""
     timeout: Seconds | None = None
-    """How long a node waits for the others, with the backend ``static``."""
+    """Seconds that a node waits for the others, with the backend ``static``."""
     protocol: Literal["http", "https"] | None = None
     """How etcd is spoken to, with the backend ``etcd-v2``."""
     ssl_cert: Text | None = None
@@ -86,19 +85,20 @@ class RdzvConfSpec(Section):
 class RdzvSpec(Section):
     """How the nodes find each other. Leave it out unless the defaults do not fit."""
 
-    backend: Literal["static", "c10d", "etcd-v2"] | None = None
+    backend: Annotated[Literal["static", "c10d", "etcd-v2"] | None, Field(examples=["c10d"])] = None
     """``static``: a group of fixed size, by address and node rank; when a node is lost, all are
     started again. ``c10d``: torch's own elastic rendezvous, without any service. ``etcd-v2``:
     elastic, by an etcd server. Left out: ``static`` for a fixed number of nodes above one, else
     ``c10d``."""
-    port: Annotated[Port, Field(examples=[29400])] | None = None
+    port: Annotated[Port | None, Field(examples=[29400])] = None
     """The port at which the nodes meet. Left out: a free one where the launcher can find one,
     else torchrun's own (29400 for ``c10d``, 29500 for ``static``)."""
-    id: Annotated[ScalarText, Field(min_length=1, examples=["digits-a"])] | None = None
+    id: Annotated[ScalarText | None, Field(min_length=1, examples=["digits-a"])] = None
     """The name of the rendezvous. Left out: made from the run id and the attempt, which is what
     keeps two runs apart."""
-    conf: RdzvConfSpec = RdzvConfSpec()
-    """Settings of the rendezvous, by torchrun's names."""
+    conf: RdzvConfSpec = Field(default=RdzvConfSpec(), examples=[{"last_call_timeout": 5}])
+    """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them; what is left out is
+    torchrun's default, or the launcher's where that one is known to fail."""
 
 
 class MountSpec(Section):
@@ -108,7 +108,7 @@ class MountSpec(Section):
     """The path on the host, absolute or relative to the folder where the launcher is called."""
     target: Annotated[MountTarget, Field(examples=["/data"])]
     """The absolute path in the container; not ``/launcher`` or below, which is the launcher's."""
-    read_only: Flag = False
+    read_only: Annotated[Flag, Field(examples=[True])] = False
     """Whether the container may only read it."""
 
     @model_validator(mode="before")
@@ -118,18 +118,18 @@ class MountSpec(Section):
 
 
 class ResourcesSpec(Section):
-    """What one node gets. ``local`` processes are not limited by it."""
+    """What one node gets."""
 
-    cpus: Annotated[Cores, Field(examples=[4])] | None = None
+    cpus: Annotated[Cores | None, Field(examples=[4])] = None
     """CPU cores, fractions included. Left out: no limit."""
-    memory: Annotated[Quantity, Field(examples=["8Gi"])] | None = None
+    memory: Annotated[Quantity | None, Field(examples=["8Gi"])] = None
     """Memory, as a Kubernetes quantity. Left out: no limit."""
     shm: Annotated[Quantity, Field(examples=["2Gi"])] = "1Gi"
     """Size of /dev/shm, through which data loader workers and NCCL pass their data. A container
     has 64 MB of it unless told otherwise, which is too little for both."""
-    gpus: Annotated[Count, Field(examples=[8])] | None = None
+    gpus: Annotated[Count | None, Field(examples=[8])] = None
     """GPUs. Left out: as many as ``nproc_per_node`` needs; 0: none, even where there are some."""
-    rdma: Rdma = False
+    rdma: Annotated[Rdma, Field(examples=[True])] = False
     """Whether the node gets the host's RDMA devices (with the right to lock memory), or how many
     of them on a target that counts them."""
 
@@ -145,14 +145,14 @@ class ResourcesSpec(Section):
 class LocalSpec(Section):
     """Only for ``--on local``: processes on this machine, without a container."""
 
-    python: Annotated[HostPath, Field(examples=[".venv/bin/python"])] | None = None
+    python: Annotated[HostPath | None, Field(examples=[".venv/bin/python"])] = None
     """The interpreter that has torch. Left out: the one that runs the launcher."""
 
 
 class DockerSpec(Section):
     """Only for ``--on docker``: containers on this machine."""
 
-    runtime: Annotated[Text, Field(examples=["nvidia"])] | None = None
+    runtime: Annotated[Text | None, Field(examples=["nvidia"])] = None
     """The container runtime, by the name that the engine knows it by. Left out: the engine's
     default."""
     labels: Annotated[Pairs, AsPairs(Label, ScalarText)] = Field(
@@ -175,7 +175,7 @@ class JobSpec(Section):
     """The job's name, from which runs, containers and Kubernetes objects get theirs. A lower-case
     letter, then lower-case letters, digits and ``-``, at most 40 characters: then no name made
     from it is longer than Kubernetes allows."""
-    image: Annotated[Image, Field(examples=["ghcr.io/me/train:1.4"])] | None = None
+    image: Annotated[Image | None, Field(examples=["ghcr.io/me/train:1.4"])] = None
     """The container image. It needs torch and nothing of this project. Left out: the image that
     ``make image`` builds, ``fabric-train:cuda`` or ``fabric-train:cpu`` as the machine is."""
     command: Annotated[
@@ -194,7 +194,7 @@ class JobSpec(Section):
     """How the nodes find each other."""
     max_restarts: Annotated[Count, Field(examples=[3])] = 0
     """How many times the workers are started again after a failure."""
-    checkpoint_dir: Annotated[HostPath, Field(examples=["./checkpoints/digits"])] | None = None
+    checkpoint_dir: Annotated[HostPath | None, Field(examples=["./checkpoints/digits"])] = None
     """Where checkpoints are kept and resumed from, relative to the folder where the launcher is
     called; outlives the run. The script finds it as ``CHECKPOINT_DIR``. Left out: a folder of the
     run, so that every run starts from nothing."""
@@ -204,7 +204,11 @@ class JobSpec(Section):
     """Variables for the workers, value by value as written: ``1.10`` stays ``1.10``, ``NO`` stays
     ``NO``. What torchrun or the launcher sets (``RANK``, ``MASTER_ADDR``, ``PET_*``,
     ``TORCHELASTIC_*``, ``LAUNCHER_*``, ``RUN_DIR``, ``CHECKPOINT_DIR`` ...) is refused."""
-    secrets: tuple[Variable, ...] = Field(default=(), examples=[["WANDB_API_KEY"]])
+    secrets: tuple[Variable, ...] = Field(
+        default=(),
+        examples=[["WANDB_API_KEY"]],
+        json_schema_extra={"errorMessage": "a list of variables' names"},
+    )
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
     mounts: tuple[Annotated[MountSpec, OrText(MOUNT_PATTERN, MOUNT_WORDS)], ...] = Field(
@@ -213,15 +217,16 @@ class JobSpec(Section):
     )
     """Folders or files of the host that the containers see; each either ``source:target``,
     ``source:target:ro`` or the keys below."""
-    workdir: Annotated[Text, Field(examples=["/workspace"])] | None = None
+    workdir: Annotated[Text | None, Field(examples=["/workspace"])] = None
     """The working folder of the workers: a path in the container, or with ``--on local`` on this
     machine, relative to the folder where the launcher is called. Left out: the image's own."""
     resources: ResourcesSpec = ResourcesSpec()
-    """What one node gets."""
+    """What one node gets. ``cpus``, ``memory`` and ``shm`` do not bind ``--on local``, whose
+    processes use the machine as it is."""
     stop_grace_s: Annotated[Seconds, Field(examples=[120])] = 30
     """Seconds that the workers have between the request to stop and the kill, for their last
     checkpoint."""
-    torch_version: Annotated[TorchVersion, Field(examples=["2.10", "2.4.1"])] | None = None
+    torch_version: Annotated[TorchVersion | None, Field(examples=["2.10", "2.4.1"])] = None
     """The torch in the image, where the image's label does not say it; decides which of
     torchrun's flags may be used. Left out and no label: the oldest supported one is assumed."""
     local: LocalSpec = LocalSpec()

@@ -126,13 +126,14 @@ def schema_at(root: Schema, path: KeyPath) -> Schema:
     """The part of the schema that governs ``path``; of what holds it where there is none."""
     node: Schema = root
     for part in path:
-        node = _child(_resolve(node, root), part)
+        node = _child(resolve(node, root), part)
         if not node:
             return {}
-    return _resolve(node, root)
+    return resolve(node, root)
 
 
-def _resolve(node: Schema, root: Schema) -> Schema:
+def resolve(node: Schema, root: Schema) -> Schema:
+    """The schema behind a reference, or behind a reference that may also be left empty."""
     while True:
         if "$ref" in node:
             node = root["$defs"][node["$ref"].rsplit("/", 1)[-1]]
@@ -225,7 +226,7 @@ def _leaves(node: Schema, root: Schema, prefix: str = "") -> Iterator[tuple[str,
     """Each key by its own name, and as torchrun joins it (``rdzv_backend``), to its path."""
     for key, child in node.get("properties", {}).items():
         path = f"{prefix}{key}"
-        yield from _leaves(_resolve(child, root), root, f"{path}.")
+        yield from _leaves(resolve(child, root), root, f"{path}.")
         yield path.replace(".", "_"), path
         yield key, path
 

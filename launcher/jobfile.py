@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,16 @@ from launcher.errors import InputError
 from launcher.job import JobSpec
 from launcher.job_conflicts import find_conflicts
 from launcher.job_problems import (
-    JobFileError,
+    JobFileError as JobFileError,
+)
+from launcher.job_problems import (
     Problem,
     find_problems,
     is_secret,
     render_key,
 )
+from launcher.job_types import Section
+from launcher.job_values import NodeRange, dump_nodes
 from launcher.yaml_source import (
     Entry,
     Flaw,
@@ -60,6 +65,12 @@ def parse_override(setting: str) -> Override:
     return Override(option=f"--set {key}={shown}", path=path, text=text)
 
 
+def option_override(option: str, text: str) -> Override:
+    """The value of an option that is named as its key is: ``--nproc-per-node 2``."""
+    key = option.removeprefix("--").replace("-", "_")
+    return Override(option=f"{option} {text}", path=(key,), text=text)
+
+
 def read_job(path: Path | str, overrides: Sequence[Override] = ()) -> JobSpec:
     """Reads and checks a job file; raises ``InputError`` with every problem in it."""
     return parse_job(read_text(path), str(path), overrides)
@@ -91,9 +102,19 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
+def render_schema() -> str:
+    """``schema()`` as the text of a file."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
 class _JobSchema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: object) -> bool:
         return False  # "Stop Grace S" says less than the key
+
+    def encode_default(self, dft: Any) -> Any:
+        if isinstance(dft, NodeRange):
+            return dump_nodes(dft)
+        return None if isinstance(dft, Section) else super().encode_default(dft)
 
 
 def _allow_empty(field: dict[str, Any]) -> None:
