@@ -48,9 +48,9 @@ class LocalArtifact:
         unset = sorted({name for process in self.processes for name in process.unset})
         lines = [
             "#!/bin/sh",
-            "# One agent per node; ends when all have ended, with the exit code of one that failed.",
+            "# One agent per node; ends when all have ended, with the code of one that failed.",
             render_block(("unset", *unset), per_line=4),
-            render_block(("mkdir", "-p", *folders), per_line=1),
+            render_block(("mkdir", "-p", *folders), head=2),
             *(line for process in self.processes for line in _subshell(process)),
             "code=0",
             "for pid in $pids; do wait $pid || code=$?; done",
@@ -61,13 +61,12 @@ class LocalArtifact:
 
 def _subshell(process: Process) -> list[str]:
     """One agent in the background, in its folder and with its variables."""
-    secrets = " ".join(process.secrets)
+    secrets = f"; takes from this shell: {' '.join(process.secrets)}" if process.secrets else ""
     return [
-        f"(  # node {process.node_index}"
-        + (f"; takes from this shell: {secrets}" if secrets else ""),
+        f"(  # node {process.node_index}{secrets}",
         f"cd {shlex.quote(process.cwd)} || exit",
         render_exports(process.env).rstrip("\n"),
-        render_block(("exec", *process.argv), per_line=1),
+        render_block(("exec", *process.argv), head=4),
         ") &",
         'pids="$pids $!"',
     ]

@@ -13,11 +13,11 @@ def render_line(argv: tuple[str, ...], env: Env = ()) -> str:
     return " ".join([*assignments, *(shlex.quote(word) for word in argv)])
 
 
-def render_block(argv: tuple[str, ...], per_line: int) -> str:
-    """One command over several lines, with ``per_line`` words on each after the first."""
-    first, *rest = (shlex.quote(word) for word in argv)
-    lines = [" ".join(rest[i : i + per_line]) for i in range(0, len(rest), per_line)]
-    return " \\\n  ".join([first, *lines])
+def render_block(argv: tuple[str, ...], *, head: int = 1, per_line: int = 1) -> str:
+    """One command over several lines: ``head`` words first, then ``per_line`` on each."""
+    words = [shlex.quote(word) for word in argv]
+    rest = [" ".join(words[i : i + per_line]) for i in range(head, len(words), per_line)]
+    return " \\\n  ".join([" ".join(words[:head]), *rest])
 
 
 def render_exports(env: Env) -> str:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One agent per node; ends when all have ended, with the exit code of one that failed.
+# One agent per node; ends when all have ended, with the code of one that failed.
 unset \
   GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE \
   LT_ACCELERATOR LT_CLI_USED LT_DEVICES LT_NUM_NODES \
@@ -10,8 +10,7 @@ unset \
   PET_STANDALONE RANK ROLE_RANK ROLE_WORLD_SIZE \
   TORCHELASTIC_ERROR_FILE TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID \
   TORCHELASTIC_USE_AGENT_STORE WORLD_SIZE
-mkdir \
-  -p \
+mkdir -p \
   '/work space/runs/digits-0a1b2c' \
   '/work space/check points' \
   '/work space/runs/digits-0a1b2c/nodes/0/0' \
@@ -35,10 +34,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=c10d
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[0/${rank}] '
-exec \
-  /opt/venv/bin/python \
-  -m \
-  torch.distributed.run \
+exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=1:3 \
   --nproc-per-node=1 \
   --rdzv-backend=c10d \
@@ -73,10 +69,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=c10d
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[1/${rank}] '
-exec \
-  /opt/venv/bin/python \
-  -m \
-  torch.distributed.run \
+exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=1:3 \
   --nproc-per-node=1 \
   --rdzv-backend=c10d \
@@ -111,10 +104,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=c10d
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[2/${rank}] '
-exec \
-  /opt/venv/bin/python \
-  -m \
-  torch.distributed.run \
+exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=1:3 \
   --nproc-per-node=1 \
   --rdzv-backend=c10d \
