@@ -13,15 +13,9 @@ def render_line(argv: tuple[str, ...], env: Env = ()) -> str:
     return " ".join([*assignments, *(shlex.quote(word) for word in argv)])
 
 
-def render_block(argv: tuple[str, ...], per_line: tuple[int, ...] = ()) -> str:
-    """One command over several lines; ``per_line`` holds the indices at which a line begins."""
-    starts = (0, *per_line, len(argv))
-    lines = [
-        " ".join(shlex.quote(word) for word in argv[begin:end])
-        for begin, end in zip(starts, starts[1:], strict=False)
-        if begin < end
-    ]
-    return " \\\n  ".join(lines)
+def render_lines(lines: tuple[tuple[str, ...], ...]) -> str:
+    """One command over several lines, one group of words on each."""
+    return " \\\n  ".join(shlex.join(line) for line in lines)
 
 
 def render_exports(env: Env) -> str:

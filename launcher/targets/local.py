@@ -19,6 +19,7 @@ from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
+from launcher.targets.gpus import read_gpus
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
@@ -148,17 +149,6 @@ def read_torch_version(python: str) -> str:
             "install it (make setup), name another interpreter (local.python), or use --on docker",
         )
     return found.strip()
-
-
-def read_gpus() -> tuple[str, ...]:
-    """Ids of this machine's NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them; empty without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
-    listed = proc.read_output(
-        ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"), timeout_s=10
-    )
-    return tuple((listed or "").split())
 
 
 def find_free_port(random_source: random.Random) -> int:
