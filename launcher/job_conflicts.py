@@ -1,0 +1,93 @@
+"""Keys of a job file that are right alone and wrong together.
+
+Reads unchecked data, so that one wrong key hides no conflict of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.job_values import RefusedError, parse_mount_target, parse_nodes, split_mount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """Two keys that are right alone and wrong together; ``path`` is the one to change."""
+
+    path: tuple[str | int, ...]
+    found: str
+    accepted: str
+    fix: str
+
+
+def find_conflicts(raw: Mapping[str, object]) -> tuple[Conflict, ...]:
+    """All conflicts of a job file's data, or of a JobSpec's own dump."""
+    return (*_rendezvous(raw), *_processes(raw), *_secrets(raw), *_mounts(raw))
+
+
+def _section(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = raw.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(raw: Mapping[str, object], key: str) -> list[object]:
+    value = raw.get(key)
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _rendezvous(raw: Mapping[str, object]) -> list[Conflict]:
+    if _section(raw, "rdzv").get("backend") != "static":
+        return []
+    try:
+        nodes = parse_nodes(raw.get("nnodes", 1))
+    except RefusedError:
+        return []
+    if not nodes.is_elastic:
+        return []
+    accepted = f"c10d or etcd-v2, because nnodes is {nodes} and a static group keeps its size"
+    fix = f"remove the key, or write nnodes: {nodes.max}"
+    return [Conflict(path=("rdzv", "backend"), found="static", accepted=accepted, fix=fix)]
+
+
+def _processes(raw: Mapping[str, object]) -> list[Conflict]:
+    gpus = _section(raw, "resources").get("gpus")
+    if raw.get("nproc_per_node") != "gpu" or gpus != 0 or isinstance(gpus, bool):
+        return []
+    accepted = "a number or cpu, because resources.gpus is 0"
+    fix = "write nproc_per_node: cpu, or ask for GPUs"
+    return [Conflict(path=("nproc_per_node",), found="gpu", accepted=accepted, fix=fix)]
+
+
+def _secrets(raw: Mapping[str, object]) -> list[Conflict]:
+    env, seen, conflicts = _section(raw, "env"), set(), []
+    for index, name in enumerate(_list(raw, "secrets")):
+        if not isinstance(name, str):
+            continue
+        if name in seen or name in env:
+            accepted = "each name once" if name in seen else "a name that is not also under env"
+            fix = "remove one of the two"
+            conflicts.append(
+                Conflict(path=("secrets", index), found=name, accepted=accepted, fix=fix)
+            )
+        seen.add(name)
+    return conflicts
+
+
+def _mounts(raw: Mapping[str, object]) -> list[Conflict]:
+    seen: dict[str, int] = {}
+    conflicts = []
+    for index, value in enumerate(_list(raw, "mounts")):
+        try:
+            mount = split_mount(value)
+            target = parse_mount_target(str(mount["target"])) if isinstance(mount, dict) else ""
+        except (RefusedError, KeyError):
+            continue
+        if target in seen:
+            accepted = f"a target of its own; mounts.{seen[target]} has this one"
+            path = ("mounts", index, "target")
+            conflicts.append(
+                Conflict(path=path, found=target, accepted=accepted, fix="give it another target")
+            )
+        seen.setdefault(target, index)
+    return conflicts

@@ -1,0 +1,366 @@
+"""The only reader of YAML: plain data, and for every key and value the place it was written at.
+
+Reads by YAML 1.2's core schema, not by PyYAML's YAML 1.1: only ``true`` and ``false`` are truth
+values, ``NO`` and ``1:4`` are text, octal is ``0o17``. Nothing but text, numbers, truth values,
+lists and mappings can come out; a tag that would make anything else is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.errors import InputError
+
+KeyPath = tuple[str | int, ...]
+"""From the top of the file to a value: keys of mappings and 0-based places in lists."""
+
+MAX_FILE_BYTES = 2**20
+MAX_NODES = 20_000
+"""Values after aliases are followed; a few lines of nested aliases can stand for billions."""
+MAX_DEPTH = 40
+
+_MAX_DIGITS = 40
+"""Of a whole number; Python itself refuses to read thousands of them."""
+_TAG = "tag:yaml.org,2002:"
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_NULL = re.compile(r"null|Null|NULL|~|")
+_MERGE = re.compile(r"<<")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """Where a value comes from and how it was written.
+
+    ``where`` is ``file:line`` of the key (of the item, in a list), or the option that gave the
+    value; ``line`` and ``column`` are 1-based and those of the value itself, ``line`` 0 where an
+    option gave it. ``text`` is a
+    scalar's text before it was read as a number or truth value, ``None`` for lists and mappings;
+    ``written`` is what stands in the file, quotes included.
+    """
+
+    where: str
+    line: int
+    column: int
+    text: str | None
+    written: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class YamlSource:
+    """What was read: ``data`` as plain Python values, and an entry for every value's path."""
+
+    data: Any
+    entries: dict[KeyPath, Entry]
+
+    def nearest(self, path: KeyPath) -> Entry:
+        """The entry of ``path``, or of what holds it where the path itself is not written."""
+        while path and path not in self.entries:
+            path = path[:-1]
+        return self.entries[path]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flaw:
+    """One thing in valid YAML that this project refuses, such as a key given twice."""
+
+    where: str
+    line: int
+    path: KeyPath
+    what: str
+    fix: str
+
+
+class YamlError(InputError):
+    """The text is no YAML that this project reads; ``what`` starts with file and line.
+
+    Where the rest could be read, ``source`` holds it and ``flaws`` what was refused in it, so
+    that a caller can report its own findings beside them.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        hint: str,
+        *,
+        source: YamlSource | None = None,
+        flaws: tuple[Flaw, ...] = (),
+    ) -> None:
+        super().__init__(what, hint)
+        self.source = source
+        self.flaws = flaws
+
+
+def read_yaml(path: Path | str) -> YamlSource:
+    """Reads a file that holds one mapping; raises ``YamlError``."""
+    return parse_yaml(read_text(path), str(path))
+
+
+def parse_yaml(text: str, file: str) -> YamlSource:
+    """Parses the text of a file that holds one mapping; raises ``YamlError``."""
+    root = _compose(text, file)
+    if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
+        raise YamlError(f"{file}:1: the file is empty", "write at least name: and command:")
+    if not isinstance(root, yaml.MappingNode):
+        raise YamlError(
+            f"{_at(file, root.start_mark)}: found {_kind(root)} at the top; accepted: a mapping",
+            "write key: value lines, such as name: digits",
+        )
+    return _Builder(text, file).build_source(root)
+
+
+def parse_fragment(text: str, where: str) -> YamlSource:
+    """Parses one value given outside a file, as by an option, which ``where`` names."""
+    root = _compose(text, where, is_file=False)
+    if root is None:
+        empty = Entry(where=where, line=0, column=0, text="", written="")
+        return YamlSource(data=None, entries={(): empty})
+    return _Builder(text, where, is_file=False).build_source(root)
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a YAML file, before parsing; raises ``YamlError``."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise YamlError(f"{path}: no such file", _similar_file(path)) from None
+    except IsADirectoryError:
+        found = sorted(path.glob("*.yaml"))[:1]
+        fix = f"name a file in it, such as {found[0]}" if found else "name a file"
+        raise YamlError(f"{path}: is a folder, not a file", fix) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise YamlError(f"{path}: cannot be read: {reason}", "name a readable file") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise YamlError(f"{path}: larger than 1 MiB, so not a YAML file", "name the YAML file")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        what = f"{path}:{line}: byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise YamlError(what, "save the file as UTF-8") from None
+
+
+def _similar_file(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return f"there is no folder {path.parent} either"
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.with_name(close[0])}?" if close else "check the path"
+
+
+# -- text to nodes ----------------------------------------------------------------------------
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """PyYAML's scanner and parser with YAML 1.2's rules for what a plain scalar is."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute)
+
+
+for _name, _pattern, _first in (
+    ("merge", _MERGE, "<"),
+    ("null", _NULL, ["n", "N", "~", ""]),
+    ("bool", _BOOL, "tTfF"),
+    ("int", _INT, "-+0123456789"),
+    ("float", _FLOAT, "-+.0123456789"),
+):
+    _CoreLoader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern.pattern})$"), _first)
+
+
+def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
+    try:
+        loader = _CoreLoader(text)
+        try:
+            return loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = _at(file, mark) if is_file and mark is not None else file
+        problem, fix = _explain(f"{error.context or ''} {error.problem or ''}", text, mark)
+        raise YamlError(f"{where}: {problem}", fix) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        what = f"{file}:{line}" if is_file else file
+        raise YamlError(f"{what}: a control character in the text", "remove it") from None
+    except RecursionError:
+        raise YamlError(f"{file}: nested too deeply", f"at most {MAX_DEPTH} levels") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise YamlError(f"{file}: not valid YAML: {error}", "check the escapes in quotes") from None
+
+
+_EXPLANATIONS = (
+    ("single document", "a second document begins here", "keep one document: drop the --- line"),
+    ("undefined alias", "an alias (*name) without its anchor (&name)", "put the text in quotes"),
+    ("duplicate anchor", "an anchor (&name) that was used before", "give it another name"),
+    ("undefined tag handle", "a tag (!name), which is not accepted", "remove the tag"),
+    ("mapping values are not allowed", "a second ': ' on the line, or a wrong indentation",
+     "put text that holds ': ' in quotes; give keys of one section one indentation"),
+    ("could not find expected ':'", "a line that is no key: value", "write key: value"),
+    ("scanning a quoted scalar", "quotes that are not closed, or a wrong escape in them",
+     "close the quotes; write a backslash as two, or use single quotes"),
+    ("a flow node", "a [ or { that is not closed", "close it, or put the text in quotes"),
+    ("flow sequence", "a list in [ ] that is not closed, or lacks a comma", "close it with ]"),
+    ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
+    ("block sequence entries", "a - that begins no list here", "put the list on the next line"),
+    ("block mapping", "a wrong indentation, or quotes that end before the text does",
+     "give the keys of one section one indentation"),
+)  # fmt: skip
+
+
+def _explain(message: str, text: str, mark: yaml.Mark | None) -> tuple[str, str]:
+    """Our words for PyYAML's, which speak of tokens and scanners."""
+    character = text[mark.index : mark.index + 1] if mark is not None else ""
+    if character == "\t":
+        return "a tab; YAML indents with spaces", "replace the tab by spaces"
+    if "cannot start any token" in message and character:
+        return f"text that begins with {character}", "put the text in quotes"
+    for part, problem, fix in _EXPLANATIONS:
+        if part in message:
+            return problem, fix
+    return f"not valid YAML: {message.strip()}", "check indentation and quotes around this line"
+
+
+def _at(file: str, mark: yaml.Mark) -> str:
+    return f"{file}:{mark.line + 1}"
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return "a single value"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+
+
+# -- nodes to data ----------------------------------------------------------------------------
+
+
+class _Builder:
+    """Turns nodes into data, once; holds the limits and what was found on the way."""
+
+    def __init__(self, text: str, file: str, *, is_file: bool = True) -> None:
+        self._text = text
+        self._file = file
+        self._is_file = is_file
+        self._entries: dict[KeyPath, Entry] = {}
+        self._flaws: list[Flaw] = []
+        self._left = MAX_NODES
+
+    def build_source(self, root: yaml.Node) -> YamlSource:
+        source = YamlSource(data=self._value(root, (), root), entries=self._entries)
+        if not self._flaws:
+            return source
+        lines = [f"{flaw.where}: {flaw.what}\n  fix: {flaw.fix}" for flaw in self._flaws]
+        raise YamlError("\n".join(lines), "", source=source, flaws=tuple(self._flaws))
+
+    def _where(self, node: yaml.Node) -> str:
+        return _at(self._file, node.start_mark) if self._is_file else self._file
+
+    def _line(self, node: yaml.Node) -> int:
+        return node.start_mark.line + 1 if self._is_file else 0
+
+    def _refuse(self, node: yaml.Node, path: KeyPath, what: str, fix: str) -> None:
+        where, line = self._where(node), self._line(node)
+        self._flaws.append(Flaw(where=where, line=line, path=path, what=what, fix=fix))
+
+    def _spend(self, node: yaml.Node, depth: int) -> None:
+        self._left -= 1
+        if depth > MAX_DEPTH:
+            what = f"nested deeper than {MAX_DEPTH} levels, or an alias inside of its own anchor"
+            raise YamlError(f"{self._where(node)}: {what}", "write it flatter")
+        if self._left < 0:
+            what = f"more than {MAX_NODES} values once aliases are followed"
+            raise YamlError(f"{self._where(node)}: {what}", "use fewer aliases")
+
+    def _value(self, node: yaml.Node, path: KeyPath, key: yaml.Node) -> Any:
+        self._spend(node, len(path))
+        start, end = node.start_mark, node.end_mark
+        self._entries[path] = Entry(
+            where=self._where(key),
+            line=self._line(node),
+            column=start.column + 1,
+            text=node.value if isinstance(node, yaml.ScalarNode) else None,
+            written=self._text[start.index : end.index].rstrip(),
+        )
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        expected = "seq" if isinstance(node, yaml.SequenceNode) else "map"
+        if node.tag != _TAG + expected:
+            self._refuse(node, path, f"the tag {_shown_tag(node)} is not accepted", "remove it")
+            return None
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*path, i), item) for i, item in enumerate(node.value)]
+        pairs = self._pairs(node, path, len(path))
+        return {name: self._value(item, (*path, name), key) for name, (key, item) in pairs.items()}
+
+    def _pairs(self, node: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
+        """A mapping's keys and values; its own keys win over merged ones, earlier merges over
+        later ones."""
+        self._spend(node, depth)
+        own: _Pairs = {}
+        merged: _Pairs = {}
+        for key, value in node.value:
+            if key.tag == _TAG + "merge":
+                merged = self._merged(key, value, path, depth) | merged
+            elif not isinstance(key, yaml.ScalarNode) or not key.value:
+                self._refuse(key, path, "a key that is no name", "write name: value")
+            elif key.value in own:
+                first = self._where(own[key.value][0])
+                what = f"given a second time; the first is {first}"
+                self._refuse(key, (*path, key.value), what, "remove one of the two")
+            elif self._is_text(key, path):
+                # text as written: the keys NO and 8080 are meant as names
+                own[key.value] = (key, value)
+        return merged | own
+
+    def _merged(self, key: yaml.Node, value: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
+        merged: _Pairs = {}
+        for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if isinstance(source, yaml.MappingNode):
+                merged = self._pairs(source, path, depth + 1) | merged
+            else:
+                self._refuse(key, path, "<< merges mappings only", "merge an alias of a mapping")
+        return merged
+
+    def _is_text(self, node: yaml.Node, path: KeyPath) -> bool:
+        if not re.search("[\0\ud800-\udfff]", node.value):
+            return True
+        self._refuse(node, path, "a character that is no text (NUL or surrogate)", "remove it")
+        return False
+
+    def _scalar(self, node: yaml.Node, path: KeyPath) -> str | int | float | bool | None:
+        kind, text = node.tag.removeprefix(_TAG), node.value
+        if not self._is_text(node, path):
+            return None
+        if kind == "str":
+            return str(text)
+        if kind == "null" and _NULL.fullmatch(text):
+            return None
+        if kind == "bool" and _BOOL.fullmatch(text):
+            return bool(text.lower() == "true")
+        if kind == "int" and _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
+            return int(text, 0) if text[1:2] in ("o", "x") else int(text)
+        if kind == "float" and _FLOAT.fullmatch(text):
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        what = f"{text[:_MAX_DIGITS]!r} with the tag {_shown_tag(node)} is not accepted"
+        self._refuse(node, path, what, "remove the tag, or put the value in quotes")
+        return None
+
+
+_Pairs = dict[str, tuple[yaml.Node, yaml.Node]]
+
+
+def _shown_tag(node: yaml.Node) -> str:
+    return str(node.tag).replace(_TAG, "!!")
