@@ -1,4 +1,4 @@
-"""The errors that reach a person: what was given, whose fault it is, the fix to type, the exit code."""
+"""The errors that reach a person: what was given, whose fault, the fix, the exit code."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ class Static:
 
     master_addr: str
     master_port: int
+    id: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The launch plan: everything decided about a run, made from the job and the target's facts alone."""
+"""The launch plan: all that is decided about a run, from job and target facts alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from launcher.errors import InputError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Mount, NodePlan, Static
-from launcher.rendezvous import backend_of, endpoint_of, plan_backend, plan_rendezvous
-from launcher.torchrun import parse_torch_version, plan_environment
+from launcher.rendezvous import backend_of, endpoint_of, plan_rendezvous
+from launcher.torchrun import (
+    ENVIRONMENT,
+    PREFIX_TEMPLATE,
+    line_prefix_template,
+    parse_torch_version,
+)
 
 SCHEMA = 1
 LOCAL_ADDR = "127.0.0.1"
@@ -34,8 +39,8 @@ class Resources:
 class LaunchPlan:
     """One start of a run on a target. Immutable; what comes next is a new plan.
 
-    ``attempt`` counts how often all nodes were started anew. ``max_restarts`` is the number of
-    new attempts the launcher may make; restarts inside torchrun are in each node's plan.
+    ``attempt`` counts how often all nodes were started anew. ``max_restarts`` bounds the
+    new attempts of the launcher; restarts inside torchrun are in each node's plan.
     ``run_dir`` and ``checkpoint_dir`` are absolute folders of the launcher's machine.
     """
 
@@ -69,6 +74,11 @@ class LaunchPlan:
         return json.dumps(_jsonable(self), indent=2) + "\n"
 
 
+def new_run_id(job_name: str, randomness: bytes) -> str:
+    """``digits-3f9a01``: the job's name and six hexadecimal digits of the given randomness."""
+    return f"{job_name}-{randomness.hex()[:6]}"
+
+
 def plan_run(
     job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
 ) -> LaunchPlan:
@@ -81,7 +91,6 @@ def plan_run(
     checkpoint_dir = _on_host(job.checkpoint_dir, facts) or f"{run_dir}/{contract.CHECKPOINTS_DIR}"
     devices = plan_devices(job, facts)
     shared = _SharedByNodes(job, facts, run_id, run_dir, checkpoint_dir, extra_args)
-    backend = plan_backend(job)
     return LaunchPlan(
         run_id=run_id,
         job_name=job.name,
@@ -94,7 +103,7 @@ def plan_run(
         user=facts.user,
         run_dir=run_dir,
         checkpoint_dir=checkpoint_dir,
-        max_restarts=job.max_restarts if backend == "static" or job.nnodes.max > 1 else 0,
+        max_restarts=job.max_restarts,
         stop_grace_s=job.stop_grace_s,
         resources=Resources(
             cpus=job.resources.cpus,
@@ -163,7 +172,9 @@ def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
         per_node = _cpu_workers(job, facts)
         return (NodeDevices(nproc_per_node=per_node, device_ids=()),) * count
     wanted = job.nproc_per_node
-    per_node = wanted if isinstance(wanted, int) else job.resources.gpus or len(facts.device_ids) // count
+    per_node = (
+        wanted if isinstance(wanted, int) else job.resources.gpus or len(facts.device_ids) // count
+    )
     if per_node * count > len(facts.device_ids) or per_node == 0:
         raise InputError(
             f"{count} nodes x {max(per_node, 1)} GPUs asked for, target {facts.target} has "
@@ -208,17 +219,22 @@ class _SharedByNodes:
         self.command = (*job.command, *extra_args)
         self.torch_version = parse_torch_version(facts.torch_version or job.torch_version)
         self.run_dir = contract.CONTAINER_RUN_DIR if self.in_container else run_dir
-        own = ((run_dir, contract.CONTAINER_RUN_DIR), (checkpoint_dir, contract.CONTAINER_CHECKPOINT_DIR))
+        own = (
+            (run_dir, contract.CONTAINER_RUN_DIR),
+            (checkpoint_dir, contract.CONTAINER_CHECKPOINT_DIR),
+        )
         self.mounts = self._mounts(own)
         self.workdir = self._workdir()
-        self.env = self._env(contract.CONTAINER_CHECKPOINT_DIR if self.in_container else checkpoint_dir)
+        self.env = self._env(
+            contract.CONTAINER_CHECKPOINT_DIR if self.in_container else checkpoint_dir
+        )
 
     def node(self, index: int, devices: NodeDevices) -> NodePlan:
         name = self.name(index)
         rendezvous = plan_rendezvous(
             self.job,
             node_index=index,
-            host=self.address(0),
+            host=self.facts.rdzv_host or self.address(0),
             port=self.facts.free_port,
             id=self.job.rdzv.id or self.run_id,
             torch_version=self.torch_version,
@@ -227,7 +243,7 @@ class _SharedByNodes:
             node_index=index,
             incarnation=0,
             name=name,
-            local_addr=self.address(index),
+            local_addr=self.facts.local_addr or self.address(index),
             min_nodes=self.job.nnodes.min,
             max_nodes=self.job.nnodes.max,
             nproc_per_node=devices.nproc_per_node,
@@ -235,7 +251,7 @@ class _SharedByNodes:
             rendezvous=rendezvous,
             command=self.command,
             workdir=self.workdir,
-            env=(*self.env, *_node_env(index, rendezvous), *plan_environment(index)),
+            env=(*self.env, *_node_env(index, rendezvous)),
             secrets=self.job.secrets,
             mounts=self.mounts,
             device_ids=devices.device_ids,
@@ -266,13 +282,16 @@ class _SharedByNodes:
             own += [("HOME", "/tmp"), ("USER", "launcher"), ("LOGNAME", "launcher")]
         elif facts.accelerator == "cpu":
             own.append(("GLOO_SOCKET_IFNAME", facts.loopback_interface))
-        return (*own, *self.job.env)
+        # The job's own values win, in the place of what they overrule.
+        return tuple({**dict(ENVIRONMENT), **dict(own), **dict(self.job.env)}.items())
 
     def _mounts(self, own: tuple[tuple[str, str], ...]) -> tuple[Mount, ...]:
         if not self.in_container:
             return ()
         users = (
-            Mount(source=_absolute(m.source, self.facts.cwd), target=m.target, read_only=m.read_only)
+            Mount(
+                source=_absolute(m.source, self.facts.cwd), target=m.target, read_only=m.read_only
+            )
             for m in self.job.mounts
         )
         return (*(Mount(source=source, target=target) for source, target in own), *users)
@@ -297,6 +316,7 @@ def _node_env(index: int, rendezvous: Static | Elastic) -> Env:
         (contract.INCARNATION, "0"),
         (contract.RDZV_BACKEND, backend_of(rendezvous)),
         (contract.RDZV_ENDPOINT, endpoint_of(rendezvous)),
+        (PREFIX_TEMPLATE, line_prefix_template(index)),
     )
 
 
@@ -306,9 +326,7 @@ def _log_dir(run_dir: str, node_index: int, incarnation: int) -> str:
 
 def _started_anew(node: NodePlan, run_id: str, attempt: int) -> NodePlan:
     env = _with(node.env, contract.ATTEMPT, str(attempt))
-    rendezvous = node.rendezvous
-    if isinstance(rendezvous, Elastic):
-        rendezvous = replace(rendezvous, id=f"{run_id}.{attempt}")
+    rendezvous = replace(node.rendezvous, id=f"{run_id}.{attempt}")
     return replace(_next_incarnation(node, env), rendezvous=rendezvous)
 
 
@@ -335,7 +353,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Plain data of a plan; ``dataclasses.asdict`` copies deeply, five times slower at 10,000 nodes."""
+    """Plain data of a plan; ``dataclasses.asdict`` would copy every string, for nothing."""
     if dataclasses.is_dataclass(value):
         return {key: _jsonable(item) for key, item in vars(value).items()}
     if isinstance(value, tuple):

@@ -13,7 +13,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -66,7 +67,7 @@ def poll(pid: int) -> int | None:
 
 
 def find(**wanted: str) -> tuple[int, ...]:
-    """Pids of the living processes that bear these environment variables, whoever their parent is."""
+    """Pids of the living processes that bear these variables, whoever their parent is."""
     return tuple(
         sorted(
             pid
@@ -119,3 +120,55 @@ def _environments() -> Iterator[tuple[int, dict[str, str]]]:
 def _die_with_parent() -> None:
     # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+Tell = Callable[[str], None]
+"""Sends one line to the process that waits; later calls are ignored."""
+
+
+def in_background(work: Callable[[Tell], None], log: Path) -> str:
+    """Runs ``work`` in a process that outlives this one and its terminal.
+
+    Blocks until ``work`` tells its first line, which is returned; "" where it ended without a word.
+    Its output goes to ``log``. Only for a process without threads.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            return told.readline().rstrip("\n")
+    os.close(reader)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    code = 1
+    try:
+        _redirect(log)
+        work(_teller(writer))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, number in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, number)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _teller(writer: int) -> Tell:
+    open_ends = [writer]
+
+    def tell(line: str) -> None:
+        if open_ends:
+            with os.fdopen(open_ends.pop(), "w") as stream:
+                stream.write(line + "\n")
+
+    return tell

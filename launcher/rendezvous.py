@@ -48,11 +48,12 @@ def plan_rendezvous(
     several = job.nnodes.max > 1
     if several and host == "localhost":
         raise InputError(
-            f"rendezvous endpoint is localhost, but nnodes is {job.nnodes}: every node would be alone",
+            f"rendezvous endpoint is localhost, but nnodes is {job.nnodes}: each would be alone",
             "give an address that all nodes reach: --rdzv-endpoint HOST:PORT",
         )
     if backend == "static":
-        return Static(master_addr=host, master_port=job.rdzv.port or port or STATIC_PORT)
+        port = job.rdzv.port or port or STATIC_PORT
+        return Static(master_addr=host, master_port=port, id=id)
     default_port = ETCD_PORT if backend == "etcd-v2" else C10D_PORT
     if not several and backend == "c10d" and job.rdzv.port is None:
         default_port, port = 0, None
@@ -68,9 +69,9 @@ def plan_rendezvous(
 
 def _conf(job: JobSpec, backend: str, torch_version: tuple[int, int]) -> Env:
     if backend != "c10d":
-        return tuple((key, str(value)) for key, value in job.rdzv.conf)
+        return job.rdzv.conf.pairs
     defaults = CONF_DEFAULTS + (CONF_DEFAULTS_SINCE_2_7 if torch_version >= (2, 7) else ())
-    merged = {**dict(defaults), **{key: str(value) for key, value in job.rdzv.conf}}
+    merged = {**dict(defaults), **dict(job.rdzv.conf.pairs)}
     return tuple(merged.items())
 
 

@@ -130,6 +130,11 @@ class RunFolder:
         order = lambda w: (w.incarnation, w.attempt, w.node_index, w.local_rank)  # noqa: E731
         return tuple(sorted(found, key=order))
 
+    def consoles(self) -> tuple[tuple[tuple[int, int], Path], ...]:
+        """Every node's own output so far, by (node index, incarnation)."""
+        found = (self.path / contract.NODES_DIR).glob(f"*/*/{contract.CONSOLE_FILE}")
+        return tuple(sorted(((int(path.parts[-3]), int(path.parts[-2])), path) for path in found))
+
     def console(self, node_index: int, incarnation: int) -> Path:
         """The file that holds a node's own output."""
         folder = self.path / contract.NODES_DIR / str(node_index) / str(incarnation)
@@ -169,8 +174,10 @@ def find_run(run_root: Path, name: str) -> RunFolder:
     matches = [run for run in list_runs(run_root) if run.run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
-    what = f"no run {name!r} in {run_root}" if not matches else (
-        f"{name!r} may be any of {', '.join(run.run_id for run in matches)}"
+    what = (
+        f"no run {name!r} in {run_root}"
+        if not matches
+        else (f"{name!r} may be any of {', '.join(run.run_id for run in matches)}")
     )
     raise InputError(what, "launcher ps --all lists the runs")
 

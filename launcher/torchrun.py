@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from launcher import contract
 from launcher.node_plan import Elastic, Env, NodePlan, Static
-from launcher.rendezvous import backend_of, endpoint_of, format_endpoint
+from launcher.rendezvous import backend_of, format_endpoint
 
 OLDEST_TORCH = (2, 4)
 """Taken where neither the image's label nor the job says which torch it holds."""
@@ -76,9 +76,7 @@ class Settings:
         return tuple((f"PET_{dest.upper()}", value) for dest, value in self.options)
 
 
-def plan_settings(
-    node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int
-) -> Settings:
+def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Settings:
     """torchrun's options for one node."""
     several = node.max_nodes > 1
     nnodes = (
@@ -99,6 +97,7 @@ def plan_settings(
                 ("master_addr", host),
                 ("master_port", str(port)),
                 ("node_rank", str(node.node_index)),
+                ("rdzv_id", node.rendezvous.id),
                 ("max_restarts", "0"),
             ]
         case Elastic() as elastic:
@@ -124,19 +123,21 @@ def _is_host(elastic: Elastic) -> Env:
     return (("is_host", "1" if elastic.is_host else "0"),) if elastic.backend == "c10d" else ()
 
 
-def plan_environment(node_index: int) -> Env:
-    """Variables that keep torchrun from what was measured to hang or to differ."""
-    return (
-        # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
-        ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
-        # torchrun sets it only for several workers, so that a shrink to one would change results.
-        ("OMP_NUM_THREADS", "1"),
-        ("PYTHONUNBUFFERED", "1"),
-        ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", f"[{node_index}/${{rank}}] "),
-    )
+PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
+ENVIRONMENT: Env = (
+    # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
+    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
+    # torchrun sets it only for several workers, so that a shrink to one would change results.
+    ("OMP_NUM_THREADS", "1"),
+    ("PYTHONUNBUFFERED", "1"),
+)
+"""Variables that keep torchrun from what was measured to hang or to differ; a job may overrule."""
 
 
-def render_argv(prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]) -> tuple[str, ...]:
+def render_argv(
+    prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]
+) -> tuple[str, ...]:
     """The whole command line; ``prefix`` is what starts torchrun on the target."""
     return (*prefix, *settings.flags(), *command)
 
@@ -176,9 +177,14 @@ def parse_failures(console: str) -> tuple[WorkerFailure, ...]:
     return tuple(sorted(found, key=lambda failure: failure not in roots))
 
 
-def is_worker_line(console_line: bytes, node_index: int) -> bool:
+def line_prefix_template(node_index: int) -> str:
+    """What torchrun puts before a worker's line on the node's console: ``[node/rank] ``."""
+    return f"[{node_index}/${{rank}}] "
+
+
+def is_worker_line(console_line: str, node_index: int) -> bool:
     """Whether a console line is a copy of a worker's output, which its own file holds too."""
-    return re.match(rb"\[%d/\d+\] " % node_index, console_line) is not None
+    return re.match(rf"\[{node_index}/\d+\] ", console_line) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

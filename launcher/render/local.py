@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher import contract
 from launcher.node_plan import Env, NodePlan
 from launcher.plan import LaunchPlan
-from launcher.render.shell import render_line
+from launcher.render.shell import render_block, render_exports
 from launcher.torchrun import STALE_VARIABLES, parse_torch_version, plan_settings, render_argv
 
 
@@ -44,17 +44,32 @@ class LocalArtifact:
 
     def shell(self) -> str:
         """A script that does the same by hand, without this project."""
-        lines = ["#!/bin/sh", "# One agent per node; ends when all have ended."]
-        if self.processes:
-            lines.append(f"unset {' '.join(self.processes[0].unset)}")
-        lines += [f"mkdir -p {shlex.quote(folder)}" for folder in self.folders]
-        for process in self.processes:
-            lines.append(f"mkdir -p {shlex.quote(process.log_dir)}")
-            if process.secrets:
-                lines.append(f"# taken from this shell's environment: {' '.join(process.secrets)}")
-            command = render_line(process.argv, process.env)
-            lines.append(f"(cd {shlex.quote(process.cwd)} && {command}) &")
-        return "\n".join([*lines, "wait"]) + "\n"
+        folders = (*self.folders, *(process.log_dir for process in self.processes))
+        unset = sorted({name for process in self.processes for name in process.unset})
+        lines = [
+            "#!/bin/sh",
+            "# One agent per node; ends when all have ended, with the code of one that failed.",
+            render_block(("unset", *unset), per_line=4),
+            render_block(("mkdir", "-p", *folders), head=2),
+            *(line for process in self.processes for line in _subshell(process)),
+            "code=0",
+            "for pid in $pids; do wait $pid || code=$?; done",
+            "exit $code",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _subshell(process: Process) -> list[str]:
+    """One agent in the background, in its folder and with its variables."""
+    secrets = f"; takes from this shell: {' '.join(process.secrets)}" if process.secrets else ""
+    return [
+        f"(  # node {process.node_index}{secrets}",
+        f"cd {shlex.quote(process.cwd)} || exit",
+        render_exports(process.env).rstrip("\n"),
+        render_block(("exec", *process.argv), head=4),
+        ") &",
+        'pids="$pids $!"',
+    ]
 
 
 def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
@@ -70,9 +85,7 @@ def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Local
 def _process(plan: LaunchPlan, node: NodePlan) -> Process:
     settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
     devices: Env = (
-        (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
-        if plan.accelerator == "cuda"
-        else ()
+        (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),) if plan.accelerator == "cuda" else ()
     )
     assert node.workdir is not None, "the planner gives local nodes a folder"
     return Process(

@@ -18,6 +18,13 @@ def render_lines(lines: tuple[tuple[str, ...], ...]) -> str:
     return " \\\n  ".join(shlex.join(line) for line in lines)
 
 
+def render_block(argv: tuple[str, ...], *, head: int = 1, per_line: int = 1) -> str:
+    """One command over several lines: ``head`` words first, then ``per_line`` on each."""
+    words = [shlex.quote(word) for word in argv]
+    rest = [" ".join(words[i : i + per_line]) for i in range(head, len(words), per_line)]
+    return " \\\n  ".join([" ".join(words[:head]), *rest])
+
+
 def render_exports(env: Env) -> str:
     """``export`` lines that a shell evaluates."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env)

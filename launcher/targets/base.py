@@ -37,7 +37,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRun:
-    """A run of which the target still holds something; ``run_dir`` is its folder's absolute path."""
+    """A run of which the target still holds something; ``run_dir`` is its absolute folder."""
 
     run_id: str
     run_dir: str
@@ -58,7 +58,7 @@ class Target(Protocol):
     name: str
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        """Discovers what the planner needs. Raises ``TargetError`` where the job cannot run here."""
+        """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""
         ...
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:

@@ -14,12 +14,12 @@ from launcher import contract, proc
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
+from launcher.gpus import read_gpus
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
-from launcher.targets.gpus import read_gpus
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
@@ -45,7 +45,9 @@ class LocalTarget:
             target=self.name,
             accelerator="cuda" if devices else "cpu",
             device_ids=devices,
-            cpu_count=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+            cpu_count=len(os.sched_getaffinity(0))
+            if sys.platform == "linux"
+            else os.cpu_count() or 1,
             torch_version=read_torch_version(python),
             python=python,
             run_root=str(self._run_root.absolute()),
@@ -93,7 +95,9 @@ class LocalTarget:
         state = (
             NodeState.MISSING
             if pid is None
-            else NodeState.RUNNING if exit_code is None else NodeState.EXITED
+            else NodeState.RUNNING
+            if exit_code is None
+            else NodeState.EXITED
         )
         return NodeObservation(
             node_index=node_index, incarnation=incarnation, state=state, exit_code=exit_code
@@ -120,7 +124,9 @@ class LocalTarget:
         # that got one of its own as failed.
         proc.send(tuple(pid for pid in proc.find(**label) if _is_agent(pid)), signal.SIGTERM)
         deadline = self._clock.monotonic() + grace_s
-        while any(_is_agent(pid) for pid in proc.find(**label)) and self._clock.monotonic() < deadline:
+        while (
+            any(_is_agent(pid) for pid in proc.find(**label)) and self._clock.monotonic() < deadline
+        ):
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
         while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
@@ -134,7 +140,7 @@ def _is_agent(pid: int) -> bool:
 
 
 def read_torch_version(python: str) -> str:
-    """Version of the torch an interpreter would import. Raises ``TargetError`` where it has none."""
+    """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
     if python == sys.executable:
         try:
             return metadata.version("torch")
@@ -165,4 +171,6 @@ def find_free_port(random_source: random.Random) -> int:
             except OSError:
                 continue
             return port
-    raise TargetError("no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them")
+    raise TargetError(
+        "no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them"
+    )

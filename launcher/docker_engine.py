@@ -1,4 +1,4 @@
-"""The Docker engine as target ``docker`` uses it: what a run holds there, found by labels.
+"""The Docker engine: the only user of its SDK. What a run holds there is found by labels.
 
 The SDK is imported at first use: most calls of the command line do without.
 """

@@ -1,0 +1,66 @@
+# Every target sets up what it needs; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+JOB ?= jobs/digits.yaml
+NODES ?= 1
+GPUS ?= 1
+ON ?=
+ARGS ?=
+REQUIRE ?=
+BASE_IMAGE ?=
+
+include images/image.mk
+
+.PHONY: help setup run-local test soak lint format bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  variables: GPUS=2 NODES=1:3 ON=docker|local JOB=jobs/digits.yaml ARGS='-- --epochs=5' BASE_IMAGE=... REQUIRE=docker"
+
+setup: $(READY) ## make the virtual environment in .venv
+
+# torch first and by its exact version: asked for with the rest, pip may resolve another build of it.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $$($(PYTHON) --version) is too old; fix: make PYTHON=python3.11 (or newer)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$($(PYTHON) images/requirements.py torch)"
+	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'
+	@touch $@
+
+run-local: $(READY) ## train jobs/digits.yaml here: in Docker if it is there, else as processes
+	@[[ "$(ON)" == local ]] || images/build --if-possible
+	@$(BIN)/launcher run $(JOB) --nnodes $(NODES) --nproc-per-node $(GPUS) $(if $(ON),--on $(ON)) $(ARGS)
+
+test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missing
+	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+soak: $(READY) ## run everything, the long tests too
+	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## measure against the peers and print ratios
+	$(BIN)/python -m pip install --quiet torchx
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(READY) ## generate docs/job-file.md and jobs/job.schema.json
+	$(BIN)/python -m docs.generate
+
+clean: ## remove what make made here, but not runs/
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image

@@ -1,0 +1,79 @@
+"""Decides where a job runs: what was forced, else the best that the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import InputError, TargetError
+from launcher.facts import TargetFacts
+from launcher.job import JobSpec
+from launcher.targets.base import Target
+
+TARGETS = ("docker", "local")
+IMAGE_REASON_DIR = ".image"
+"""Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A target with its facts, and in one line why it was taken."""
+
+    target: Target
+    facts: TargetFacts
+    why: str
+
+
+def open_target(name: str, run_root: Path) -> Target:
+    """The target of that name, imported here: nobody pays for another's library."""
+    if name == "local":
+        from launcher.targets.local import LocalTarget
+
+        return LocalTarget(run_root)
+    if name == "docker":
+        from launcher.targets.docker import DockerTarget
+
+        return DockerTarget(run_root)
+    raise InputError(f"--on {name}: no such target", f"one of: {', '.join(TARGETS)}")
+
+
+def choose_target(
+    job: JobSpec,
+    forced: str | None,
+    run_root: Path,
+    open_: Callable[[str, Path], Target] = open_target,
+) -> Choice:
+    """Docker where its engine answers and the image is there, else local processes.
+
+    Raises ``TargetError`` where a forced target cannot run the job, or none can.
+    """
+    if forced is not None:
+        target = open_(forced, run_root)
+        facts = target.facts(job)
+        return Choice(
+            target=target, facts=facts, why=f"{describe(facts)} (forced by --on {forced})"
+        )
+    docker = open_("docker", run_root)
+    try:
+        facts = docker.facts(job)
+        return Choice(target=docker, facts=facts, why=describe(facts))
+    except TargetError as error:
+        reason = _read_image_reason() or error.what
+    local = open_("local", run_root)
+    facts = local.facts(job)
+    return Choice(target=local, facts=facts, why=f"{describe(facts)}, because {reason}")
+
+
+def describe(facts: TargetFacts) -> str:
+    """What was chosen, in words."""
+    where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
+    if facts.accelerator == "cuda":
+        return f"{where}, {len(facts.device_ids)} GPUs, NCCL"
+    return f"{where}, no GPU: gloo, {facts.cpu_count} CPU cores"
+
+
+def _read_image_reason() -> str:
+    for path in sorted(Path(IMAGE_REASON_DIR).glob("*.reason")):
+        return path.read_text(errors="replace").strip().splitlines()[0]
+    return ""

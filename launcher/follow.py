@@ -1,0 +1,229 @@
+"""Follows a run: observe, decide, act, until there is an outcome."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from launcher import decide
+from launcher.clock import Clock
+from launcher.console import Console
+from launcher.errors import TargetError
+from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
+from launcher.ranks import node_rank_of, rank_of
+from launcher.report import read_report
+from launcher.runs import Outcome, RunFolder
+from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
+from launcher.tails import Output, RunTails
+from launcher.targets.base import Observation, Target
+
+POLL_S = 0.1
+STOP_REQUEST_FILE = "stop-request"
+
+
+class Follower:
+    """Drives one run from its submission to its outcome.
+
+    ``stop_reason`` may be set from a signal handler; the loop acts on it at its next turn.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        target: Target,
+        console: Console,
+        clock: Clock,
+        *,
+        show_agents: bool = False,
+    ) -> None:
+        self.stop_reason: Reason | None = None
+        self._run, self._plan, self._target = run, plan, target
+        self._console, self._clock = console, clock
+        self._show_agents = show_agents
+        self._tails = RunTails(run)
+        self._replaced: Counter[int] = Counter()
+        self._live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
+        self._first_exit_at: float | None = None
+
+    def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
+        """Submits the plan and stays until the run has ended and nothing of it is left.
+
+        Raises ``TargetError`` where it could not be submitted; nothing runs then.
+        """
+        self._run.write_launcher()
+        try:
+            self._submit()
+            on_submitted()
+            return self._finish(*self._loop())
+        except BaseException:
+            # A second Ctrl-C, or an engine that died: nothing may be left, however we leave.
+            with contextlib.suppress(TargetError):
+                self._target.stop(self._run.run_id, 0)
+            raise
+
+    def _submit(self) -> None:
+        try:
+            self._target.submit(self._plan)
+        except TargetError as error:
+            now = self._clock.wall()
+            write_outcome(self._run, self._plan, Reason.TARGET_UNREACHABLE, error.what, now)
+            raise
+
+    def _loop(self) -> tuple[Reason, str]:
+        while True:
+            self._show(self._tails.poll())
+            if reason := self._asked_to_stop():
+                self._console.note(
+                    f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s"
+                )
+                return reason, ""
+            observation = self._target.observe(self._plan)
+            action = self._decide(observation)
+            match action:
+                case decide.Finish(reason=reason, detail=detail):
+                    return reason, detail
+                case decide.Replace(node_index=index, why=why):
+                    self._replace(index, why)
+                case decide.Restart(why=why):
+                    self._restart(why)
+                case decide.Wait():
+                    self._clock.sleep(POLL_S)
+
+    def _decide(self, observation: Observation) -> decide.Action:
+        running = (NodeState.RUNNING, NodeState.PENDING)
+        self._live = tuple(n.node_index for n in observation.nodes if n.state in running)
+        now = self._clock.monotonic()
+        if len(self._live) == len(observation.nodes):
+            self._first_exit_at = None
+        elif self._first_exit_at is None:
+            self._first_exit_at = now
+        return decide.decide_action(
+            self._plan,
+            observation,
+            replaced=self._replaced,
+            since_first_exit_s=0.0 if self._first_exit_at is None else now - self._first_exit_at,
+        )
+
+    def _asked_to_stop(self) -> Reason | None:
+        if self.stop_reason is None and (self._run.path / STOP_REQUEST_FILE).exists():
+            self.stop_reason = Reason.STOP_REQUESTED
+        return self.stop_reason
+
+    def _replace(self, node_index: int, why: str) -> None:
+        self._console.note(f"{why}; replacing it, the others go on")
+        self._replaced[node_index] += 1
+        self._target.collect(self._plan)
+        self._set_plan(plan_replacement(self._plan, node_index))
+        self._target.submit(self._plan, (node_index,))
+
+    def _restart(self, why: str) -> None:
+        left = self._plan.max_restarts - self._plan.attempt
+        self._console.note(f"{why}; starting all nodes again ({left} restarts left)")
+        self._target.collect(self._plan)
+        self._target.stop(self._run.run_id, self._plan.stop_grace_s)
+        self._show(self._tails.poll())
+        self._console.end_progress()
+        self._set_plan(plan_next_attempt(self._plan))
+        self._replaced.clear()
+        self._first_exit_at = None
+        self._target.submit(self._plan)
+
+    def _set_plan(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._run.write_plan(plan, self._target.render(plan).shell())
+
+    def _finish(self, reason: Reason, detail: str) -> Outcome:
+        self._target.collect(self._plan)
+        grace_s = 0 if STATE_OF_REASON[reason] is RunState.SUCCEEDED else self._plan.stop_grace_s
+        with contextlib.suppress(TargetError):
+            # An engine that died meanwhile must not hide how the run ended.
+            self._target.stop(self._run.run_id, grace_s)
+        self._show(self._tails.close())
+        self._console.close()
+        return write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
+
+    def _show(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            self._show_one(output)
+
+    def _show_one(self, output: Output) -> None:
+        if output.worker is None:
+            if self._show_agents:
+                prefix = f"[{output.node_index}/agent]"
+                self._console.line(output.line.text, prefix=prefix, colour_key=output.node_index)
+            return
+        rank = self._rank(output.node_index, output.worker.local_rank)
+        if rank != 0:
+            if not output.line.is_progress:
+                prefix = f"[{output.node_index}/{rank}]"
+                self._console.line(output.line.text, prefix=prefix, colour_key=rank)
+        elif output.line.is_progress:
+            self._console.progress(output.line.text)
+        else:
+            self._console.end_progress()
+            self._console.line(output.line.text)
+
+    def _rank(self, node_index: int, local_rank: int) -> int:
+        nproc = self._plan.nodes[0].nproc_per_node
+        live = self._live if self._plan.is_elastic and node_index in self._live else None
+        indices = live or tuple(node.node_index for node in self._plan.nodes)
+        return rank_of(node_rank_of(node_index, indices), local_rank, nproc)
+
+
+def write_outcome(
+    run: RunFolder, plan: LaunchPlan, reason: Reason, detail: str, finished_at: float
+) -> Outcome:
+    """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
+    failed = STATE_OF_REASON[reason] is RunState.FAILED
+    started_at = run.submitted_at()
+    outcome = Outcome(
+        run_id=run.run_id,
+        job=plan.job_name,
+        target=plan.target,
+        state=STATE_OF_REASON[reason].value,
+        reason=reason.value,
+        exit_code=int(EXIT_CODE_OF_REASON[reason]),
+        detail=detail,
+        attempts=plan.attempt + 1,
+        started_at=started_at,
+        finished_at=finished_at,
+        duration_s=round(finished_at - started_at, 3),
+        metrics=run.read_metrics(),
+        failure=read_report(run, plan).to_jsonable() if failed else None,
+        checkpoint_dir=plan.checkpoint_dir,
+        torch_version=plan.torch_version,
+    )
+    run.write_outcome(outcome)
+    return outcome
+
+
+def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
+    """The outcome of a run whose launcher is gone; None while a launcher or a node still lives.
+
+    Reads what the target still holds, so that a run which ended well after its launcher died
+    counts as completed. Idempotent.
+    """
+    outcome = run.read_outcome()
+    if outcome is not None or run.launcher_pid() is not None:
+        return outcome
+    plan = run.read_plan()
+    if any(live.run_id == run.run_id and live.running_nodes for live in target.live_runs()):
+        return None
+    observation = target.observe(plan)
+    if any(n.state in (NodeState.RUNNING, NodeState.PENDING) for n in observation.nodes):
+        return None
+    target.collect(plan)
+    codes = [node.exit_code for node in observation.nodes]
+    if all(code == 0 for code in codes):
+        reason, detail = Reason.COMPLETED, "found after its launcher had gone"
+    elif any(code is not None for code in codes):
+        action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
+        done = isinstance(action, decide.Finish)
+        reason = action.reason if done else Reason.LAUNCHER_LOST  # type: ignore[union-attr]
+        detail = "found after its launcher had gone"
+    else:
+        reason, detail = Reason.LAUNCHER_LOST, "its launcher died, and its processes with it"
+    target.stop(run.run_id, 0)
+    return write_outcome(run, plan, reason, detail, now)

@@ -1,0 +1,86 @@
+"""Starts a planned run and stays with it, in this terminal or in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from launcher import contract, proc
+from launcher.clock import SystemClock
+from launcher.console import Console
+from launcher.errors import LauncherError, TargetError
+from launcher.follow import Follower
+from launcher.plan import LaunchPlan
+from launcher.runs import Outcome, RunFolder
+from launcher.state import Reason
+from launcher.targets.base import Target
+
+
+def open_console(stream: TextIO) -> Console:
+    """A console on a stream, as its terminal and NO_COLOR allow."""
+    terminal = stream.isatty()
+    return Console(stream, terminal=terminal, colour="NO_COLOR" not in os.environ)
+
+
+def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
+    """Makes the run's folder with the plan and what will be submitted."""
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, target.render(plan).shell(), SystemClock().wall())
+    return run
+
+
+def follow_here(
+    run: RunFolder, plan: LaunchPlan, target: Target, console: Console, *, verbose: bool
+) -> Outcome:
+    """Submits and follows in this process.
+
+    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace,
+    a second one at once. Raises ``TargetError``, and ``KeyboardInterrupt`` for the second.
+    """
+    follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
+    _stop_on_signals(follower)
+    return follower.follow()
+
+
+def follow_in_background(run: RunFolder, plan: LaunchPlan, target: Target) -> None:
+    """Submits and follows in a process of its own session; returns once the nodes are started.
+
+    Raises ``TargetError`` as the background process met it.
+    """
+    log = run.path / contract.LAUNCHER_LOG_FILE
+    message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
+    if message != SUBMITTED:
+        told = (
+            json.loads(message)
+            if message
+            else {"what": f"the launcher died; see {log}", "hint": ""}
+        )
+        raise TargetError(told["what"], told["hint"])
+
+
+SUBMITTED = "submitted"
+
+
+def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: proc.Tell) -> None:
+    console = Console(sys.stdout, terminal=False, colour=False)
+    follower = Follower(run, plan, target, console, SystemClock())
+    _stop_on_signals(follower)
+    try:
+        follower.follow(lambda: told(SUBMITTED))
+    except LauncherError as error:
+        told(json.dumps({"what": error.what, "hint": error.hint}))
+
+
+def _stop_on_signals(follower: Follower) -> None:
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        if follower.stop_reason is not None:
+            raise KeyboardInterrupt
+        follower.stop_reason = Reason.INTERRUPTED
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, on_signal)

@@ -1,0 +1,176 @@
+"""Lists runs, shows one, prints its output: from any terminal, during the run or later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from launcher.choose import open_target
+from launcher.clock import SystemClock
+from launcher.errors import TargetError
+from launcher.follow import fold
+from launcher.plan import LaunchPlan
+from launcher.ranks import rank_of
+from launcher.runs import Outcome, RunFolder
+from launcher.runs import list_runs as list_folders
+from launcher.state import RunState
+from launcher.tails import Output, RunTails
+
+POLL_S = 0.1
+ORPHANED = "orphaned"
+"""Nodes run on, but the launcher that followed them has died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run in a list. ``age_s`` is counted from its submission."""
+
+    run_id: str
+    job: str
+    target: str
+    state: str
+    reason: str
+    nnodes: int
+    age_s: float
+    folder: str
+
+    def to_jsonable(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def list_runs(run_root: Path, *, everything: bool) -> list[Row]:
+    """Runs that go on (or ``everything``), oldest first; an ended one gets its outcome."""
+    rows = [_row(run) for run in list_folders(run_root)]
+    over = {RunState.SUCCEEDED.value, RunState.FAILED.value, RunState.STOPPED.value}
+    return [row for row in rows if everything or row.state not in over]
+
+
+def _row(run: RunFolder) -> Row:
+    plan = run.read_plan()
+    state, outcome = _state(run, plan)
+    return Row(
+        run_id=run.run_id,
+        job=plan.job_name,
+        target=plan.target,
+        state=state,
+        reason=outcome.reason if outcome else "",
+        nnodes=len(plan.nodes),
+        age_s=round(SystemClock().wall() - run.submitted_at(), 1),
+        folder=str(run.path),
+    )
+
+
+def _state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
+    outcome = run.read_outcome()
+    if outcome is None and run.launcher_pid() is None:
+        try:
+            outcome = fold(run, open_target(plan.target, run.path.parent), SystemClock().wall())
+        except TargetError:
+            return "unknown", None
+        if outcome is None:
+            return ORPHANED, None
+    return (outcome.state if outcome else RunState.RUNNING.value), outcome
+
+
+def render_table(rows: Sequence[Row]) -> str:
+    """Columns for a person."""
+    if not rows:
+        return "no runs; those that ended: launcher ps --all\n"
+    header = ("RUN", "TARGET", "NODES", "STATE", "REASON", "AGE")
+    body = [
+        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, f"{row.age_s:.0f} s")
+        for row in rows
+    ]
+    return _columns([header, *body])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def read_status(run: RunFolder) -> dict[str, Any]:
+    """One run: its state, its nodes as the target reports them, its outcome or metrics."""
+    plan = run.read_plan()
+    state, outcome = _state(run, plan)
+    nodes: list[dict[str, Any]] = []
+    if outcome is None:
+        observation = open_target(plan.target, run.path.parent).observe(plan)
+        nodes = [
+            {
+                "node_index": n.node_index,
+                "incarnation": n.incarnation,
+                "state": n.state.value,
+                "exit_code": n.exit_code,
+            }
+            for n in observation.nodes
+        ]
+    return {
+        "run_id": run.run_id,
+        "job": plan.job_name,
+        "target": plan.target,
+        "state": state,
+        "attempt": plan.attempt,
+        "launcher_pid": run.launcher_pid(),
+        "folder": str(run.path),
+        "nodes": nodes,
+        "metrics": run.read_metrics(),
+        "outcome": asdict(outcome) if outcome else None,
+    }
+
+
+def render_status(status: dict[str, Any]) -> str:
+    """The status for a person."""
+    from launcher.summary import render_failure
+
+    lines = [
+        f"{status['run_id']}: {status['state']} on {status['target']}, attempt {status['attempt']}"
+    ]
+    if outcome := status["outcome"]:
+        lines.append(
+            f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s"
+        )
+        lines += render_failure(outcome["failure"]) if outcome["failure"] else []
+    for node in status["nodes"]:
+        ended = "" if node["exit_code"] is None else f", exit code {node['exit_code']}"
+        lines.append(f"  node {node['node_index']}.{node['incarnation']}: {node['state']}{ended}")
+    lines += [f"  {key}: {value}" for key, value in status["metrics"].items()]
+    lines.append(f"  folder: {status['folder']}")
+    if status["state"] == ORPHANED:
+        lines.append(f"  its launcher has died; end it: launcher stop {status['run_id']}")
+    return "\n".join(lines) + "\n"
+
+
+def show_logs(
+    run: RunFolder, stream: TextIO, *, follow: bool, rank: int | None, agents: bool
+) -> None:
+    """Prints a run's output from its beginning; with ``follow`` until it has ended."""
+    plan = run.read_plan()
+    tails = RunTails(run)
+    _write(tails.poll(), plan, stream, rank, agents)
+    while follow and run.read_outcome() is None and run.launcher_pid() is not None:
+        time.sleep(POLL_S)
+        _write(tails.poll(), plan, stream, rank, agents)
+    _write(tails.close(), plan, stream, rank, agents)
+
+
+def _write(
+    outputs: Iterable[Output], plan: LaunchPlan, stream: TextIO, rank: int | None, agents: bool
+) -> None:
+    for output in outputs:
+        if output.worker is None:
+            if agents and rank is None:
+                stream.write(f"[{output.node_index}/agent] {output.line.text}\n")
+            continue
+        own = rank_of(output.node_index, output.worker.local_rank, plan.nodes[0].nproc_per_node)
+        if rank in (None, own) and not output.line.is_progress:
+            stream.write(f"[{output.node_index}/{own}] {output.line.text}\n")
+    stream.flush()

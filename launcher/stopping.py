@@ -1,0 +1,33 @@
+"""Ends a run from any terminal: asks the launcher that follows it, or does it in its place."""
+
+from __future__ import annotations
+
+from launcher.choose import open_target
+from launcher.clock import Clock, SystemClock
+from launcher.follow import STOP_REQUEST_FILE, write_outcome
+from launcher.runs import RunFolder, write_atomically
+from launcher.state import Reason
+
+MARGIN_S = 30.0
+"""What a launcher may need beyond the grace: collecting logs, removing containers."""
+
+
+def stop_run(run: RunFolder, grace_s: float | None, clock: Clock | None = None) -> str:
+    """Ends a run and removes what is left of it; returns what was done. Idempotent."""
+    clock = clock or SystemClock()
+    plan = run.read_plan()
+    grace_s = plan.stop_grace_s if grace_s is None else grace_s
+    if run.launcher_pid() is not None and run.read_outcome() is None:
+        write_atomically(run.path / STOP_REQUEST_FILE, "stop requested by launcher stop\n")
+        deadline = clock.monotonic() + grace_s + MARGIN_S
+        while run.launcher_pid() is not None and clock.monotonic() < deadline:
+            if outcome := run.read_outcome():
+                return f"{run.run_id}: {outcome.state}, {outcome.reason}"
+            clock.sleep(0.1)
+    target = open_target(plan.target, run.path.parent)
+    target.collect(plan)
+    target.stop(run.run_id, grace_s)
+    outcome = run.read_outcome()
+    if outcome is None:
+        outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
+    return f"{run.run_id}: {outcome.state}, {outcome.reason}; nothing of it is left"

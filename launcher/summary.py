@@ -1,0 +1,65 @@
+"""What a person reads when a run has ended. Pure: outcome in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.runs import Outcome
+from launcher.state import FAULT_OF_REASON, Reason, RunState
+
+
+def render_summary(outcome: Outcome, folder: str, job_file: str) -> str:
+    """Result, where things are, and the exact next commands; for a failure its first cause."""
+    succeeded = outcome.state == RunState.SUCCEEDED.value
+    lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
+    if outcome.failure:
+        lines += render_failure(outcome.failure)
+    lines += _results(outcome)
+    lines.append(f"  outcome      {folder}/outcome.json")
+    lines.append(f"  logs         {folder}/nodes   launcher logs {outcome.run_id}")
+    lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
+    resume = f"launcher run {job_file} --on {outcome.target} --resume {outcome.run_id}"
+    if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
+        lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
+    lines.append(f"  render it    launcher render {job_file} --on {outcome.target}")
+    return "\n".join(lines)
+
+
+def render_failure(failure: Mapping[str, Any]) -> list[str]:
+    """The first rank that failed with the end of its log, then those that fell with it."""
+    lines = []
+    first = failure["first"]
+    if first is None:
+        lines.append("  no worker left an error; the agent's last lines:")
+        return lines + [f"    | {line}" for line in failure["console_tail"]]
+    lines.append(
+        f"  first failure: rank {first['rank']} on node {first['node_index']}: {first['exception']}"
+    )
+    lines += [f"    | {line}" for line in first["log_tail"]]
+    lines.append(f"    log: {first['log']}")
+    for other in failure["collateral"]:
+        who = f"rank {other['rank']} on node {other['node_index']}"
+        lines.append(f"  fell with it: {who}: {other['exception']}")
+    return lines
+
+
+def _detail(outcome: Outcome) -> str:
+    fault = FAULT_OF_REASON[Reason(outcome.reason)]
+    parts = [outcome.detail] if outcome.detail else []
+    if outcome.state == RunState.FAILED.value and fault is not None:
+        parts.append(f"fault: {fault.value}")
+    if outcome.attempts > 1:
+        parts.append(f"attempts: {outcome.attempts}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _results(outcome: Outcome) -> list[str]:
+    metrics = outcome.metrics
+    found = []
+    if (accuracy := metrics.get("test_accuracy")) is not None:
+        found.append(f"  accuracy     {accuracy:.4f}")
+    speed = metrics.get("samples_per_s")
+    rate = f", {speed:.0f} samples/s" if isinstance(speed, int | float) else ""
+    found.append(f"  duration     {outcome.duration_s:.1f} s{rate}")
+    return found

@@ -1,0 +1,86 @@
+"""Builders for jobs, facts and plans, and the comparison with whole rendered outputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.facts import TargetFacts
+from launcher.job import JobSpec
+from launcher.plan import LaunchPlan, plan_run
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+LOCAL = TargetFacts(
+    target="local",
+    accelerator="cpu",
+    cpu_count=8,
+    torch_version="2.13.0",
+    python="/opt/venv/bin/python",
+    run_root="/work space/runs",
+    cwd="/work space",
+    free_port=23456,
+)
+DOCKER = TargetFacts(
+    target="docker",
+    accelerator="cpu",
+    cpu_count=8,
+    image="fabric-train:cpu",
+    torch_version="2.13.0",
+    run_root="/home/me/runs",
+    cwd="/home/me",
+    user="1000:1000",
+)
+
+
+@pytest.fixture
+def make_job() -> Callable[..., JobSpec]:
+    def make(**fields: Any) -> JobSpec:
+        return JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], **fields})
+
+    return make
+
+
+@pytest.fixture
+def make_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan]:
+    """A plan with a fixed run id; ``facts`` are those of ``local`` unless given."""
+
+    def make(facts: TargetFacts = LOCAL, **fields: Any) -> LaunchPlan:
+        return plan_run(make_job(**fields), facts, run_id="digits-0a1b2c")
+
+    return make
+
+
+@pytest.fixture
+def local_facts() -> TargetFacts:
+    return LOCAL
+
+
+@pytest.fixture
+def docker_facts() -> TargetFacts:
+    return DOCKER
+
+
+@pytest.fixture
+def cuda_facts() -> TargetFacts:
+    devices = tuple(str(index) for index in range(8))
+    return replace(DOCKER, accelerator="cuda", device_ids=devices, image="fabric-train:cuda")
+
+
+@pytest.fixture
+def expect_golden() -> Callable[[str, str], None]:
+    """Compares a whole output with ``tests/golden/NAME``; UPDATE_GOLDEN=1 writes it anew."""
+
+    def expect(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{name} differs; if meant: UPDATE_GOLDEN=1 make test"
+
+    return expect

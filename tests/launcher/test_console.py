@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import io
+
+from launcher.console import PROGRESS_INTERVAL_S, Console
+
+
+class StoppedClock:
+    """Time that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, duration_s: float) -> None:
+        self.now += duration_s
+
+
+def open_console(*, terminal: bool) -> tuple[Console, io.StringIO, StoppedClock]:
+    stream, clock = io.StringIO(), StoppedClock()
+    return Console(stream, terminal=terminal, colour=True, clock=clock), stream, clock
+
+
+def screen(text: str) -> list[str]:
+    """The rows a terminal would show of what was written."""
+    rows = [""]
+    for part in text.replace("\x1b[K", "\x00").splitlines(keepends=True):
+        for piece in part.rstrip("\n").split("\r"):
+            rows[-1] = piece.replace("\x00", "") if piece.startswith("\x00") else rows[-1] + piece
+        if part.endswith("\n"):
+            rows.append("")
+    return rows
+
+
+def test_lines_of_other_ranks_never_tear_the_progress_bar() -> None:
+    console, stream, _ = open_console(terminal=True)
+    console.progress("step 1 of 9")
+    console.line("from rank 1")
+    console.progress("step 2 of 9")
+    assert screen(stream.getvalue()) == ["from rank 1", "step 2 of 9"]
+
+
+def test_the_last_progress_stays_on_the_screen() -> None:
+    console, stream, _ = open_console(terminal=True)
+    console.progress("step 9 of 9")
+    console.close()
+    assert screen(stream.getvalue()) == ["step 9 of 9", ""]
+
+
+def test_without_a_terminal_progress_becomes_a_plain_line_now_and_then() -> None:
+    console, stream, clock = open_console(terminal=False)
+    for step in range(3):
+        console.progress(f"step {step}")
+    clock.sleep(PROGRESS_INTERVAL_S)
+    console.progress("step 3")
+    assert stream.getvalue() == "step 0\nstep 3\n"
+
+
+def test_prefixes_are_coloured_on_a_terminal_only() -> None:
+    for terminal in (True, False):
+        console, stream, _ = open_console(terminal=terminal)
+        console.line("text", prefix="[1/3]", colour_key=3)
+        assert ("\x1b[32m[1/3]\x1b[0m text" in stream.getvalue()) == terminal
+        assert stream.getvalue().endswith("text\n" if not terminal else "")
+
+
+def test_different_ranks_get_different_colours() -> None:
+    console, stream, _ = open_console(terminal=True)
+    for rank in (1, 2):
+        console.line("", prefix="[]", colour_key=rank)
+    assert len(set(stream.getvalue().split("\n")[:2])) == 2

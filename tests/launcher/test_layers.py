@@ -1,0 +1,140 @@
+"""The import rule: a module imports only from lower layers, and nothing heavy at the top."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ROOT / "launcher"
+
+LAYERS: dict[int, set[str]] = {
+    0: {"", "errors", "clock", "contract", "state", "node_plan"},
+    1: {
+        "job",
+        "job_types",
+        "job_values",
+        "job_conflicts",
+        "ranks",
+        "rendezvous",
+        "facts",
+        "lines",
+    },
+    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"},
+    3: {"render", "render.shell", "render.local", "render.docker", "by_hand"},
+    4: {"proc", "gpus", "docker_engine", "docker_console", "runs", "tails"}
+    | {"targets", "targets.base", "targets.local", "targets.docker"},
+    5: {"decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
+    | {"stopping"},
+    6: {"cli", "__main__"},
+}
+LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
+
+
+def modules() -> list[str]:
+    found = []
+    for path in LAUNCHER.rglob("*.py"):
+        parts = path.relative_to(LAUNCHER).with_suffix("").parts
+        found.append(".".join(part for part in parts if part != "__init__"))
+    return sorted(found)
+
+
+def path_of(module: str) -> Path:
+    path = LAUNCHER.joinpath(*module.split(".")) if module else LAUNCHER
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imports_of(module: str) -> set[str]:
+    """Modules of ``launcher`` that one of them imports anywhere, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path_of(module).read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [n if _exists(n) else node.module for n in names]
+        else:
+            continue
+        found |= {n.removeprefix("launcher").removeprefix(".") for n in names if _is_ours(n)}
+    return found
+
+
+def _is_ours(name: str) -> bool:
+    return name == "launcher" or name.startswith("launcher.")
+
+
+def _exists(name: str) -> bool:
+    return _is_ours(name) and path_of(name.removeprefix("launcher").removeprefix(".")).exists()
+
+
+@pytest.mark.parametrize("module", modules())
+def test_every_module_has_a_layer_and_imports_only_from_lower_ones(module: str) -> None:
+    assert module in LAYER_OF, "give the new module a layer here, as the design has it"
+    same_or_lower = {n for n in imports_of(module) if LAYER_OF[n] <= LAYER_OF[module]}
+    assert imports_of(module) == same_or_lower
+
+
+def test_no_renderer_imports_the_one_of_another_target() -> None:
+    targets = {m for m in modules() if m.startswith("render.")} - {"render.shell"}
+    assert targets
+    for module in targets:
+        assert not imports_of(module) & (targets - {module})
+
+
+def test_no_target_imports_another() -> None:
+    targets = {m for m in modules() if m.startswith("targets.")} - {"targets.base"}
+    for module in targets:
+        assert not imports_of(module) & (targets - {module})
+
+
+def test_train_never_imports_launcher_nor_launcher_train() -> None:
+    for folder, foreign in ((ROOT / "train", "launcher"), (LAUNCHER, "train")):
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert not [n for n in names if n.split(".")[0] == foreign], path
+
+
+def test_only_proc_uses_subprocess() -> None:
+    for module in set(modules()) - {"proc"}:
+        assert "import subprocess" not in path_of(module).read_text(), module
+
+
+def test_only_the_command_line_prints() -> None:
+    for module in set(modules()) - {"cli", "__main__"}:
+        for node in ast.walk(ast.parse(path_of(module).read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            assert not (isinstance(called, ast.Name) and called.id == "print"), module
+
+
+@pytest.mark.parametrize("heavy", ["torch", "docker", "kubernetes", "pydantic", "psutil"])
+def test_importing_the_command_line_imports_nothing_heavy(heavy: str) -> None:
+    code = f"import launcher.cli, sys; sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_planning_and_rendering_for_docker_never_import_torch_or_docker() -> None:
+    code = (
+        "import launcher.jobfile, launcher.plan, launcher.render.docker, launcher.targets.docker,"
+        " launcher.targets.local, sys; sys.exit(bool({'torch', 'docker'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_files_and_functions_keep_to_their_budget() -> None:
+    sizes = []
+    for folder in ("launcher", "train", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            assert text.count("\n") <= 400, path
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef):
+                    size = (node.end_lineno or node.lineno) - node.lineno + 1
+                    assert size <= 60, f"{path}: {node.name}"
+                    sizes.append(size)
+    assert sorted(sizes)[len(sizes) // 2] <= 12

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import contract
+from launcher.errors import InputError
+from launcher.facts import TargetFacts
+from launcher.job import JobSpec
+from launcher.plan import (
+    LaunchPlan,
+    new_run_id,
+    parse_plan,
+    plan_devices,
+    plan_next_attempt,
+    plan_replacement,
+    plan_run,
+)
+
+MakePlan = Callable[..., LaunchPlan]
+MakeJob = Callable[..., JobSpec]
+
+
+def facts_of(devices: int) -> TargetFacts:
+    return TargetFacts(
+        target="docker",
+        accelerator="cuda",
+        device_ids=tuple(str(index) for index in range(devices)),
+        cpu_count=4,
+        run_root="/runs",
+        cwd="/",
+    )
+
+
+@given(nodes=st.integers(1, 9), each=st.integers(1, 9), devices=st.integers(0, 40))
+def test_nodes_on_one_machine_never_share_a_gpu(nodes: int, each: int, devices: int) -> None:
+    job = JobSpec.model_validate(
+        {"name": "j", "command": ["t.py"], "nnodes": nodes, "nproc_per_node": each}
+    )
+    try:
+        planned = plan_devices(job, facts_of(devices))
+    except InputError:
+        assert nodes * each > devices
+        return
+    used = [device for node in planned for device in node.device_ids]
+    assert len(used) == len(set(used)) == nodes * each
+
+
+@pytest.mark.parametrize(
+    ("fields", "devices", "expected"),
+    [
+        ({"nproc_per_node": "auto"}, 8, 8),
+        ({"nproc_per_node": "auto", "nnodes": 2}, 8, 4),
+        ({"nproc_per_node": "gpu", "resources": {"gpus": 2}}, 8, 2),
+        ({"nproc_per_node": 3}, 8, 3),
+    ],
+)
+def test_a_gpu_node_runs_a_worker_for_each_of_its_gpus(
+    make_job: MakeJob, fields: dict[str, Any], devices: int, expected: int
+) -> None:
+    node = plan_devices(make_job(**fields), facts_of(devices))[0]
+    assert (node.nproc_per_node, len(node.device_ids)) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"nproc_per_node": 5}, 5),
+        ({"nproc_per_node": "cpu", "nnodes": 2}, 8),
+        ({"nproc_per_node": "auto", "nnodes": 2}, 4),
+        ({"nproc_per_node": "auto", "nnodes": 64}, 1),
+    ],
+)
+def test_a_cpu_node_runs_as_many_workers_as_asked_or_its_share_of_cores(
+    make_plan: MakePlan, fields: dict[str, Any], expected: int
+) -> None:
+    assert make_plan(**fields).nodes[0].nproc_per_node == expected
+
+
+def test_asking_for_gpus_where_there_are_none_names_the_fix(make_plan: MakePlan) -> None:
+    with pytest.raises(InputError, match="has no GPU") as caught:
+        make_plan(nproc_per_node="gpu")
+    assert "nproc_per_node" in caught.value.hint
+
+
+def test_the_same_input_gives_the_same_plan_and_leaves_the_job_alone(
+    make_job: MakeJob, docker_facts: TargetFacts
+) -> None:
+    job = make_job(nnodes="1:3", env={"A": "1"}, mounts=["./data:/data:ro"])
+    before = job.model_dump_json()
+    plans = [plan_run(job, docker_facts, run_id="digits-0a1b2c") for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert job.model_dump_json() == before
+
+
+@pytest.mark.parametrize("fields", [{}, {"nnodes": 2}, {"nnodes": "1:3", "secrets": ["TOKEN"]}])
+def test_a_plan_is_read_back_equal_from_its_json(
+    make_plan: MakePlan, docker_facts: TargetFacts, fields: dict[str, Any]
+) -> None:
+    plan = plan_next_attempt(make_plan(docker_facts, mounts=["/d:/d"], **fields))
+    assert parse_plan(plan.to_json()) == plan
+
+
+@given(count=st.integers(1, 1200))
+def test_node_names_sort_as_their_indices_do(count: int) -> None:
+    job = JobSpec.model_validate({"name": "j", "command": ["t.py"], "nnodes": count})
+    facts = replace(facts_of(0), accelerator="cpu")
+    names = [node.name for node in plan_run(job, facts, run_id="j-000000").nodes]
+    assert names == sorted(names)
+    assert len(set(names)) == count
+
+
+def test_the_longest_name_fits_a_host_name(docker_facts: TargetFacts, make_job: MakeJob) -> None:
+    job = make_job(name="n" * 40, nnodes=10_000)
+    plan = plan_run(job, docker_facts, run_id=new_run_id(job.name, b"\xff\xff\xff"))
+    assert max(len(node.name) for node in plan.nodes) <= 63
+
+
+def test_a_node_of_several_is_reached_by_its_name_and_a_lone_one_by_loopback(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    assert make_plan(docker_facts, nnodes=2).nodes[1].local_addr == "digits-0a1b2c-1"
+    assert make_plan(docker_facts).nodes[0].local_addr == "127.0.0.1"
+
+
+def test_arguments_after_the_dashes_follow_those_of_the_job(
+    make_job: MakeJob, local_facts: TargetFacts
+) -> None:
+    job = make_job(command=["t.py", "--a"])
+    plan = plan_run(job, local_facts, run_id="r", extra_args=("--b", "c d"))
+    assert plan.nodes[0].command == ("t.py", "--a", "--b", "c d")
+
+
+def test_a_replacement_keeps_its_index_and_name_and_gets_a_new_incarnation(
+    make_plan: MakePlan,
+) -> None:
+    before = make_plan(nnodes="1:3")
+    after = plan_replacement(before, 1)
+    assert after.nodes[0] == before.nodes[0]
+    assert after.nodes[2] == before.nodes[2]
+    old, new = before.nodes[1], after.nodes[1]
+    assert (new.name, new.node_index, new.incarnation) == (old.name, old.node_index, 1)
+    assert new.rendezvous == old.rendezvous
+    assert dict(new.env)[contract.INCARNATION] == "1"
+    assert new.log_dir != old.log_dir
+
+
+def test_a_new_attempt_starts_every_node_anew_with_folders_of_its_own(make_plan: MakePlan) -> None:
+    before = make_plan(nnodes=2)
+    after = plan_next_attempt(before)
+    assert after.attempt == 1
+    assert {dict(node.env)[contract.ATTEMPT] for node in after.nodes} == {"1"}
+    assert not {n.log_dir for n in after.nodes} & {n.log_dir for n in before.nodes}
+
+
+def test_checkpoints_stay_with_the_run_unless_the_job_says_where(
+    make_plan: MakePlan, local_facts: TargetFacts
+) -> None:
+    own = make_plan()
+    assert own.checkpoint_dir == f"{own.run_dir}/checkpoints"
+    named = make_plan(checkpoint_dir="ckpt")
+    assert named.checkpoint_dir == f"{local_facts.cwd}/ckpt"
+    assert dict(named.nodes[0].env)[contract.CHECKPOINT_DIR] == named.checkpoint_dir
+
+
+def test_containers_see_run_and_checkpoints_at_fixed_paths(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = make_plan(docker_facts, mounts=["./data:/data:ro"])
+    env = dict(plan.nodes[0].env)
+    mounts = {m.target: (m.source, m.read_only) for m in plan.nodes[0].mounts}
+    assert env[contract.RUN_DIR] == contract.CONTAINER_RUN_DIR
+    assert mounts == {
+        contract.CONTAINER_RUN_DIR: (plan.run_dir, False),
+        contract.CONTAINER_CHECKPOINT_DIR: (plan.checkpoint_dir, False),
+        "/data": ("/home/me/data", True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("workdir", "expected"),
+    [(None, "/work space"), ("/code/src", "/work space/here/src"), ("sub", "/work space/sub")],
+)
+def test_local_processes_work_where_the_mounted_folder_comes_from(
+    make_plan: MakePlan, workdir: str | None, expected: str
+) -> None:
+    plan = make_plan(mounts=["./here:/code"], workdir=workdir)
+    assert plan.nodes[0].workdir == expected
+
+
+def test_values_of_secrets_are_not_in_a_plan(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    plan = make_plan(secrets=["WANDB_API_KEY"])
+    assert plan.nodes[0].secrets == ("WANDB_API_KEY",)
+    assert "hunter2" not in plan.to_json()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}'])
+def test_anything_else_is_not_a_plan(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_plan(text)

@@ -1,0 +1,102 @@
+"""The rules under "Rendezvous" in the design: each was measured, each has a test here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.job import JobSpec
+from launcher.node_plan import Elastic, Static
+from launcher.plan import LaunchPlan, plan_next_attempt
+from launcher.rendezvous import format_endpoint, plan_backend, plan_rendezvous
+
+MakeJob = Callable[..., JobSpec]
+
+
+def rendezvous(job: JobSpec, node_index: int = 0, host: str = "w-0", **fields: object):
+    fields = {"port": None, "id": "run", "torch_version": (2, 13), **fields}
+    return plan_rendezvous(job, node_index=node_index, host=host, **fields)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "backend"), [(1, "c10d"), (2, "static"), ("1:4", "c10d"), ("2:2", "static")]
+)
+def test_fixed_groups_meet_statically_and_elastic_ones_by_c10d(
+    make_job: MakeJob, nnodes: object, backend: str
+) -> None:
+    assert plan_backend(make_job(nnodes=nnodes)) == backend
+
+
+def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job: MakeJob) -> None:
+    expected = Static(master_addr="w-0", master_port=29500, id="run")
+    assert rendezvous(make_job(nnodes=2), node_index=1) == expected
+
+
+def test_only_node_0_hosts_the_store_and_every_node_is_told_so(make_job: MakeJob) -> None:
+    job = make_job(nnodes="2:3")
+    assert [rendezvous(job, index).is_host for index in range(3)] == [True, False, False]
+
+
+def test_nobody_hosts_an_etcd(make_job: MakeJob) -> None:
+    job = make_job(nnodes="2:3", rdzv={"backend": "etcd-v2"})
+    found = rendezvous(job)
+    assert isinstance(found, Elastic)
+    assert (found.is_host, found.endpoint_port, found.conf) == (False, 2379, ())
+
+
+@pytest.mark.parametrize("nnodes", [2, "1:2"])
+def test_several_nodes_are_never_sent_to_localhost(make_job: MakeJob, nnodes: object) -> None:
+    with pytest.raises(InputError, match="each would be alone"):
+        rendezvous(make_job(nnodes=nnodes), host="localhost")
+
+
+def test_one_node_meets_itself_on_any_free_port(make_job: MakeJob) -> None:
+    assert rendezvous(make_job(), port=25000).endpoint_port == 0
+
+
+def test_the_read_timeout_outlasts_the_pull_of_an_image(make_job: MakeJob) -> None:
+    conf = dict(rendezvous(make_job(nnodes="1:2")).conf)
+    assert int(conf["read_timeout"]) >= 300
+
+
+def test_timeouts_that_older_torch_does_not_know_are_left_out(make_job: MakeJob) -> None:
+    job = make_job(nnodes="1:2")
+    new = {"last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"}
+    assert new <= set(dict(rendezvous(job, torch_version=(2, 7)).conf))
+    assert not new & set(dict(rendezvous(job, torch_version=(2, 6)).conf))
+
+
+def test_the_jobs_own_timeouts_win(make_job: MakeJob) -> None:
+    job = make_job(nnodes="1:2", rdzv={"conf": {"read_timeout": 900, "join_timeout": 5}})
+    conf = dict(rendezvous(job).conf)
+    assert (conf["read_timeout"], conf["join_timeout"]) == ("900", "5")
+
+
+def test_the_jobs_own_port_wins(make_job: MakeJob) -> None:
+    job = make_job(nnodes=2, rdzv={"port": 1234})
+    assert rendezvous(job, port=25000).master_port == 1234
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("fd00::1", "[fd00::1]:29400"), ("w-0", "w-0:29400")]
+)
+def test_ipv6_endpoints_are_bracketed(host: str, expected: str) -> None:
+    assert format_endpoint(host, 29400) == expected
+
+
+def test_torch_reads_a_bracketed_ipv6_endpoint_as_it_was_meant() -> None:
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    assert parse_rendezvous_endpoint(format_endpoint("fd00::1", 29400), 1) == ("fd00::1", 29400)
+
+
+def test_each_attempt_of_an_elastic_run_has_an_id_of_its_own(
+    make_plan: Callable[..., LaunchPlan],
+) -> None:
+    first = make_plan(nnodes="1:2")
+    second = plan_next_attempt(first)
+    third = plan_next_attempt(second)
+    assert len({p.nodes[0].rendezvous.id for p in (first, second, third)}) == 3
+    assert len({n.rendezvous.id for n in second.nodes}) == 1

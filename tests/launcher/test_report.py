@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.plan import LaunchPlan
+from launcher.report import RankFailure, decide_report, read_report
+from launcher.runs import RunFolder
+
+PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
+
+
+def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> RankFailure:
+    return RankFailure(
+        node_index=0,
+        rank=rank,
+        local_rank=rank,
+        exit_code=exit_code,
+        exception=exception,
+        failed_at=at,
+        log="",
+        log_tail=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "first"),
+    [
+        ([failure(0, PEER, at=1), failure(3, "ValueError: boom", at=2)], 3),
+        ([failure(0, "ValueError: late", at=2), failure(1, "ValueError: early", at=1)], 1),
+        ([failure(0, "x", at=1, exit_code=-15), failure(2, "killed by signal 9", 9, -9)], 2),
+        ([failure(0, PEER, at=2), failure(1, PEER, at=1)], 1),
+        ([failure(4, "OSError", at=1), failure(2, "OSError", at=1)], 2),
+    ],
+)
+def test_the_cause_is_told_from_those_that_fell_with_it(
+    failures: list[RankFailure], first: int
+) -> None:
+    report = decide_report(failures, ())
+    assert report.first is not None
+    assert report.first.rank == first
+    assert len(report.collateral) == len(failures) - 1
+
+
+def test_where_no_worker_spoke_the_agents_last_lines_are_kept() -> None:
+    report = decide_report([], ("no such file",))
+    assert (report.first, report.console_tail) == (None, ("no such file",))
+
+
+REPORT = """\
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : here
+  rank      : {rank} (local_rank: {local_rank})
+  exitcode  : 1 (pid: 4242)
+  error_file: <N/A>
+  traceback : To enable traceback see: ...
+============================================================
+"""
+
+
+class Folder:
+    """A run folder as torchrun leaves it."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunFolder(path)
+
+    def write(self, name: str, text: str, at: float = 100.0) -> None:
+        path = self.run.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        os.utime(path, (at, at))
+
+    def console(self, node: int, text: str) -> None:
+        self.write(f"nodes/{node}/0/console.log", text)
+
+    def worker(self, node: int, local_rank: int, name: str, text: str, at: float = 100.0) -> None:
+        self.write(f"nodes/{node}/0/id_x/attempt_0/{local_rank}/{name}", text, at)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "digits-0a1b2c")
+
+
+def test_exceptions_are_read_from_plain_tracebacks_and_from_torchs_prefixed_ones(
+    folder: Folder, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    plan = make_plan(nnodes=2, nproc_per_node=1)
+    for node, prefix in ((0, ""), (1, "[rank1]: ")):
+        folder.console(node, REPORT.format(rank=node, local_rank=0))
+        trace = (
+            f"{prefix}Traceback (most recent call last):\n{prefix}my.mod.BadError: node {node}\n"
+        )
+        folder.worker(node, 0, "stderr.log", trace, at=100.0 + node)
+    report = read_report(folder.run, plan)
+    assert report.first is not None
+    assert (report.first.rank, report.first.exception) == (0, "my.mod.BadError: node 0")
+    assert [f.exception for f in report.collateral] == ["my.mod.BadError: node 1"]
+    assert report.first.log_tail[-1].endswith("node 0")
+
+
+def test_error_files_win_over_logs(folder: Folder, make_plan: Callable[..., LaunchPlan]) -> None:
+    folder.console(0, REPORT.format(rank=0, local_rank=0))
+    message: dict[str, Any] = {"message": {"message": "KeyError: 'x'\nmore", "extraInfo": {}}}
+    folder.worker(0, 0, "error.json", json.dumps(message))
+    folder.worker(0, 0, "stderr.log", "nothing here")
+    report = read_report(folder.run, make_plan(nproc_per_node=1))
+    assert report.first is not None
+    assert report.first.exception == "KeyError: 'x'"
+
+
+def test_a_worker_whose_agent_was_killed_is_still_reported(
+    folder: Folder, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    folder.console(0, "")
+    folder.worker(0, 1, "stderr.log", "Traceback (most recent call last):\nValueError: seen\n")
+    report = read_report(folder.run, make_plan(nproc_per_node=2))
+    assert report.first is not None
+    assert (report.first.rank, report.first.exception) == (1, "ValueError: seen")
+
+
+def test_an_agent_that_never_had_workers_is_reported_by_its_own_lines(
+    folder: Folder, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    folder.console(0, "usage: torchrun\nerror: unrecognized arguments\n")
+    report = read_report(folder.run, make_plan())
+    assert report.first is None
+    assert report.console_tail[-1] == "error: unrecognized arguments"
+
+
+def test_an_empty_folder_gives_an_empty_report(
+    folder: Folder, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    assert read_report(folder.run, make_plan()).to_jsonable() == {
+        "first": None,
+        "collateral": (),
+        "console_tail": (),
+    }

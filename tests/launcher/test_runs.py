@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.plan import LaunchPlan, plan_next_attempt
+from launcher.runs import LAUNCHER_FILE, RunFolder, find_run, list_runs, process_start
+from launcher.state import RunState
+
+MakePlan = Callable[..., LaunchPlan]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, make_plan: MakePlan) -> Callable[..., RunFolder]:
+    def make(run_id: str, at: float = 1.0) -> RunFolder:
+        run = RunFolder(tmp_path / run_id)
+        run.create(make_plan(), "#!/bin/sh\n", at)
+        return run
+
+    return make
+
+
+def test_latest_points_at_the_newest_run(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    make_run("a-1")
+    make_run("a-2")
+    assert (tmp_path / "latest").resolve() == tmp_path / "a-2"
+
+
+def test_runs_are_found_by_id_beginning_or_latest(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    for run_id in ("digits-aa11", "digits-ab22"):
+        make_run(run_id)
+    assert find_run(tmp_path, "digits-aa11").run_id == "digits-aa11"
+    assert find_run(tmp_path, "digits-ab").run_id == "digits-ab22"
+    assert find_run(tmp_path, "latest").run_id == "digits-ab22"
+    with pytest.raises(InputError, match="may be any of digits-aa11, digits-ab22"):
+        find_run(tmp_path, "digits-a")
+    with pytest.raises(InputError, match="no run 'x'"):
+        find_run(tmp_path, "x")
+
+
+def test_runs_are_listed_once_and_by_the_time_of_their_submission(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    make_run("b", at=20.0)
+    make_run("a", at=10.0)
+    (tmp_path / "not-a-run").mkdir()
+    assert [run.run_id for run in list_runs(tmp_path)] == ["a", "b"]
+
+
+def test_the_newest_plan_is_the_one_in_force(
+    make_run: Callable[..., RunFolder], make_plan: MakePlan
+) -> None:
+    run = make_run("a")
+    later = plan_next_attempt(make_plan())
+    run.write_plan(later, "")
+    assert run.read_plan() == later
+
+
+def test_a_damaged_plan_is_an_error_for_a_person(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run("a")
+    (run.path / "plan.json").write_text("{")
+    with pytest.raises(InputError, match="is not the plan of a run"):
+        run.read_plan()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
+def test_unreadable_metrics_count_as_none(make_run: Callable[..., RunFolder], text: str) -> None:
+    run = make_run("a")
+    (run.path / "metrics.json").write_text(text)
+    assert run.read_metrics() == {}
+
+
+def test_a_run_without_an_outcome_goes_on(make_run: Callable[..., RunFolder]) -> None:
+    assert make_run("a").state() is RunState.RUNNING
+
+
+def test_a_living_launcher_is_told_from_another_process_with_its_number(
+    make_run: Callable[..., RunFolder],
+) -> None:
+    run = make_run("a")
+    assert run.launcher_pid() is None
+    run.write_launcher()
+    assert run.launcher_pid() == os.getpid()
+    mark = {"pid": os.getpid(), "started_at": 1.0}
+    (run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
+    assert run.launcher_pid() is None
+
+
+def test_a_dead_launcher_is_seen_to_be_dead(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run("a")
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    mark = {"pid": child.pid, "started_at": process_start(child.pid)}
+    child.wait()
+    (run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
+    assert run.launcher_pid() is None

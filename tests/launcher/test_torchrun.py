@@ -1,0 +1,164 @@
+"""Settings are held against torch's own parser, reports against torch's own printer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.facts import TargetFacts
+from launcher.node_plan import NodePlan
+from launcher.plan import LaunchPlan
+from launcher.torchrun import (
+    STALE_VARIABLES,
+    Settings,
+    WorkerFailure,
+    WorkerLog,
+    is_worker_line,
+    line_prefix_template,
+    parse_failures,
+    parse_log_folder,
+    parse_torch_version,
+    plan_settings,
+    render_argv,
+)
+
+MakePlan = Callable[..., LaunchPlan]
+
+SHAPES: list[dict[str, Any]] = [
+    {"nnodes": 1, "nproc_per_node": 2},
+    {"nnodes": 2, "nproc_per_node": 1},
+    {"nnodes": "1:3", "nproc_per_node": 1, "max_restarts": 3},
+    {"nnodes": "2:4", "nproc_per_node": 8, "rdzv": {"conf": {"join_timeout": 77}}},
+    {"nnodes": 2, "nproc_per_node": 1, "rdzv": {"backend": "c10d"}, "max_restarts": 2},
+]
+
+
+def settings(node: NodePlan, torch: tuple[int, int] = (2, 13)) -> Settings:
+    return plan_settings(node, torch, stop_grace_s=30)
+
+
+def launch_config(argv: list[str]) -> Any:
+    """What the installed torch makes of a command line."""
+    from torch.distributed.run import config_from_args, parse_args
+
+    return config_from_args(parse_args(argv))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_torch_reads_the_settings_as_they_were_planned(
+    make_plan: MakePlan, docker_facts: TargetFacts, shape: dict[str, Any]
+) -> None:
+    plan = make_plan(docker_facts, **shape)
+    for node in plan.nodes:
+        config, _, arguments = launch_config(
+            list(render_argv((), settings(node), ("train.py", "--lr", "1")))
+        )
+        assert (config.min_nodes, config.max_nodes) == (node.min_nodes, node.max_nodes)
+        assert config.nproc_per_node == node.nproc_per_node
+        assert arguments[-3:] == ["train.py", "--lr", "1"]
+        assert config.local_addr == node.local_addr
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_flags_and_variables_mean_the_same_to_torch(
+    make_plan: MakePlan,
+    docker_facts: TargetFacts,
+    shape: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for node in make_plan(docker_facts, **shape).nodes:
+        by_flags, _, _ = launch_config([*settings(node).flags(), "train.py"])
+        with monkeypatch.context() as scope:
+            for name, value in settings(node).variables():
+                scope.setenv(name, value)
+            by_variables, _, _ = launch_config(["train.py"])
+        assert vars(by_flags) | {"logs_specs": 0} == vars(by_variables) | {"logs_specs": 0}
+
+
+def test_a_static_agent_never_restarts_its_workers_itself(make_plan: MakePlan) -> None:
+    plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3)
+    assert dict(settings(plan.nodes[1]).options)["max_restarts"] == "0"
+    assert dict(settings(plan.nodes[1]).options)["node_rank"] == "1"
+
+
+def test_elastic_nodes_are_told_who_hosts_the_store(make_plan: MakePlan) -> None:
+    plan = make_plan(nnodes="1:2", nproc_per_node=1)
+    conf = [dict(settings(n).options)["rdzv_conf"].rsplit(",", 1)[1] for n in plan.nodes]
+    assert conf == ["is_host=1", "is_host=0"]
+
+
+def test_standalone_is_never_set(make_plan: MakePlan) -> None:
+    options = dict(settings(make_plan().nodes[0]).options)
+    assert "standalone" not in options
+    assert "PET_STANDALONE" in STALE_VARIABLES
+
+
+@pytest.mark.parametrize(("torch", "known"), [((2, 11), False), ((2, 12), True), ((3, 0), True)])
+def test_a_flag_is_used_only_where_torch_knows_it(
+    make_plan: MakePlan, torch: tuple[int, int], known: bool
+) -> None:
+    options = dict(settings(make_plan().nodes[0], torch).options)
+    assert ("shutdown_timeout" in options) == known
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("2.13.0+cpu", (2, 13)), ("2.4", (2, 4)), (None, (2, 4)), ("nightly", (2, 4))],
+)
+def test_versions_are_read_and_the_oldest_supported_one_is_assumed(
+    text: str | None, version: tuple[int, int]
+) -> None:
+    assert parse_torch_version(text) == version
+
+
+def test_restarts_do_not_reuse_the_old_store(make_plan: MakePlan) -> None:
+    env = dict(make_plan(nnodes="1:2").nodes[0].env)
+    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_the_number_of_threads_does_not_depend_on_the_number_of_workers(
+    make_plan: MakePlan, nproc: int
+) -> None:
+    assert dict(make_plan(nproc_per_node=nproc).nodes[0].env)["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_job_may_overrule_the_number_of_threads(make_plan: MakePlan) -> None:
+    env = make_plan(env={"OMP_NUM_THREADS": 4}).nodes[0].env
+    assert [value for name, value in env if name == "OMP_NUM_THREADS"] == ["4"]
+
+
+def test_torchruns_own_report_is_read_back_with_the_root_cause_first() -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def failure(local_rank: int, exit_code: int, pid: int, at: int) -> ProcessFailure:
+        made = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exit_code, error_file="-")
+        made.timestamp = at
+        return made
+
+    error = ChildFailedError("train.py", {4: failure(0, -15, 71, 2000), 5: failure(1, 1, 72, 1000)})
+    assert parse_failures(f"earlier lines\n{error}\nlater lines\n") == (
+        WorkerFailure(rank=5, local_rank=1, exit_code=1, pid=72),
+        WorkerFailure(rank=4, local_rank=0, exit_code=-15, pid=71),
+    )
+
+
+@pytest.mark.parametrize("console", ["", "usage: torchrun\n", "something FAILED\nno report"])
+def test_a_console_without_a_report_names_nobody(console: str) -> None:
+    assert parse_failures(console) == ()
+
+
+def test_worker_lines_on_a_console_are_told_from_the_agents_own() -> None:
+    prefix = line_prefix_template(3).replace("${rank}", "12")
+    assert is_worker_line(f"{prefix}step 4", 3)
+    assert not is_worker_line("W0101 torchrun: [3/12] not at the beginning", 3)
+    assert not is_worker_line("[2/12] of another node", 3)
+
+
+def test_log_folders_are_read() -> None:
+    path = "nodes/1/2/digits-0a_x7/attempt_3/4"
+    expected = WorkerLog(node_index=1, incarnation=2, attempt=3, local_rank=4, folder=path)
+    assert parse_log_folder(path) == expected
+    assert parse_log_folder("nodes/1/2/console.log") is None

@@ -1,0 +1,124 @@
+"""What a person can set: every option with its default, its range and its description.
+
+Imports neither torch nor Lightning, so that ``--help`` and a refused option answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+from jsonargparse.typing import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    restricted_number_type,
+)
+
+from train.errors import InputError
+
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+"""What numpy accepts; Lightning turns a larger seed into 0 with no more than a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Trains a small network on one device or, under torchrun, on all devices of the job."""
+
+    workload: Literal["digits"] = "digits"
+    """What is trained: `digits` is a small CNN on the 1,797 handwritten digits that come with
+    scikit-learn; nothing is downloaded."""
+    epochs: PositiveInt = 10
+    """How many times the training set is gone through."""
+    max_steps: PositiveInt | None = None
+    """Stop after this many optimizer steps, counted over all restarts; the learning rate still
+    follows the schedule of all epochs."""
+    global_batch_size: PositiveInt = 96
+    """Samples of one optimizer step, over all processes together; a multiple of the number of
+    processes. The result therefore depends little on how many there are."""
+    lr: PositiveFloat = 3e-3
+    """Highest learning rate, reached after the warm-up; falls linearly to near zero."""
+    warmup_steps: NonNegativeInt = 30
+    """Optimizer steps over which the learning rate rises."""
+    weight_decay: NonNegativeFloat = 0.05
+    """Weight decay of AdamW."""
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """Number format of the forward and backward pass; weights stay 32-bit."""
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; `auto` takes CUDA where it is present."""
+    seed: Seed = 0
+    """Seed of the weights, the order of the samples and every other random number."""
+    num_workers: NonNegativeInt = 0
+    """Processes that load data, per training process; 0 loads in the training process."""
+    checkpoint_dir: Path | None = None
+    """Folder that checkpoints are written to and resumed from. Without it: CHECKPOINT_DIR,
+    else `checkpoints` in RUN_DIR, else a new folder under `runs/train` for each start, so that
+    only a named folder survives a restart."""
+    keep_checkpoints: PositiveInt = 3
+    """How many of the newest checkpoints are kept."""
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
+
+MAY_DIFFER_ON_RESUME = frozenset(
+    {
+        "epochs",
+        "max_steps",
+        "accelerator",
+        "num_workers",
+        "checkpoint_dir",
+        "keep_checkpoints",
+    }
+)
+"""Fields that say how long, where and how fast, but not what is trained."""
+
+
+def build_parser() -> ArgumentParser:
+    """The command line of ``python -m train``, made from TrainConfig's fields."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(prog="python -m train", exit_on_error=False, allow_abbrev=False)
+    parser.description = TrainConfig.__doc__
+    parser.add_argument(
+        "--config", action="config", help="YAML file of these options; options given here win."
+    )
+    parser.add_class_arguments(TrainConfig)
+    return parser
+
+
+def parse_config(arguments: Sequence[str]) -> TrainConfig:
+    """The options of one run.
+
+    Reads the file that ``--config`` names. Raises InputError for whatever is wrong in either;
+    ends the process for ``--help`` and ``--print_config``.
+    """
+    try:
+        given = build_parser().parse_args(list(arguments))
+    except ArgumentError as error:
+        raise InputError(str(error), suggest_fix(str(error))) from error
+    return TrainConfig(**{name: given[name] for name in FIELDS})
+
+
+def suggest_fix(message: str) -> str:
+    """The field that a refused name was meant for, else where the options are listed."""
+    if "not accepted" in message or "nrecognized" in message:
+        for word in re.findall(r"[a-z_]+", message.replace("-", "_")):
+            near = difflib.get_close_matches(word.strip("_"), FIELDS, n=1, cutoff=0.75)
+            if near:
+                return f"did you mean {near[0]}?"
+    return "python -m train --help lists the options"
+
+
+def fingerprint(config: TrainConfig) -> dict[str, Any]:
+    """The fields that a checkpoint must share with the run that resumes from it."""
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in MAY_DIFFER_ON_RESUME
+    }

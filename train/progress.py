@@ -1,0 +1,176 @@
+"""How fast the training is, and what rank 0 shows of it while it runs."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from shutil import get_terminal_size
+from typing import TextIO
+
+from torch import Tensor
+
+from train.schedule import Schedule
+from train.worker_env import ProgressMode
+
+BAR_INTERVAL_S = 0.1
+LINES_INTERVAL_S = 5.0
+BAR_CELLS = 20
+KEPT_STEP_TIMES = 10_000
+"""Enough for a steady median; a long run must not grow in memory."""
+
+
+class Meter:
+    """Counts and times the steps of this start; earlier starts are not in it."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._started = self._last_step = clock()
+        self._stopped: float | None = None
+        self._step_times_s: deque[float] = deque(maxlen=KEPT_STEP_TIMES)
+        self.steps = 0
+        self.first_step_at = 0.0
+        """Unix seconds at the end of the first optimizer step, 0 before."""
+
+    def start(self) -> None:
+        """The training begins now."""
+        self._started = self._last_step = self._clock()
+
+    def on_step(self) -> None:
+        """A step has ended."""
+        now = self._clock()
+        self._step_times_s.append(now - self._last_step)
+        self._last_step = now
+        self.steps += 1
+        if self.steps == 1:
+            self.first_step_at = self._wall_clock()
+
+    def stop(self) -> None:
+        """The training has ended; the clock stands still from here on."""
+        self._stopped = self._clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training, checkpoints included."""
+        return (self._clock() if self._stopped is None else self._stopped) - self._started
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps over elapsed seconds, 0 before the first."""
+        return self.steps / self.elapsed_s if self.steps and self.elapsed_s > 0 else 0.0
+
+    @property
+    def median_step_s(self) -> float:
+        """Half of the steps took less: neither the first step nor checkpoints weigh in."""
+        return statistics.median(self._step_times_s) if self._step_times_s else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Where the training stands; ``epoch`` and ``step`` count from 1 as people do."""
+
+    epoch: int
+    epochs: int
+    step: int
+    stop_step: int
+    loss: float
+    samples_per_s: float
+    eta_s: float
+
+
+class Progress:
+    """Shows the training on one stream, seldom enough to cost nothing.
+
+    Reading the loss waits for the device, so that happens only when something is shown.
+    """
+
+    def __init__(
+        self,
+        mode: ProgressMode | None,
+        schedule: Schedule,
+        meter: Meter,
+        *,
+        global_batch_size: int,
+        stream: TextIO = sys.stderr,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mode = mode
+        self._schedule = schedule
+        self._meter = meter
+        self._global_batch_size = global_batch_size
+        self._stream = stream
+        self._clock = clock
+        self._interval_s = BAR_INTERVAL_S if mode == "bar" else LINES_INTERVAL_S
+        self._shown_at = clock()
+        self._drawn = 0
+
+    def on_step(self, step: int, loss: Tensor) -> None:
+        """``step`` steps are done; shows it if enough time has gone by."""
+        if self._mode and self._clock() - self._shown_at >= self._interval_s:
+            self._show(self._snapshot(step, loss.item()))
+
+    def on_epoch_end(self, step: int, mean_loss: float) -> None:
+        """An epoch, or what fitted into the run of it, is done; always shown."""
+        if self._mode:
+            self._show(self._snapshot(step, mean_loss))
+
+    def close(self) -> None:
+        """Leaves the bar's line, so that what follows starts on a line of its own."""
+        if self._drawn:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._drawn = 0
+
+    def _snapshot(self, step: int, loss: float) -> Snapshot:
+        rate = self._meter.steps_per_s
+        schedule = self._schedule
+        return Snapshot(
+            epoch=schedule.epoch_of(step - 1) + 1,
+            epochs=schedule.total_steps // schedule.batches_per_epoch,
+            step=step,
+            stop_step=schedule.stop_step,
+            loss=loss,
+            samples_per_s=rate * self._global_batch_size,
+            eta_s=(schedule.stop_step - step) / rate if rate else 0.0,
+        )
+
+    def _show(self, snapshot: Snapshot) -> None:
+        self._shown_at = self._clock()
+        if self._mode == "lines":
+            self._stream.write(format_line(snapshot) + "\n")
+        else:
+            # One column stays free: in the last one some terminals wrap, and \r comes too late.
+            text = format_bar(snapshot)[: get_terminal_size().columns - 1]
+            self._stream.write("\r" + text.ljust(self._drawn))
+            self._drawn = len(text)
+        self._stream.flush()
+
+
+def format_line(snapshot: Snapshot) -> str:
+    """One line that can be read alone in a log."""
+    return (
+        f"epoch {snapshot.epoch}/{snapshot.epochs}  step {snapshot.step}/{snapshot.stop_step}  "
+        f"loss {snapshot.loss:.4f}  {snapshot.samples_per_s:,.0f} samples/s  "
+        f"ETA {format_duration(snapshot.eta_s)}"
+    )
+
+
+def format_bar(snapshot: Snapshot) -> str:
+    """A line that is drawn over the one before; the bar comes last, where a narrow one is cut."""
+    done = BAR_CELLS * snapshot.step // snapshot.stop_step
+    return f"{format_line(snapshot)}  [{'#' * done}{'.' * (BAR_CELLS - done)}]"
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds, the hours only where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

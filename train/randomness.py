@@ -1,0 +1,48 @@
+"""Random number generators: seeds derived from a place in the training, and their saved state."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def derive_seed(*place: int) -> int:
+    """A 32-bit seed for a place such as (seed, step, rank).
+
+    Hashed and not added: sums collide, and torch's CPU generator ignores all but 32 bits.
+    """
+    return int(np.random.SeedSequence(place).generate_state(1)[0])
+
+
+def seed_generators(*place: int) -> None:
+    """Seeds every generator of this process for a place such as (seed, step, rank)."""
+    seed = derive_seed(*place)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def capture_generators(device: torch.device) -> dict[str, Any]:
+    """The state of this process's generators, in types that ``torch.load`` takes without pickle."""
+    numpy_state = np.random.get_state(legacy=True)
+    captured: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]),
+    }
+    if device.type == "cuda":
+        captured["cuda"] = torch.cuda.get_rng_state(device)
+    return captured
+
+
+def restore_generators(captured: dict[str, Any], device: torch.device) -> None:
+    """Continues the generators from ``capture_generators``; CUDA's only where it was captured."""
+    torch.set_rng_state(captured["torch"])
+    random.setstate(captured["python"])
+    name, keys, *rest = captured["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    if device.type == "cuda" and "cuda" in captured:
+        torch.cuda.set_rng_state(captured["cuda"], device)

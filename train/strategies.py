@@ -1,0 +1,112 @@
+"""Fabric, built from the world that torchrun describes and from nothing else."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy
+
+from train.config import TrainConfig
+from train.errors import InputError, WorldMismatchError
+from train.worker_env import WorkerEnv, World
+
+T = TypeVar("T")
+
+
+def launch_fabric(config: TrainConfig, env: WorkerEnv) -> Fabric:
+    """Fabric with its process group, which is left out without torchrun.
+
+    Blocks until all workers of the world are there. Raises WorldMismatchError where what came about
+    is not the world of ``env``.
+    """
+    accelerator = choose_accelerator(config, env.world)
+    world = env.world
+    if accelerator == "cpu" and env.omp_num_threads is None:
+        # As torchrun does for several workers: else the number of cores changes the result, and on
+        # a busy machine threads that wait for each other make small models several times slower.
+        torch.set_num_threads(1)
+    if world is None:
+        # The environment is explicit, or Fabric would follow a batch system's leftover variables.
+        fabric = Fabric(
+            accelerator=accelerator,
+            devices=1,
+            precision=config.precision,
+            plugins=[LightningEnvironment()],
+        )
+    else:
+        fabric = Fabric(
+            accelerator=accelerator,
+            devices=world.local_world_size,
+            num_nodes=world.num_nodes,
+            strategy=build_ddp(accelerator),
+            precision=config.precision,
+            plugins=[TorchElasticEnvironment()],
+        )
+    fabric.launch()
+    check_world(fabric, world)
+    return fabric
+
+
+def build_ddp(accelerator: str) -> DDPStrategy:
+    """Data-parallel training of a model that uses all its weights in every step."""
+    return DDPStrategy(
+        process_group_backend="nccl" if accelerator == "cuda" else "gloo",
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        # The ranks' shares of the test set may differ by a batch; a broadcast would then hang.
+        broadcast_buffers=False,
+    )
+
+
+def choose_accelerator(config: TrainConfig, world: World | None) -> str:
+    """``cuda`` or ``cpu``; raises InputError where a node has fewer CUDA devices than workers."""
+    devices = torch.cuda.device_count()
+    if config.accelerator == "cpu" or (config.accelerator == "auto" and not devices):
+        return "cpu"
+    wanted = world.local_world_size if world else 1
+    if devices < wanted:
+        raise InputError(
+            f"this node has {wanted} workers, but {devices} CUDA devices are visible",
+            f"--accelerator cpu, or nproc_per_node {devices}" if devices else "--accelerator cpu",
+        )
+    return "cuda"
+
+
+def check_world(fabric: Fabric, world: World | None) -> None:
+    """Raises WorldMismatchError unless Fabric and its process group agree with the environment.
+
+    Without this, ``Fabric(accelerator="cpu")`` under torchrun trains as many separate models as
+    there are workers, each of them rank 0, and ends with exit code 0.
+    """
+    expected = (world.rank, world.local_rank, world.world_size) if world else (0, 0, 1)
+    built = (fabric.global_rank, fabric.local_rank, fabric.world_size)
+    group = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if built != expected or group != (expected[0], expected[2]):
+        raise WorldMismatchError(
+            f"the environment says rank {expected[0]} of {expected[2]}, but Fabric built "
+            f"rank {built[0]} of {built[2]} over a process group of {group[1]}: "
+            "the workers would train separate models"
+        )
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's value in the order of ranks; all ranks must call it."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
+
+
+def leave_world(fabric: Fabric) -> None:
+    """Ends the process group once all ranks are done; all ranks must call it.
+
+    Only after success: while an error is on its way up, the other ranks may never arrive here.
+    """
+    if dist.is_initialized():
+        fabric.barrier()
+        dist.destroy_process_group()
