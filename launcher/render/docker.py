@@ -111,7 +111,6 @@ class DockerArtifact:
     network: str
     labels: Env
     folders: tuple[str, ...]
-    stop_grace_s: int
     containers: tuple[Container, ...]
 
     def network_kwargs(self) -> dict[str, Any]:
@@ -130,7 +129,7 @@ class DockerArtifact:
                     f': "${{{name}:?is a secret of the job: export it first}}"'
                     for name in sorted({n for c in self.containers for n in c.secrets})
                 ),
-                *(f"mkdir -p {shlex.quote(folder)}" for folder in self.folders),
+                render_lines((("mkdir", "-p"), *((folder,) for folder in self.folders))),
                 "",
                 "# Fails where the run is already there, before anything of it could be touched.",
                 self._network(),
@@ -155,7 +154,7 @@ class DockerArtifact:
             "  trap '' INT TERM HUP",
             f"  containers=$(docker ps --all --quiet --filter {label})",
             '  if [ -n "$containers" ]; then',
-            f"    docker stop --time {self.stop_grace_s + STOP_MARGIN_S} $containers >/dev/null",
+            "    docker stop $containers >/dev/null",
             "    docker rm --force --volumes $containers >/dev/null",
             "  fi",
             f"  docker network rm {shlex.quote(self.network)} >/dev/null",
@@ -189,7 +188,6 @@ def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Dock
         network=plan.run_id,
         labels=_run_labels(plan),
         folders=(plan.run_dir, plan.checkpoint_dir, *(_folder(plan, node) for node in chosen)),
-        stop_grace_s=plan.stop_grace_s,
         containers=tuple(_container(plan, node, shared) for node in chosen),
     )
 
