@@ -17,6 +17,11 @@ def render_line(argv: tuple[str, ...], env: Env = ()) -> str:
     return " ".join([*assignments, *(quote(word) for word in argv)])
 
 
+def render_lines(lines: tuple[tuple[str, ...], ...]) -> str:
+    """One command over several lines, one group of words on each."""
+    return " \\\n  ".join(shlex.join(line) for line in lines)
+
+
 def render_block(argv: tuple[str, ...], *, head: int = 1, per_line: int = 1) -> str:
     """One command over several lines: ``head`` words first, then ``per_line`` on each."""
     words = [quote(word) for word in argv]
