@@ -185,15 +185,23 @@ def _matches(path: KeyPath, patterns: Sequence[tuple[str, ...]]) -> bool:
 def _overridden(source: YamlSource, override: Override) -> YamlSource:
     """The source with one value replaced; its entries name the option as their place."""
     given = _fragment(override)
-    data = _put(source.data, override.path, given.data, override)
-    size = len(override.path)
-    entries = {
-        path: entry for path, entry in source.entries.items() if path[:size] != override.path
-    }
-    for length in range(1, size):
-        entries.setdefault(override.path[:length], given.entries[()])
-    entries |= {(*override.path, *path): entry for path, entry in given.entries.items()}
-    return YamlSource(data=data, entries=entries)
+    entries, data = dict(source.entries), source.data
+    path: KeyPath = ()
+    for part in override.path:
+        if not isinstance(data, dict | list):
+            entries[path] = given.entries[()]  # a section that only the option opens
+        path = (*path, part if isinstance(data, list) else str(part))
+        data = _child(data, path[-1])
+    size = len(path)
+    entries = {one: entry for one, entry in entries.items() if one[:size] != path}
+    entries |= {(*path, *below): entry for below, entry in given.entries.items()}
+    return YamlSource(data=_put(source.data, path, given.data, override), entries=entries)
+
+
+def _child(data: Any, part: str | int) -> Any:
+    if isinstance(data, list):
+        return data[part] if isinstance(part, int) and part < len(data) else None
+    return data.get(part) if isinstance(data, dict) else None
 
 
 def _fragment(override: Override) -> YamlSource:
@@ -206,14 +214,13 @@ def _fragment(override: Override) -> YamlSource:
 
 
 def _put(data: Any, path: KeyPath, value: Any, override: Override) -> Any:
+    """A copy of the data with the value at the path."""
     if not path:
         return value
-    head, rest = path[0], path[1:]
-    if isinstance(data, list) and isinstance(head, int):
-        if head > len(data):
-            what = f"{override.option}: the list has {len(data)} entries"
-            raise YamlError(what, f"write a number of 0..{len(data)}; the last one appends")
-        old = data[head] if head < len(data) else None
-        return [*data[:head], _put(old, rest, value, override), *data[head + 1 :]]
-    mapping = data if isinstance(data, dict) else {}
-    return {**mapping, str(head): _put(mapping.get(str(head)), rest, value, override)}
+    new = _put(_child(data, path[0]), path[1:], value, override)
+    if not isinstance(data, list):
+        return {**(data if isinstance(data, dict) else {}), path[0]: new}
+    if not isinstance(path[0], int) or path[0] > len(data):
+        what = f"{override.option}: found {path[0]} in a list of {len(data)}"
+        raise YamlError(what, f"write a number of 0..{len(data)}; the last one appends")
+    return [*data[: path[0]], new, *data[path[0] + 1 :]]

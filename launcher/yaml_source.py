@@ -286,24 +286,30 @@ class _Builder:
 
     def _value(self, node: yaml.Node, path: KeyPath, key: yaml.Node) -> Any:
         self._spend(node, len(path))
-        start, end = node.start_mark, node.end_mark
+        text = self._clean(node, path) if isinstance(node, yaml.ScalarNode) else None
         self._entries[path] = Entry(
             where=self._where(key),
             line=self._line(node),
-            column=start.column + 1,
-            text=node.value if isinstance(node, yaml.ScalarNode) else None,
-            written=self._text[start.index : end.index].rstrip(),
+            column=node.start_mark.column + 1,
+            text=text,
+            written=self._written(node),
         )
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
+        if text is not None:
+            return self._scalar(node, path, text)
         expected = "seq" if isinstance(node, yaml.SequenceNode) else "map"
         if node.tag != _TAG + expected:
-            self._refuse(node, path, f"the tag {_shown_tag(node)} is not accepted", "remove it")
-            return None
+            self._refuse_tag(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*path, i), item) for i, item in enumerate(node.value)]
         pairs = self._pairs(node, path, len(path))
         return {name: self._value(item, (*path, name), key) for name, (key, item) in pairs.items()}
+
+    def _written(self, node: yaml.Node) -> str:
+        start, end = node.start_mark.index, node.end_mark.index
+        if not isinstance(node, yaml.ScalarNode) or node.style in ("|", ">"):
+            return self._text[start:end].rstrip()
+        # an anchor or a tag stands in front
+        return self._text[self._text.index(node.style, start) : end] if node.style else node.value
 
     def _pairs(self, node: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
         """A mapping's keys and values; its own keys win over merged ones, earlier merges over
@@ -316,13 +322,12 @@ class _Builder:
                 merged = self._merged(key, value, path, depth) | merged
             elif not isinstance(key, yaml.ScalarNode) or not key.value:
                 self._refuse(key, path, "a key that is no name", "write name: value")
-            elif key.value in own:
-                first = self._where(own[key.value][0])
-                what = f"given a second time; the first is {first}"
-                self._refuse(key, (*path, key.value), what, "remove one of the two")
-            elif self._is_text(key, path):
-                # text as written: the keys NO and 8080 are meant as names
-                own[key.value] = (key, value)
+            else:
+                name = self._clean(key, path)  # as written: NO and 8080 are meant as names
+                if name in own:
+                    what = f"given a second time; the first is {self._where(own[name][0])}"
+                    self._refuse(key, (*path, name), what, "remove one of the two")
+                own.setdefault(name, (key, value))
         return merged | own
 
     def _merged(self, key: yaml.Node, value: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
@@ -334,33 +339,35 @@ class _Builder:
                 self._refuse(key, path, "<< merges mappings only", "merge an alias of a mapping")
         return merged
 
-    def _is_text(self, node: yaml.Node, path: KeyPath) -> bool:
-        if not re.search("[\0\ud800-\udfff]", node.value):
-            return True
-        self._refuse(node, path, "a character that is no text (NUL or surrogate)", "remove it")
-        return False
+    def _clean(self, node: yaml.Node, path: KeyPath) -> str:
+        """A scalar's text; JSON writes characters beyond U+FFFF as two escapes, joined here."""
+        joined = node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if joined.count("\ufffd") > node.value.count("\ufffd") or "\0" in joined:
+            self._refuse(node, path, "a character that is no text (NUL or surrogate)", "remove it")
+        return str(joined).replace("\0", "\ufffd")
 
-    def _scalar(self, node: yaml.Node, path: KeyPath) -> str | int | float | bool | None:
-        kind, text = node.tag.removeprefix(_TAG), node.value
-        if not self._is_text(node, path):
-            return None
+    def _scalar(self, node: yaml.Node, path: KeyPath, text: str) -> str | int | float | bool | None:
+        kind = node.tag.removeprefix(_TAG)
         if kind == "str":
-            return str(text)
+            return text
         if kind == "null" and _NULL.fullmatch(text):
             return None
         if kind == "bool" and _BOOL.fullmatch(text):
-            return bool(text.lower() == "true")
+            return text.lower() == "true"
         if kind == "int" and _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
             return int(text, 0) if text[1:2] in ("o", "x") else int(text)
         if kind == "float" and _FLOAT.fullmatch(text):
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        what = f"{text[:_MAX_DIGITS]!r} with the tag {_shown_tag(node)} is not accepted"
-        self._refuse(node, path, what, "remove the tag, or put the value in quotes")
-        return None
+        self._refuse_tag(node, path)
+        return text
+
+    def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
+        if _INT.fullmatch(str(node.value)):
+            what = f"a whole number of more than {_MAX_DIGITS} digits"
+            self._refuse(node, path, what, "put it in quotes if it is no number")
+        else:
+            tag = node.tag.replace(_TAG, "!!")
+            self._refuse(node, path, f"the tag {tag} is not accepted here", "remove the tag")
 
 
 _Pairs = dict[str, tuple[yaml.Node, yaml.Node]]
-
-
-def _shown_tag(node: yaml.Node) -> str:
-    return str(node.tag).replace(_TAG, "!!")
