@@ -15,11 +15,11 @@ import pytest
 from launcher import proc
 from launcher.contract import NODE_INDEX, RUN_ID
 from launcher.errors import TargetError
+from launcher.gpus import read_gpus
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, plan_replacement, plan_run
 from launcher.state import NodeState
 from launcher.targets.local import LocalTarget, find_free_port, read_torch_version
-from launcher.gpus import read_gpus
 from tests.launcher.runner import wait_until
 
 MakeJob = Callable[..., JobSpec]

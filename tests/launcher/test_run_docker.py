@@ -20,12 +20,11 @@ pytestmark = pytest.mark.docker
 
 MOUNTED = PREFIX + "mounts: [./:/code:ro]\nworkdir: /code\n"
 TORCH_ONLY = "fabric-train-tests:torch-only"
-DOCKERFILE = f"""
+DOCKERFILE = r"""
 FROM fabric-train:cpu
 USER root
-RUN rm -rf /workspace/* && python -m pip list --format=freeze \\
-    | grep -viE '^(torch|pip|setuptools|numpy|sympy|mpmath|networkx|jinja2|markupsafe|fsspec|filelock|typing.extensions)=' \\
-    | cut -d= -f1 | xargs python -m pip uninstall --yes --quiet
+RUN rm -rf /workspace/* && python -m pip uninstall --yes --quiet \
+    lightning pytorch-lightning lightning-utilities torchmetrics jsonargparse scikit-learn scipy
 """
 ELASTIC = """
 import os, time, torch.distributed as dist

@@ -13,7 +13,6 @@ import pytest
 
 from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
 
-
 BYTES = """
 import os, sys
 out = sys.stdout.buffer
