@@ -129,11 +129,11 @@ def install(requirements: Sequence[str], wheelhouse: Path) -> None:
     torch, *rest = requirements
     cuda = bool(os.environ.get("CUDA_VERSION"))
     wheels = find_wheels(wheelhouse)
+    source: tuple[str, ...] = ()
+    torch_source = torch_index()
     if wheels:
         require_fitting_wheels(wheels)
         source = torch_source = ("--no-index", "--find-links", str(wheelhouse))
-    else:
-        source, torch_source = (), torch_index()
     torch = "torch==" + require_torch_build(torch, torch_source, cuda=cuda)
     pip("install", "--root-user-action=ignore", *torch_source, torch)
     pip("install", "--root-user-action=ignore", *source, torch, *rest)

@@ -1,4 +1,4 @@
-"""Runs inside a freshly built image: imports what training imports, and holds labels to facts.
+"""Imports what training imports, in a freshly built image, and holds the labels to the facts.
 
 Prints the versions found, as JSON. The planner reads the labels without starting the image, so
 a label that lies would choose flags that this torch does not have.
@@ -10,9 +10,7 @@ import importlib
 import json
 import os
 import platform
-import runpy
 import sys
-from contextlib import redirect_stdout
 
 
 def find_lies(flavor: str, labels: dict[str, str], found: dict[str, str]) -> list[str]:
@@ -50,15 +48,6 @@ def main() -> int:
     if flavor == "cuda" and not found["cuda"]:
         print("note: this cuda image holds a CPU build of torch, as asked", file=sys.stderr)
 
-    # In this process, so that torch is imported once: it makes most of the time.
-    sys.argv = ["train", "--help"]
-    try:
-        with redirect_stdout(sys.stderr):
-            runpy.run_module("train", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            print(f"error: `python -m train --help` ended with {end.code}", file=sys.stderr)
-            return 1
     print(json.dumps(found, indent=2))
     return 0
 
