@@ -140,7 +140,7 @@ def _build(source: YamlSource, flaws: tuple[Flaw, ...], overrides: Sequence[Over
             source = _overridden(source, override)
         except YamlError as error:
             problems.append(_of_override(override, error))
-    data = _prepared(source.data, (), source)
+    data = _as_written(source.data, (), source)
     conflicts = find_conflicts(data)
     try:
         job, refused = JobSpec.model_validate(data), None
@@ -159,16 +159,12 @@ def _of_override(override: Override, error: YamlError) -> Problem:
     return Problem(where=override.option, line=0, key=key, says=says, fix=error.hint)
 
 
-def _prepared(value: Any, path: KeyPath, source: YamlSource) -> Any:
-    """The data as the model takes it: texts as written, and no empty keys."""
+def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:
+    """The data with text in place of the numbers and truth values that are meant as text."""
     if isinstance(value, dict):
-        return {
-            key: _prepared(item, (*path, key), source)
-            for key, item in value.items()
-            if item is not None or _matches((*path, key), _TEXT_KEYS)
-        }
+        return {key: _as_written(item, (*path, key), source) for key, item in value.items()}
     if isinstance(value, list):
-        return [_prepared(item, (*path, index), source) for index, item in enumerate(value)]
+        return [_as_written(item, (*path, index), source) for index, item in enumerate(value)]
     if value is not None and _matches(path, _TEXT_KEYS):
         return source.entries[path].text
     return value

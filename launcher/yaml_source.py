@@ -188,9 +188,11 @@ def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = _at(file, mark) if is_file and mark is not None else file
-        problem, fix = _explain(f"{error.context or ''} {error.problem or ''}", text, mark)
+        message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
+        opened = any(word in message for word in ("flow", "quoted", "simple key"))
+        place = (error.context_mark if opened else None) or mark
+        where = _at(file, place) if is_file and place is not None else file
+        problem, fix = _explain(message, text, mark)
         raise YamlError(f"{where}: {problem}", fix) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -198,26 +200,38 @@ def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
         raise YamlError(f"{what}: a control character in the text", "remove it") from None
     except RecursionError:
         raise YamlError(f"{file}: nested too deeply", f"at most {MAX_DEPTH} levels") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise YamlError(f"{file}: not valid YAML: {error}", "check the escapes in quotes") from None
+    except (ValueError, OverflowError):
+        what = f"{file}: an escape in double quotes that stands for no character"
+        raise YamlError(what, "write a backslash as two, or use single quotes") from None
 
 
+_QUOTE = "put the text in quotes"
 _EXPLANATIONS = (
     ("single document", "a second document begins here", "keep one document: drop the --- line"),
-    ("undefined alias", "an alias (*name) without its anchor (&name)", "put the text in quotes"),
+    ("<document start>", "something after the end of the mapping", "keep one mapping in the file"),
+    ("undefined alias", "an alias (*name) without its anchor (&name)", _QUOTE),
+    ("scanning an alias", "text that begins with *", _QUOTE),
     ("duplicate anchor", "an anchor (&name) that was used before", "give it another name"),
+    ("scanning an anchor", "text that begins with &", _QUOTE),
     ("undefined tag handle", "a tag (!name), which is not accepted", "remove the tag"),
+    (" a tag", "text that begins with !", _QUOTE),
+    ("scanning a block scalar", "text that begins with | or >", _QUOTE),
     ("mapping values are not allowed", "a second ': ' on the line, or a wrong indentation",
      "put text that holds ': ' in quotes; give keys of one section one indentation"),
     ("could not find expected ':'", "a line that is no key: value", "write key: value"),
     ("scanning a quoted scalar", "quotes that are not closed, or a wrong escape in them",
      "close the quotes; write a backslash as two, or use single quotes"),
-    ("a flow node", "a [ or { that is not closed", "close it, or put the text in quotes"),
+    ("a double-quoted scalar", "an unknown escape in double quotes",
+     "write a backslash as two, or use single quotes"),
+    ("a flow node", "a [ or { that is not closed", f"close it, or {_QUOTE}"),
     ("flow sequence", "a list in [ ] that is not closed, or lacks a comma", "close it with ]"),
     ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
-    ("block sequence entries", "a - that begins no list here", "put the list on the next line"),
+    ("block node", "text that begins with a bracket or a comma, or no value", _QUOTE),
+    ("mapping keys are not", "text that begins with ?", _QUOTE),
+    ("sequence entries", "a - that begins no list here", "put the list on the next line"),
     ("block mapping", "a wrong indentation, or quotes that end before the text does",
      "give the keys of one section one indentation"),
+    ("block collection", "a line that is not an item of the list before it", "begin it with -"),
 )  # fmt: skip
 
 
@@ -348,7 +362,7 @@ class _Builder:
 
     def _scalar(self, node: yaml.Node, path: KeyPath, text: str) -> str | int | float | bool | None:
         kind = node.tag.removeprefix(_TAG)
-        if kind == "str":
+        if kind in ("str", "merge"):  # a merge is one only as a key
             return text
         if kind == "null" and _NULL.fullmatch(text):
             return None

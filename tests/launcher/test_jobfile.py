@@ -268,6 +268,7 @@ def test_an_option_without_a_key_and_a_value_is_refused(setting: str) -> None:
 
 # -- properties -----------------------------------------------------------------------------------
 
+_texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)
 _words = st.text("abcxyz019-_./:= ,'\"", min_size=1, max_size=12)
 _names = st.from_regex(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 _variables = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
@@ -285,7 +286,7 @@ _jobs = st.fixed_dictionaries(
         "nproc_per_node": st.integers(1, 64) | st.sampled_from(["auto", "gpu", "cpu"]),
         "rdzv": st.fixed_dictionaries({"port": st.integers(1, 65535)}),
         "max_restarts": st.integers(0, 9),
-        "env": st.dictionaries(_variables, st.text(max_size=9) | st.integers() | st.booleans()),
+        "env": st.dictionaries(_variables, _texts | st.integers(-(10**20), 10**20) | st.booleans()),
         "mounts": st.lists(_mounts, max_size=4, unique_by=lambda mount: mount["target"]),
         "resources": st.fixed_dictionaries({"cpus": st.floats(0.1, 64), "rdma": st.booleans()}),
         "stop_grace_s": st.integers(1, 900),
