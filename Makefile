@@ -65,7 +65,7 @@ bench: $(READY) ## measure against the peers and print ratios
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(READY) ## generate docs/job-file.md and jobs/job.schema.json
-	$(BIN)/python -m docs.generate
+	$(BIN)/python docs/generate.py
 
 clean: ## remove what make made here, but not runs/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image
