@@ -55,6 +55,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("could not select device driver", "install nvidia-container-toolkit, or resources.gpus: 0"),
     ("unknown runtime", RUNTIME_HINT),
     ("unknown or invalid runtime", RUNTIME_HINT),
+    ("setting rlimit", "set LimitMEMLOCK=infinity for the Docker service: NCCL and RDMA need it"),
     ("address pool", "docker network prune: every run needs a network of its own"),
     ("already in use", "docker rm --force that container, which is none of this run"),
     (

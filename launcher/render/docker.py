@@ -242,12 +242,12 @@ def _shared_options(plan: LaunchPlan) -> Iterator[Option]:
         yield Option(words=("--user", plan.user), config={"user": plan.user})
     if plan.runtime is not None:
         yield Option(words=("--runtime", plan.runtime), host={"runtime": plan.runtime})
-    yield from _limits(plan.resources)
+    yield from _limits(plan.resources, plan.accelerator)
     yield _log()
     yield _labels((*plan.labels, *_run_labels(plan), (contract.LABEL_ATTEMPT, str(plan.attempt))))
 
 
-def _limits(resources: Resources) -> Iterator[Option]:
+def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
     if resources.cpus is not None:
         nano = round(resources.cpus * 1e9)
         cpus = f"{nano // 10**9}.{nano % 10**9:09d}".rstrip("0").rstrip(".")
@@ -261,8 +261,10 @@ def _limits(resources: Resources) -> Iterator[Option]:
         )
     shm = resources.shm_bytes
     yield Option(words=("--shm-size", str(shm)), host={"shm_size": shm})
-    # NCCL and RDMA pin memory; OpenMP and data loaders overflow the usual 8 MiB stack.
-    limits = (("memlock", -1), ("stack", STACK_BYTES))
+    # OpenMP and data loaders overflow the usual 8 MiB of stack; NCCL and RDMA pin memory. Gloo
+    # pins none, and an engine that may not raise that limit (rootless, nested) starts nothing.
+    pins = accelerator == "cuda" or resources.rdma
+    limits = (*((("memlock", -1),) if pins else ()), ("stack", STACK_BYTES))
     yield Option(
         words=_each("--ulimit", [f"{name}={limit}:{limit}" for name, limit in limits]),
         host={"ulimits": [{"name": n, "soft": limit, "hard": limit} for n, limit in limits]},
@@ -309,7 +311,7 @@ def _own_options(plan: LaunchPlan, node: NodePlan) -> Iterator[Option]:
     yield _mounts(node.mounts)
     if node.workdir is not None:
         yield Option(words=("--workdir", node.workdir), config={"working_dir": node.workdir})
-    # Of two values for one name the last counts; left to the engine, the reader would decide.
+    # Of two values for one name the last counts; docker's command line would pick at random.
     env = [f"{name}={value}" for name, value in dict(node.env).items()]
     yield Option(
         words=_each("--env", [*env, *node.secrets]), pairs=True, config={"environment": env}

@@ -34,7 +34,7 @@ docker run --detach --pull never \
   --stop-signal SIGTERM --stop-timeout 40 \
   --user 1000:1000 \
   --shm-size 1073741824 \
-  --ulimit memlock=-1:-1 --ulimit stack=67108864:67108864 \
+  --ulimit stack=67108864:67108864 \
   --log-driver local --log-opt compress=false --log-opt max-file=1 --log-opt max-size=1t \
   --label launcher.run-id=digits-0a1b2c \
   --label launcher.job=digits \

@@ -42,7 +42,7 @@ docker run --detach --pull never \
   --cpus 1.5 \
   --memory 4294967296 --memory-swap 4294967296 \
   --shm-size 268435456 \
-  --ulimit memlock=-1:-1 --ulimit stack=67108864:67108864 \
+  --ulimit stack=67108864:67108864 \
   --log-driver local --log-opt compress=false --log-opt max-file=1 --log-opt max-size=1t \
   --label team=vision \
   --label launcher.run-id=digits-0a1b2c \
@@ -102,7 +102,7 @@ docker run --detach --pull never \
   --cpus 1.5 \
   --memory 4294967296 --memory-swap 4294967296 \
   --shm-size 268435456 \
-  --ulimit memlock=-1:-1 --ulimit stack=67108864:67108864 \
+  --ulimit stack=67108864:67108864 \
   --log-driver local --log-opt compress=false --log-opt max-file=1 --log-opt max-size=1t \
   --label team=vision \
   --label launcher.run-id=digits-0a1b2c \
@@ -162,7 +162,7 @@ docker run --detach --pull never \
   --cpus 1.5 \
   --memory 4294967296 --memory-swap 4294967296 \
   --shm-size 268435456 \
-  --ulimit memlock=-1:-1 --ulimit stack=67108864:67108864 \
+  --ulimit stack=67108864:67108864 \
   --log-driver local --log-opt compress=false --log-opt max-file=1 --log-opt max-size=1t \
   --label team=vision \
   --label launcher.run-id=digits-0a1b2c \
