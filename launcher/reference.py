@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from launcher.job_problems import Schema, describe, resolve
-from launcher.jobfile import JobFileError, option_override, parse_job, schema
+from launcher.job_problems import JobFileError, Schema, describe, resolve
+from launcher.jobfile import option_override, parse_job, schema
 from launcher.yaml_source import YamlError, parse_fragment
 
 _BAD_JOB = """\

@@ -27,7 +27,9 @@ CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n###
 # order of MIN and MAX, the first word of a command, what a path or a size means.
 ONLY_THE_READER_KNOWS = {
     "min above max", "a range without an end", "a number without an end",
-    "gpu processes without GPUs", "static and elastic", "secret that is in env", "secret twice",
+    "gpu processes without GPUs", "static and elastic", "etcd without an address",
+    "etcd at each node's own address", "etcd with two ports", "address without etcd",
+    "address with a port above all ports", "secret that is in env", "secret twice",
     "duplicate mount", "mount that leaves its place", "mount at the root",
     "mount in the launcher's place", "mount from home", "mount at a relative path",
     "more bytes than can be held", "a host's address of three numbers",
@@ -79,7 +81,7 @@ def test_every_example_of_the_schema_is_accepted_by_the_reader() -> None:
     for section, keys in sections.items():
         for key, field in keys["properties"].items():
             for example in field.get("examples", ()):
-                inner = {key: example}
+                inner = {key: example} | ({"backend": "etcd-v2"} if key == "endpoint" else {})
                 job = {"name": "a", "command": "t.py"} | ({section: inner} if section else inner)
                 assert VALIDATOR.is_valid(job), (section, key)
                 made.append(parse_job(json.dumps(job), f"{section}.{key}"))
