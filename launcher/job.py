@@ -194,7 +194,13 @@ class JobSpec(Section):
     nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
     """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core;
     ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
-    rdzv: RdzvSpec = RdzvSpec()
+    rdzv: RdzvSpec = Field(
+        default=RdzvSpec(),
+        examples=[
+            {"backend": "c10d", "port": 29400, "conf": {"last_call_timeout": 5}},
+            {"backend": "etcd-v2", "endpoint": "etcd.internal:2379"},
+        ],
+    )
     """How the nodes find each other."""
     max_restarts: Annotated[Count, Field(examples=[3])] = 0
     """How many times the workers are started again after a failure."""

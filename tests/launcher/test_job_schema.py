@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -133,3 +134,14 @@ def test_the_shipped_job_fits_the_schema_that_it_names() -> None:
 )
 def test_a_file_made_from_the_fields_is_up_to_date(file: str, made: object) -> None:
     assert (ROOT / file).read_text("utf-8") == made(), "run python docs/generate.py"
+
+
+def test_every_example_of_the_reference_is_a_valid_job() -> None:
+    blocks = re.findall("```yaml\n(.*?)```", render_reference(), flags=re.DOTALL)
+    examples = [one for block in blocks[:-1] for one in block.split("# or\n")]
+    head = {"name": "name: a\n", "command": "command: t.py\n"}
+    made = [
+        parse_job("".join(head[key] for key in head if f"{key}: " not in one) + one, one)
+        for one in examples
+    ]
+    assert len(made) >= len(JobSpec.model_fields)
