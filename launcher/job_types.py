@@ -117,6 +117,11 @@ Image = Annotated[
     AfterValidator(values.parse_image),
     shape(values.IMAGE_WORDS, text(values.IMAGE_PATTERN, maxLength=255)),
 ]
+Endpoint = Annotated[
+    str,
+    AfterValidator(values.parse_endpoint),
+    shape(values.ENDPOINT_WORDS, text(values.ENDPOINT_PATTERN)),
+]
 TorchVersion = Annotated[
     str,
     BeforeValidator(values.parse_torch_version),

@@ -16,13 +16,12 @@ from launcher.errors import InputError
 from launcher.job import JobSpec
 from launcher.job_conflicts import find_conflicts
 from launcher.job_problems import (
-    JobFileError as JobFileError,
-)
-from launcher.job_problems import (
+    JobFileError,
     Problem,
     find_problems,
     is_secret,
     render_key,
+    render_value,
 )
 from launcher.job_types import Section
 from launcher.job_values import NodeRange, dump_nodes
@@ -61,14 +60,14 @@ def parse_override(setting: str) -> Override:
     if not equals or not all(key.split(".")):
         raise InputError(f"--set {setting}: no key=value", "for example --set rdzv.port=29400")
     path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-    shown = "(hidden)" if is_secret(path) else text
+    shown = "(hidden)" if is_secret(path) else render_value(text)
     return Override(option=f"--set {key}={shown}", path=path, text=text)
 
 
 def option_override(option: str, text: str) -> Override:
     """The value of an option that is named as its key is: ``--nproc-per-node 2``."""
     key = option.removeprefix("--").replace("-", "_")
-    return Override(option=f"{option} {text}", path=(key,), text=text)
+    return Override(option=f"{option} {render_value(text)}", path=(key,), text=text)
 
 
 def read_job(path: Path | str, overrides: Sequence[Override] = ()) -> JobSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -27,7 +28,9 @@ CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n###
 # order of MIN and MAX, the first word of a command, what a path or a size means.
 ONLY_THE_READER_KNOWS = {
     "min above max", "a range without an end", "a number without an end",
-    "gpu processes without GPUs", "static and elastic", "secret that is in env", "secret twice",
+    "gpu processes without GPUs", "static and elastic", "etcd without an address",
+    "etcd at each node's own address", "etcd with two ports", "address without etcd",
+    "address with a port above all ports", "secret that is in env", "secret twice",
     "duplicate mount", "mount that leaves its place", "mount at the root",
     "mount in the launcher's place", "mount from home", "mount at a relative path",
     "more bytes than can be held", "a host's address of three numbers",
@@ -79,7 +82,7 @@ def test_every_example_of_the_schema_is_accepted_by_the_reader() -> None:
     for section, keys in sections.items():
         for key, field in keys["properties"].items():
             for example in field.get("examples", ()):
-                inner = {key: example}
+                inner = {key: example} | ({"backend": "etcd-v2"} if key == "endpoint" else {})
                 job = {"name": "a", "command": "t.py"} | ({section: inner} if section else inner)
                 assert VALIDATOR.is_valid(job), (section, key)
                 made.append(parse_job(json.dumps(job), f"{section}.{key}"))
@@ -131,3 +134,14 @@ def test_the_shipped_job_fits_the_schema_that_it_names() -> None:
 )
 def test_a_file_made_from_the_fields_is_up_to_date(file: str, made: object) -> None:
     assert (ROOT / file).read_text("utf-8") == made(), "run python docs/generate.py"
+
+
+def test_every_example_of_the_reference_is_a_valid_job() -> None:
+    blocks = re.findall("```yaml\n(.*?)```", render_reference(), flags=re.DOTALL)
+    examples = [one for block in blocks[:-1] for one in block.split("# or\n")]
+    head = {"name": "name: a\n", "command": "command: t.py\n"}
+    made = [
+        parse_job("".join(head[key] for key in head if f"{key}: " not in one) + one, one)
+        for one in examples
+    ]
+    assert len(made) >= len(JobSpec.model_fields)

@@ -248,7 +248,12 @@ def test_problems_of_options_follow_those_of_the_file() -> None:
 
 
 def test_a_credential_in_an_option_is_not_shown() -> None:
-    assert "hunter2" not in "".join(problems_of("zzz: 1", "env.MY-TOKEN=hunter2"))
+    for setting in ("env.MY-TOKEN=hunter2", "env={MY-TOKEN: hunter2}", "env=hunter2"):
+        assert "hunter2" not in "".join(problems_of("", setting))
+
+
+def test_control_characters_of_an_option_do_not_reach_the_terminal() -> None:
+    assert problems_of("", "image=\x1b[31mred")[0].startswith('--set image="\\u001b[31mred": image')
 
 
 def test_an_option_with_dashes_is_named_as_it_was_typed() -> None:
