@@ -137,9 +137,9 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    from launcher.jobfile import schema
+    from launcher.jobfile import render_schema
 
-    print(json.dumps(schema(), indent=2))
+    sys.stdout.write(render_schema())
     return int(ExitCode.OK)
 
 
@@ -147,14 +147,13 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _read_job(arguments: argparse.Namespace) -> JobSpec:
-    from launcher.jobfile import Override, parse_override, read_job
+    from launcher.jobfile import option_override, parse_override, read_job
 
     overrides = [parse_override(setting) for setting in arguments.set]
     for key in OVERRIDES:
         value = getattr(arguments, key)
         if value is not None:
-            option = f"--{key.replace('_', '-')}"
-            overrides.append(Override(option=f"{option} {value}", path=(key,), text=value))
+            overrides.append(option_override(f"--{key.replace('_', '-')}", value))
     return read_job(arguments.job, overrides)
 
 
