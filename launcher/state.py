@@ -7,8 +7,8 @@ the command line and the renderers read the same tables.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Mapping
 
 from launcher.errors import ExitCode, Fault
 
