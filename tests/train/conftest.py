@@ -74,7 +74,7 @@ class Processes:
 def wait_to_the_end(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
     """Exit code, stdout and stderr once it has ended by itself."""
     out, err = process.communicate(timeout=DEADLINE_S)
-    # Not in text mode, which turns the \\r of a progress bar into \\n.
+    # Not in text mode, which turns the \r of a progress bar into \n.
     return process.returncode, out.decode(), err.decode()
 
 
