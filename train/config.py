@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import (
@@ -24,11 +24,8 @@ from jsonargparse.typing import (
 
 from train.errors import InputError
 
-if TYPE_CHECKING:
-    Seed = int
-else:
-    # What numpy accepts; Lightning turns a larger one into 0 with no more than a warning.
-    Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+# What numpy accepts; Lightning turns a larger seed into 0 with no more than a warning.
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,7 @@ class TrainConfig:
     """Number format of the forward and backward pass; weights stay 32-bit."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes CUDA where it is present."""
-    seed: Seed = 0
+    seed: Seed = 0  # type: ignore[valid-type]
     """Seed of the weights, the order of the samples and every other random number."""
     num_workers: NonNegativeInt = 0
     """Processes that load data, per training process; 0 loads in the training process."""

@@ -19,6 +19,7 @@ from train.worker_env import ProgressMode
 BAR_INTERVAL_S = 0.1
 LINES_INTERVAL_S = 5.0
 BAR_CELLS = 20
+LEAST_BAR_CELLS = 5
 KEPT_STEP_TIMES = 10_000
 """Enough for a steady median; a long run must not grow in memory."""
 
@@ -148,7 +149,7 @@ class Progress:
             self._stream.write(format_line(snapshot) + "\n")
         else:
             # One column stays free: in the last one some terminals wrap, and \r comes too late.
-            text = format_bar(snapshot)[: get_terminal_size().columns - 1]
+            text = format_bar(snapshot, get_terminal_size().columns - 1)
             self._stream.write("\r" + text.ljust(self._drawn))
             self._drawn = len(text)
         self._stream.flush()
@@ -163,10 +164,14 @@ def format_line(snapshot: Snapshot) -> str:
     )
 
 
-def format_bar(snapshot: Snapshot) -> str:
-    """A line that is drawn over the one before; the bar comes last, where a narrow one is cut."""
-    done = BAR_CELLS * snapshot.step // snapshot.stop_step
-    return f"{format_line(snapshot)}  [{'#' * done}{'.' * (BAR_CELLS - done)}]"
+def format_bar(snapshot: Snapshot, width: int) -> str:
+    """A line of at most ``width`` characters to draw over the last; the bar takes what is left."""
+    line = format_line(snapshot)
+    cells = min(BAR_CELLS, width - len(line) - len("  []"))
+    if cells < LEAST_BAR_CELLS:
+        return line[:width]
+    done = cells * snapshot.step // snapshot.stop_step
+    return f"{line}  [{'#' * done}{'.' * (cells - done)}]"
 
 
 def format_duration(seconds: float) -> str:

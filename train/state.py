@@ -32,7 +32,10 @@ class TrainState:
 def capture_state(
     state: TrainState, config: TrainConfig, *, epoch: int, generators: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The checkpoint's content; ``generators`` are all ranks', in the order of ranks."""
+    """The checkpoint's content; ``generators`` are all ranks', in the order of ranks.
+
+    Refers to the live tensors: write it before the next step.
+    """
     return {
         "step": state.step,
         "epoch": epoch,

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train.config import FIELDS, MAY_DIFFER_ON_RESUME, TrainConfig, fingerprint, parse_config
+from train.errors import InputError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_no_arguments_give_the_defaults():
+    assert parse_config([]) == TrainConfig()
+
+
+def test_the_command_line_wins_over_the_file(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("epochs: 7\nlr: 1e-2\nmax_steps: null\n")
+    config = parse_config(["--config", str(file), "--epochs", "5", "--precision=bf16-mixed"])
+    assert config == TrainConfig(epochs=5, lr=0.01, precision="bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--epochs", "0"], ["epochs", "0"]),
+        (["--epochs", "two"], ["epochs", "two"]),
+        (["--max_steps", "-3"], ["max_steps", "-3"]),
+        (["--lr", "fast"], ["lr", "fast"]),
+        (["--seed", str(2**32)], ["seed", str(2**32)]),
+        (["--precision", "fp4"], ["precision", "fp4", "bf16-mixed"]),
+        (["--workload", "digit"], ["workload", "digits"]),
+        (["--epohcs", "3"], ["--epohcs", "did you mean epochs?"]),
+        (["--epoch", "3"], ["--epoch", "did you mean epochs?"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml", "not exist"]),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name_and_value(arguments, told):
+    with pytest.raises(InputError) as refused:
+        parse_config(arguments)
+    for words in told:
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("epohcs: 3\n", ["epohcs", "did you mean epochs?"]),
+        ("epochs: many\n", ["epochs", "many"]),
+        ("epochs: [3\n", ["line 1"]),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path, content, told):
+    file = tmp_path / "options.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError) as refused:
+        parse_config(["--config", str(file)])
+    for words in told:
+        assert words in str(refused.value)
+
+
+def test_help_describes_every_option(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_config(["--help"])
+    assert ended.value.code == 0
+    blocks = capsys.readouterr().out.split("\n  --")
+    for name in FIELDS:
+        block = next(block for block in blocks if block.startswith(f"{name} "))
+        described, typed, _ = " ".join(block.split()).partition(" (type: ")
+        assert typed
+        assert len(described.split()) > 5, f"{name} has no description"
+
+
+def test_options_are_parsed_without_importing_torch():
+    program = "import sys, train.config, train.worker_env; print('torch' in sys.modules)"
+    seen = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert seen.stdout == "False\n"
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainConfig().epochs = 3  # type: ignore[misc]
+
+
+def test_the_fingerprint_holds_what_is_trained_and_not_how_long_or_where():
+    names = set(fingerprint(TrainConfig()))
+    assert names | MAY_DIFFER_ON_RESUME == set(FIELDS)
+    assert {"lr", "seed", "global_batch_size", "precision"} <= names
+    assert not names & MAY_DIFFER_ON_RESUME

@@ -1,0 +1,152 @@
+"""The training in this process: one device, few steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.checkpoint import STATE_FILE
+from train.config import TrainConfig
+from train.errors import DivergedError, InputError
+from train.loop import choose_checkpoint_dir, train
+from train.worker_env import WorkerEnv, World
+
+
+@pytest.fixture
+def env(tmp_path) -> WorkerEnv:
+    return WorkerEnv(run_dir=tmp_path / "run", omp_num_threads=1, progress="lines")
+
+
+def newest_state(env: WorkerEnv) -> dict:
+    folder = max((env.run_dir / "checkpoints").glob("step-*"))
+    return torch.load(folder / STATE_FILE, weights_only=True)
+
+
+def test_what_train_returns_is_what_metrics_json_holds(env):
+    metrics = train(TrainConfig(max_steps=2), env)
+    written = json.loads((env.run_dir / "metrics.json").read_text())
+    assert written == metrics
+    assert {key: type(value) for key, value in metrics.items()} == {
+        "test_accuracy": float,
+        "test_loss": float,
+        "test_samples": int,
+        "train_loss": float,
+        "duration_s": float,
+        "fit_s": float,
+        "samples_per_s": float,
+        "median_step_s": float,
+        "first_step_at": float,
+        "steps": int,
+        "epochs": int,
+        "resumed_from_step": int,
+        "world_size": int,
+        "global_batch_size": int,
+        "checkpoint": str,
+    }
+    assert metrics["test_samples"] == 357
+    assert Path(metrics["checkpoint"]).is_dir()
+
+
+def test_there_is_a_checkpoint_at_every_epochs_end_and_at_the_end(env):
+    train(TrainConfig(max_steps=34, keep_checkpoints=9), env)
+    steps = sorted(path.name for path in (env.run_dir / "checkpoints").iterdir())
+    assert steps == ["step-0000000015", "step-0000000030", "step-0000000034"]
+
+
+def test_an_interrupted_training_ends_with_the_same_bits_as_an_uninterrupted_one(env, tmp_path):
+    config = TrainConfig(epochs=2)
+    train(TrainConfig(epochs=2, max_steps=7), env)
+    train(TrainConfig(epochs=2, max_steps=22), env)
+    resumed = train(config, env)
+    whole_env = WorkerEnv(run_dir=tmp_path / "whole", omp_num_threads=1)
+    whole = train(config, whole_env)
+
+    assert (resumed["resumed_from_step"], whole["resumed_from_step"]) == (22, 0)
+    weights, expected = newest_state(env)["model"], newest_state(whole_env)["model"]
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert resumed["test_loss"] == whole["test_loss"]
+
+
+def test_a_finished_training_only_tests_again_and_says_so(env, capsys):
+    first = train(TrainConfig(max_steps=3), env)
+    again = train(TrainConfig(max_steps=3), env)
+    assert "already trained 3 of 3 steps, only tests" in capsys.readouterr().out
+    assert again["steps"] == again["resumed_from_step"] == 3
+    assert again["samples_per_s"] == again["first_step_at"] == 0
+    for same in ("test_accuracy", "test_loss", "train_loss", "checkpoint"):
+        assert again[same] == first[same]
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_resumed(env, capsys):
+    train(TrainConfig(epochs=2, max_steps=20), env)
+    newest = max((env.run_dir / "checkpoints").glob("step-*"))
+    (newest / STATE_FILE).write_bytes(b"not a checkpoint")
+    metrics = train(TrainConfig(epochs=2, max_steps=21), env)
+    assert metrics["resumed_from_step"] == 15
+    assert f"skips the damaged checkpoint {newest}" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_other_options_is_refused_and_left_alone(env):
+    train(TrainConfig(max_steps=2), env)
+    before = newest_state(env)["model"]
+    with pytest.raises(InputError, match=r"lr is 0.01, was 0.003"):
+        train(TrainConfig(max_steps=4, lr=0.01), env)
+    after = newest_state(env)["model"]
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint(env):
+    with pytest.raises(DivergedError, match="--lr"):
+        train(TrainConfig(lr=1e30, warmup_steps=0), env)
+    assert list((env.run_dir / "checkpoints").iterdir()) == []
+    assert not (env.run_dir / "metrics.json").exists()
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_before_waiting_for_other_ranks():
+    world = World(
+        rank=0, local_rank=0, world_size=5, local_world_size=1, master_addr="x", master_port=1
+    )
+    with pytest.raises(InputError, match="5 processes"):
+        train(TrainConfig(), WorkerEnv(world=world))
+
+
+def test_loader_processes_give_the_same_training(env, tmp_path):
+    config = TrainConfig(max_steps=3)
+    alone = train(config, env)
+    helped = train(TrainConfig(max_steps=3, num_workers=1), WorkerEnv(run_dir=tmp_path / "helped"))
+    assert helped["train_loss"] == pytest.approx(alone["train_loss"])
+
+
+def test_mixed_precision_trains(env):
+    metrics = train(TrainConfig(max_steps=15, precision="bf16-mixed"), env)
+    assert metrics["train_loss"] < 3
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "folder"),
+    [
+        (
+            TrainConfig(checkpoint_dir=Path("option")),
+            WorkerEnv(checkpoint_dir=Path("variable"), run_dir=Path("run")),
+            "option",
+        ),
+        (
+            TrainConfig(),
+            WorkerEnv(checkpoint_dir=Path("variable"), run_dir=Path("run")),
+            "variable",
+        ),
+        (TrainConfig(), WorkerEnv(run_dir=Path("run")), "run/checkpoints"),
+    ],
+)
+def test_checkpoints_go_where_they_are_told_the_option_first(config, env, folder):
+    assert choose_checkpoint_dir(config, env) == Path(folder)
+
+
+def test_checkpoints_without_a_named_folder_go_into_one_that_is_new():
+    folder = choose_checkpoint_dir(TrainConfig(), WorkerEnv())
+    assert folder.parts[:2] == ("runs", "train")
+    assert folder.name == "checkpoints"
+    assert len(folder.parts) == 4

@@ -1,0 +1,121 @@
+"""``python -m train`` as a person or torchrun starts it: whole programs, to their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+
+def metrics_in(folder: Path) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def committed(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--epochs", "none"], "none"),
+        (["--epohcs", "3"], "did you mean epochs?"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_wrong_input_is_told_in_few_lines_and_exits_2(processes, finish, arguments, told):
+    code, out, err = finish(processes.start("-m", "train", *arguments))
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 4
+
+
+def test_a_wrong_environment_exits_2(processes, finish):
+    code, _, err = finish(processes.start("-m", "train", RANK="0", WORLD_SIZE="2"))
+    assert code == 2
+    assert "LOCAL_RANK" in err
+    assert "Traceback" not in err
+
+
+def test_a_failed_training_exits_1_and_leaves_its_exception_for_the_launcher(processes, finish):
+    error_file = processes.folder / "error.json"
+    training = processes.start(
+        "-m",
+        "train",
+        *("--lr", "1e30", "--warmup_steps", "0"),
+        TORCHELASTIC_ERROR_FILE=str(error_file),
+    )
+    code, _, _ = finish(training)
+    assert code == 1
+    assert "DivergedError" in json.loads(error_file.read_text())["message"]["message"]
+
+
+def test_a_killed_training_goes_on_to_the_end_when_it_is_started_again(
+    processes, finish, wait_until
+):
+    checkpoints = processes.folder / "kept"
+    arguments = ("-m", "train", "--checkpoint_dir", "kept")
+    first = processes.start(*arguments)
+    wait_until(lambda: committed(checkpoints), first)
+    first.kill()
+    finish(first)
+
+    code, out, err = finish(processes.start(*arguments, RUN_DIR="run"))
+    metrics = metrics_in(processes.folder / "run")
+    assert code == 0, err
+    assert f"resumes after step {metrics['resumed_from_step']} of 150" in out
+    assert metrics["resumed_from_step"] % 15 == 0 < metrics["resumed_from_step"]
+    assert metrics["steps"] == 150
+    assert metrics["test_accuracy"] >= 0.97
+    assert committed(checkpoints)[-1].name == "step-0000000150"
+
+
+def test_two_workers_train_one_model_and_rank_0_speaks_for_both(processes, finish):
+    run = processes.start_torchrun(
+        2, "-m", "train", RUN_DIR="run", LAUNCHER_PROGRESS="bar", LAUNCHER_RDZV_BACKEND="c10d"
+    )
+    code, out, err = finish(run)
+    metrics = metrics_in(processes.folder / "run")
+    assert code == 0, err
+    assert metrics["world_size"] == 2
+    assert metrics["test_accuracy"] >= 0.97
+    # Each test image counts once: a padded share would make it 358.
+    assert metrics["test_samples"] == 357
+    assert "ddp over gloo" in out
+    assert "96 (48 per rank)" in out
+    assert "c10d, rank 0 at " in out
+    assert out.count("test accuracy") == 1
+    assert "\repoch 10/10  step 150/150" in err
+    assert "Traceback" not in err
+
+
+def test_three_workers_of_which_one_is_killed_start_again_and_end_well(
+    processes, finish, wait_until
+):
+    checkpoints = processes.folder / "run" / "checkpoints"
+    run = processes.start_torchrun(
+        3, "--max-restarts=1", "-m", "train", RUN_DIR="run", LAUNCHER_PROGRESS="lines"
+    )
+    wait_until(lambda: committed(checkpoints), run)
+    os.kill(worker_of(run.pid, rank=1), signal.SIGKILL)
+
+    code, out, err = finish(run)
+    metrics = metrics_in(processes.folder / "run")
+    assert code == 0, err
+    assert metrics["resumed_from_step"] >= 15
+    assert metrics["world_size"] == 3
+    assert metrics["test_accuracy"] >= 0.97
+    assert ", restart 1" in out
+
+
+def worker_of(agent: int, *, rank: int) -> int:
+    """The process id of one of torchrun's workers."""
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    for child in children:
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(f"no worker of rank {rank} among {children}")
