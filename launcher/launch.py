@@ -13,7 +13,7 @@ from typing import TextIO
 from launcher import contract, proc
 from launcher.clock import SystemClock
 from launcher.console import Console
-from launcher.errors import LauncherError, TargetError
+from launcher.errors import InputError, LauncherError, TargetError
 from launcher.follow import Follower
 from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder
@@ -28,7 +28,16 @@ def open_console(stream: TextIO) -> Console:
 
 
 def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
-    """Makes the run's folder with the plan and what will be submitted."""
+    """Makes the run's folder with the plan and what will be submitted.
+
+    Raises ``InputError``, before anything exists, where a secret has no value to pass on.
+    """
+    missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"secrets: {', '.join(missing)} not set in this environment",
+            f"export {missing[0]}=... before the launcher is called, or take it out of the job",
+        )
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, target.render(plan).shell(), SystemClock().wall())
     return run

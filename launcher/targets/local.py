@@ -35,8 +35,8 @@ class LocalTarget:
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
         self._run_root = run_root
         self._clock = clock or SystemClock()
-        self._pids: dict[tuple[int, int], int] = {}
-        """Process id of each (node index, incarnation) that this launcher started."""
+        self._pids: dict[tuple[str, int, int], int] = {}
+        """Process id of each (run id, node index, incarnation) that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
         python = job.local.python or sys.executable
@@ -81,16 +81,18 @@ class LocalTarget:
                 f"cannot start {process.argv[0]} in {process.cwd}: {error.strerror}",
                 "check local.python and workdir of the job",
             ) from error
-        self._pids[process.node_index, process.incarnation] = pid
+        self._pids[plan.run_id, process.node_index, process.incarnation] = pid
 
     def observe(self, plan: LaunchPlan) -> Observation:
         return Observation(
             run_id=plan.run_id,
-            nodes=tuple(self._observe(n.node_index, n.incarnation) for n in plan.nodes),
+            nodes=tuple(
+                self._observe(plan.run_id, n.node_index, n.incarnation) for n in plan.nodes
+            ),
         )
 
-    def _observe(self, node_index: int, incarnation: int) -> NodeObservation:
-        pid = self._pids.get((node_index, incarnation))
+    def _observe(self, run_id: str, node_index: int, incarnation: int) -> NodeObservation:
+        pid = self._pids.get((run_id, node_index, incarnation))
         exit_code = None if pid is None else proc.poll(pid)
         state = (
             NodeState.MISSING

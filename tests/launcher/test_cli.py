@@ -1,0 +1,131 @@
+"""The command line as a person types it: one process a test, its exit code and its words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
+
+
+def launcher(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *argv],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["run", "render", "env", "ps", "status", "logs", "stop"])
+def test_every_command_has_help(command: str, tmp_path: Path) -> None:
+    done = launcher(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"launcher {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["run", "none.yaml"], 2, ["none.yaml"]),
+        (["run", "job.yaml", "--nnodes", "4:2", "--on", "local"], 2, ["--nnodes 4:2", "nnodes"]),
+        (["run", "job.yaml", "--set", "rdzv.port=70000"], 2, ["rdzv.port", "70000", "65535"]),
+        (["run", "job.yaml", "--set", "rdvz.port=1"], 2, ["did you mean rdzv"]),
+        (["run", "job.yaml", "--on", "slurm"], 2, ["slurm", "docker, local"]),
+        (["run", "job.yaml", "--on", "local", "--resume", "x"], 2, ["no run 'x'", "launcher ps"]),
+        (["render", "job.yaml", "--on", "local", "--nproc-per-node", "gpu"], 2, ["no GPU"]),
+        (["env", "job.yaml", "--nnodes", "2"], 2, ["--rdzv-endpoint"]),
+        (["status", "nothing"], 2, ["no run 'nothing'"]),
+        (["logs", "nothing"], 2, ["no run 'nothing'"]),
+        (["stop", "nothing"], 2, ["no run 'nothing'"]),
+        (["ps", "--", "x"], 2, ["go with run and render"]),
+        ([], 2, ["COMMAND"]),
+    ],
+)
+def test_bad_input_is_refused_in_a_few_words(
+    folder: Path, argv: list[str], code: int, words: list[str]
+) -> None:
+    done = launcher(*argv, cwd=folder, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not (folder / "runs").exists(), "a refused run must leave nothing"
+
+
+def test_a_forced_target_that_is_not_there_is_exit_code_3_with_the_fix(folder: Path) -> None:
+    nowhere = "unix:///nonexistent/docker.sock"
+    done = launcher("run", "job.yaml", "--on", "docker", cwd=folder, DOCKER_HOST=nowhere)
+    assert done.returncode == 3, done.stderr
+    assert "fix:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "runs").exists()
+
+
+def test_without_an_engine_the_job_goes_to_local_processes_and_says_why(folder: Path) -> None:
+    nowhere = "unix:///nonexistent/docker.sock"
+    (folder / "train.py").write_text("print('trained')\n")
+    done = launcher("run", "job.yaml", cwd=folder, DOCKER_HOST=nowhere)
+    assert done.returncode == 0, done.stderr
+    assert "running on local processes" in done.stderr.splitlines()[0]
+    assert "because" in done.stderr.splitlines()[0]
+
+
+def test_render_prints_a_script_and_does_nothing(folder: Path) -> None:
+    done = launcher("render", "job.yaml", "--on", "local", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/sh\n")
+    assert "torch.distributed.run" in done.stdout
+    assert not (folder / "runs").exists()
+
+
+def test_render_as_json_prints_the_plan(folder: Path) -> None:
+    argv = ["render", "job.yaml", "--on", "local", "--nnodes", "2", "--json", "--", "--lr", "1"]
+    plan = json.loads(launcher(*argv, cwd=folder).stdout)
+    assert len(plan["nodes"]) == 2
+    assert plan["nodes"][1]["command"] == ["train.py", "--lr", "1"]
+
+
+def test_values_of_secrets_are_never_rendered(folder: Path) -> None:
+    (folder / "job.yaml").write_text(JOB + "secrets: [API_TOKEN]\n")
+    for form in ([], ["--json"]):
+        done = launcher("render", "job.yaml", "--on", "local", *form, cwd=folder, API_TOKEN="s3cr")
+        assert "API_TOKEN" in done.stdout
+        assert "s3cr" not in done.stdout + done.stderr
+
+
+def test_the_rendered_script_runs_by_hand(folder: Path) -> None:
+    (folder / "train.py").write_text("import os; open('seen', 'w').write(os.environ['RANK'])\n")
+    script = launcher("render", "job.yaml", "--on", "local", cwd=folder).stdout
+    (folder / "artifact.sh").write_text(script)
+    subprocess.run(["sh", "artifact.sh"], cwd=folder, check=True, timeout=120)
+    assert (folder / "seen").read_text() == "0"
+
+
+def test_ps_of_an_empty_folder_says_so(folder: Path) -> None:
+    assert "no runs" in launcher("ps", cwd=folder).stdout
+    assert json.loads(launcher("ps", "--all", "--json", cwd=folder).stdout) == []
+
+
+def test_schema_is_the_shipped_one(folder: Path) -> None:
+    printed = json.loads(launcher("schema", cwd=folder).stdout)
+    assert printed == json.loads((ROOT / "jobs" / "job.schema.json").read_text())
+
+
+def test_version_is_printed(folder: Path) -> None:
+    assert launcher("--version", cwd=folder).stdout.strip().count(".") == 2

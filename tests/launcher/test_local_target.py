@@ -1,0 +1,225 @@
+"""Local processes, real ones: found by their run, ended with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import proc
+from launcher.contract import NODE_INDEX, RUN_ID
+from launcher.errors import TargetError
+from launcher.gpus import read_gpus
+from launcher.job import JobSpec
+from launcher.plan import LaunchPlan, plan_replacement, plan_run
+from launcher.state import NodeState
+from launcher.targets.local import LocalTarget, find_free_port, read_torch_version
+from tests.launcher.runner import wait_until
+
+MakeJob = Callable[..., JobSpec]
+
+# In the place of the interpreter, so that a node is up in milliseconds: the agent starts a worker
+# in a session of its own, with torchrun's mark, and leaves it behind when it is killed.
+AGENT = """#!/bin/sh
+TORCHELASTIC_RUN_ID=x setsid sh -c 'trap "" TERM; while :; do sleep 0.1; done' &
+worker=$!
+trap 'kill -KILL $worker; exit 1' TERM
+case "$*" in *quick*) kill -KILL $worker; exit 7;; esac
+touch "$RUN_DIR/up-$LAUNCHER_NODE_INDEX"
+while :; do wait $worker; done
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> LocalTarget:
+    return LocalTarget(tmp_path / "runs")
+
+
+@pytest.fixture
+def make_local(
+    tmp_path: Path, target: LocalTarget, make_job: MakeJob
+) -> Iterator[Callable[..., LaunchPlan]]:
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    run_ids = []
+
+    def make(run_id: str | None = None, **fields: object) -> LaunchPlan:
+        run_id = run_id or f"digits-{os.urandom(3).hex()}"
+        run_ids.append(run_id)
+        facts = replace(target.facts(make_job()), python=str(agent))
+        return plan_run(make_job(**fields), facts, run_id=run_id)
+
+    yield make
+    for run_id in run_ids:
+        target.stop(run_id, 0)
+
+
+def up(plan: LaunchPlan, index: int = 0) -> bool:
+    return (Path(plan.run_dir) / f"up-{index}").exists()
+
+
+def agents_of(plan: LaunchPlan) -> list[int]:
+    """Pids without the mark that torchrun gives its workers."""
+    pids = proc.find(**{RUN_ID: plan.run_id})
+    return [p for p in pids if proc.variable_of(p, "TORCHELASTIC_RUN_ID") is None]
+
+
+def states(target: LocalTarget, plan: LaunchPlan) -> list[NodeState]:
+    return [node.state for node in target.observe(plan).nodes]
+
+
+def test_nodes_run_and_are_observed(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plan = make_local(nnodes=2)
+    assert states(target, plan) == [NodeState.MISSING] * 2
+    target.submit(plan)
+    wait_until(lambda: up(plan, 0) and up(plan, 1))
+    assert states(target, plan) == [NodeState.RUNNING] * 2
+
+
+def test_exit_codes_are_reported_and_signals_as_a_shell_does(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    quick = make_local(command=["quick"])
+    killed = make_local()
+    target.submit(quick)
+    target.submit(killed)
+    wait_until(lambda: up(killed))
+    os.kill(agents_of(killed)[0], signal.SIGKILL)
+    wait_until(lambda: states(target, quick) == states(target, killed) == [NodeState.EXITED])
+    assert target.observe(quick).nodes[0].exit_code == 7
+    assert target.observe(killed).nodes[0].exit_code == 137
+
+
+def test_stopping_leaves_no_process_however_stubborn(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plan = make_local(nnodes=2)
+    target.submit(plan)
+    wait_until(lambda: up(plan, 0) and up(plan, 1))
+    assert len(proc.find(**{RUN_ID: plan.run_id})) >= 4
+    target.stop(plan.run_id, 5)
+    assert proc.find(**{RUN_ID: plan.run_id}) == ()
+    target.stop(plan.run_id, 5)
+
+
+def test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plan = make_local()
+    target.submit(plan)
+    wait_until(lambda: up(plan))
+    os.kill(agents_of(plan)[0], signal.SIGKILL)
+    wait_until(lambda: states(target, plan) == [NodeState.EXITED])
+    assert proc.find(**{RUN_ID: plan.run_id}), "the worker should have outlived its agent"
+    target.stop(plan.run_id, 5)
+    assert proc.find(**{RUN_ID: plan.run_id}) == ()
+
+
+def test_a_replacement_starts_when_the_old_incarnation_is_dead_and_others_go_on(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plan = make_local(nnodes="1:2")
+    target.submit(plan)
+    wait_until(lambda: up(plan, 0) and up(plan, 1))
+
+    def pids(index: int) -> set[int]:
+        return set(proc.find(**{RUN_ID: plan.run_id, NODE_INDEX: str(index)}))
+
+    before = {0: pids(0), 1: pids(1)}
+    again = plan_replacement(plan, 1)
+    target.submit(again, (1,))
+    wait_until(lambda: states(target, again) == [NodeState.RUNNING] * 2)
+    assert not before[1] & pids(1)
+    assert before[0] & pids(0)
+    assert states(target, plan)[1] is NodeState.EXITED
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plans = [make_local(), make_local()]
+    for plan in plans:
+        target.submit(plan)
+    wait_until(lambda: all(up(plan) for plan in plans))
+    target.stop(plans[0].run_id, 5)
+    assert states(target, plans[1]) == [NodeState.RUNNING]
+    assert plans[1].run_id in {live.run_id for live in target.live_runs()}
+
+
+def test_live_runs_name_their_folder(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plan = make_local()
+    target.submit(plan)
+    wait_until(lambda: up(plan))
+    live = next(live for live in target.live_runs() if live.run_id == plan.run_id)
+    assert (live.run_dir, live.running_nodes) == (plan.run_dir, 1)
+
+
+def test_a_program_that_is_missing_is_named_and_nothing_starts(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plan = replace(make_local(), python="/no/such/python")
+    with pytest.raises(TargetError, match="cannot start /no/such/python"):
+        target.submit(plan)
+    assert proc.find(**{RUN_ID: plan.run_id}) == ()
+
+
+def test_an_interpreter_without_torch_is_named_with_the_fix(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    with pytest.raises(TargetError, match="has no torch") as caught:
+        read_torch_version(str(bare))
+    assert "local.python" in caught.value.hint
+
+
+def test_the_torch_of_another_interpreter_is_read() -> None:
+    link = Path(sys.executable)
+    assert read_torch_version(str(link)) == read_torch_version(sys.executable)
+
+
+def test_a_free_port_is_free_and_rarely_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import random
+
+    ports = {find_free_port(random.Random(seed)) for seed in range(20)}
+    assert len(ports) > 15
+    assert all(20000 <= port < 32000 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [("", ()), ("-1", ()), ("0,2", ("0", "2")), ("GPU-1f", ("GPU-1f",))]
+)
+def test_the_callers_choice_of_gpus_is_kept(
+    monkeypatch: pytest.MonkeyPatch, visible: str, expected: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert read_gpus() == expected
+
+
+def test_a_launcher_killed_with_sigkill_takes_its_agents_along(
+    tmp_path: Path, make_local: Callable[..., LaunchPlan]
+) -> None:
+    plan = make_local()
+    code = (
+        "import sys, time; from pathlib import Path; from launcher.plan import parse_plan\n"
+        "from launcher.targets.local import LocalTarget\n"
+        "LocalTarget(Path('runs')).submit(parse_plan(sys.stdin.read())); time.sleep(60)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=Path.cwd())
+    assert launcher.stdin is not None
+    launcher.stdin.write(plan.to_json().encode())
+    launcher.stdin.close()
+    wait_until(lambda: up(plan))
+    launcher.kill()
+    launcher.wait()
+    wait_until(lambda: not proc.find(**{RUN_ID: plan.run_id}))

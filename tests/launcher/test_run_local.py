@@ -1,0 +1,208 @@
+"""Whole runs on local processes: real torchrun, real workers, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
+
+BYTES = """
+import os, sys
+out = sys.stdout.buffer
+out.write(b"half\\xff a line "); out.flush()
+out.write(b"made whole\\n"); out.flush()
+for percent in range(0, 101, 10):
+    sys.stderr.write(f"\\r{percent}%"); sys.stderr.flush()
+sys.stderr.write("\\n")
+out.write("caf\\u00e9 end".encode()); out.flush()
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    left = runner.processes()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == [], "a test left processes behind"
+
+
+def is_up(launcher: Runner, rank: int = 0) -> bool:
+    return (launcher.folder / f"runs/latest/up-{rank}").exists()
+
+
+def test_digits_reaches_its_accuracy_on_two_processes(launcher: Runner) -> None:
+    job = str(ROOT / "jobs/digits.yaml")
+    launcher.env["PYTHONPATH"] = str(ROOT)
+    done = launcher("run", job, "--on", "local", "--nproc-per-node", "2")
+    assert done.returncode == 0, done.stderr
+    assert launcher.outcome["metrics"]["test_accuracy"] >= 0.97
+    assert launcher.outcome["metrics"]["world_size"] == 2
+    for word in ("accelerator", "world size", "rendezvous", "accuracy", "checkpoints", "launcher "):
+        assert word in done.stderr
+
+
+def test_digits_trains_as_two_nodes_and_goes_on_from_its_checkpoints(launcher: Runner) -> None:
+    job = str(ROOT / "jobs/digits.yaml")
+    two = ("--on", "local", "--nnodes", "2", "--nproc-per-node", "1")
+    done = launcher("run", job, *two, "--", "--epochs=1")
+    assert done.returncode == 0, done.stderr
+    first = launcher.outcome
+    assert first["metrics"]["world_size"] == 2
+    assert first["metrics"]["resumed_from_step"] == 0
+    done = launcher("run", job, *two, "--resume", first["run_id"], "--", "--epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert launcher.outcome["metrics"]["resumed_from_step"] == first["metrics"]["steps"]
+
+
+def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher: Runner) -> None:
+    launcher.write(BYTES)
+    done = launcher("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    for prefix in ("", "[0/1] "):
+        assert f"{prefix}half\\xff a line made whole" in lines
+        assert f"{prefix}café end" in lines
+    assert "[0/1] 100%" in lines
+
+
+def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner) -> None:
+    launcher.write((ROOT / "tests/examples/failing.py").read_text())
+    done = launcher(
+        "run",
+        "job.yaml",
+        "--on",
+        "local",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--",
+        "--rank=3",
+    )
+    assert done.returncode == 1, done.stderr
+    failure = launcher.outcome["failure"]
+    assert (failure["first"]["rank"], failure["first"]["node_index"]) == (3, 1)
+    assert "first failure: rank 3 on node 1:" in done.stderr
+    assert "fell with it: rank 0 on node 0" in done.stderr
+    assert any("raise" in line for line in failure["first"]["log_tail"])
+
+
+def test_a_script_that_is_missing_is_reported_by_its_own_words(launcher: Runner) -> None:
+    launcher.write("")
+    (launcher.folder / "train.py").unlink()
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 1
+    assert "can't open file" in done.stderr
+
+
+def test_a_static_group_is_started_again_when_a_node_dies(launcher: Runner) -> None:
+    launcher.write(
+        "import os, signal, sys\n"
+        "if os.environ['LAUNCHER_ATTEMPT'] == '0' and os.environ['RANK'] == '1':\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    sys.exit(1)\n"
+        "print('attempt', os.environ['LAUNCHER_ATTEMPT'])\n"
+    )
+    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1")
+    assert done.returncode == 0, done.stderr
+    assert launcher.outcome["attempts"] == 2
+    assert "starting all nodes again" in done.stderr
+    assert "attempt 1" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_launcher_leaves_nothing(launcher: Runner, signum: signal.Signals) -> None:
+    launcher.write(WAITING)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
+    wait_until(lambda: is_up(launcher) and is_up(launcher, 1))
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert launcher.outcome["reason"] == "interrupted"
+    assert launcher.processes() == []
+
+
+def test_a_launcher_killed_with_sigkill_leaves_nothing_and_its_run_is_ended_later(
+    launcher: Runner,
+) -> None:
+    launcher.write(WAITING)
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    wait_until(lambda: is_up(launcher))
+    process.kill()
+    process.communicate()
+    wait_until(lambda: launcher.processes() == [])
+    rows = json.loads(launcher("ps", "--all", "--json").stdout)
+    assert [row["reason"] for row in rows] == ["launcher-lost"]
+
+
+def test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    done = launcher("run", "job.yaml", "--on", "local", "--detach")
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.strip()
+    wait_until(lambda: is_up(launcher))
+    assert [r["run_id"] for r in json.loads(launcher("ps", "--json").stdout)] == [run_id]
+    status = json.loads(launcher("status", run_id, "--json").stdout)
+    assert (status["state"], status["outcome"]) == ("running", None)
+    assert psutil.pid_exists(status["launcher_pid"])
+    assert launcher("logs", run_id).stdout == "[0/0] up\n"
+    done = launcher("stop", run_id)
+    assert (done.returncode, "stop-requested" in done.stderr) == (0, True)
+    assert launcher.processes() == []
+    assert json.loads(launcher("status", "--json").stdout)["outcome"]["reason"] == "stop-requested"
+    assert launcher("stop", run_id).returncode == 0
+
+
+def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher: Runner) -> None:
+    launcher.write("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')\n")
+    run_id = launcher("run", "job.yaml", "--on", "local", "--detach").stdout.strip()
+    assert launcher("logs", "--follow", run_id).stdout == "[0/0] one\n[0/0] two\n"
+    assert launcher.outcome["state"] == "succeeded"
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(launcher: Runner) -> None:
+    launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n")
+    argv = ("run", "job.yaml", "--on", "local", "--nnodes", "2")
+    processes = [launcher.start(*argv) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert all("[1/1] world 2" in output for output in outputs)
+    assert len(launcher.run_ids()) == 2
+
+
+@pytest.mark.parametrize("example", ["raw_ddp.py", "fabric.py", "trainer.py"])
+def test_scripts_that_know_nothing_of_this_project_run(launcher: Runner, example: str) -> None:
+    launcher.write((ROOT / "tests/examples" / example).read_text())
+    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "done world_size=2" in done.stderr
+
+
+def test_a_secret_reaches_the_workers_and_nothing_else(launcher: Runner) -> None:
+    launcher.write(
+        "import os; print('length', len(os.environ['API_TOKEN']))\n",
+        PREFIX + "secrets: [API_TOKEN]\n",
+    )
+    launcher.env["API_TOKEN"] = "hunter2-value"
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert "length 13" in done.stderr
+    written = [p for p in (launcher.folder / "runs").rglob("*") if p.is_file()]
+    assert written
+    assert not [p for p in written if b"hunter2-value" in p.read_bytes()]
+
+
+def test_a_secret_that_is_not_set_is_refused_before_anything_starts(launcher: Runner) -> None:
+    launcher.write("", PREFIX + "secrets: [NO_SUCH_TOKEN]\n")
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 2
+    assert "NO_SUCH_TOKEN" in done.stderr
+    assert launcher.run_ids() == []
