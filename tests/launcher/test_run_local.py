@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -206,3 +209,31 @@ def test_a_secret_that_is_not_set_is_refused_before_anything_starts(launcher: Ru
     assert done.returncode == 2
     assert "NO_SUCH_TOKEN" in done.stderr
     assert launcher.run_ids() == []
+
+
+def test_a_terminal_shows_one_progress_bar_and_whole_lines_of_the_others(launcher: Runner) -> None:
+    launcher.write(
+        "import os, sys, time\n"
+        "for step in range(5):\n"
+        "    if os.environ['RANK'] == '0':\n"
+        "        sys.stderr.write(f'\\rstep {step}/5')\n"
+        "    else:\n"
+        "        print(f'line {step}')\n"
+        "    time.sleep(0.2)\n"
+        "print('progress', os.environ['LAUNCHER_PROGRESS'])\n"
+    )
+    ours, theirs = pty.openpty()
+    argv = launcher.argv("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
+    process = subprocess.Popen(
+        argv, cwd=launcher.folder, env=launcher.env, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that its last writer has gone
+        while data := os.read(ours, 4096):
+            shown += data
+    assert process.wait(timeout=60) == 0, shown
+    text = shown.decode()
+    assert "\rstep 3/5" in text.replace("\x1b[K", "")
+    assert "\x1b[33m[0/1]\x1b[0m line 4\r\n" in text
+    assert "progress bar" in text
