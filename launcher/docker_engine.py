@@ -46,10 +46,10 @@ STATES: Mapping[str, NodeState] = {
 }
 """The engine's word for a container's state, and ours."""
 
+PERMISSION_HINT = "sudo usermod -aG docker $USER and log in again, or run with --on local"
 START_HINT = "start Docker (sudo systemctl start docker, or .ci/setup), or run with --on local"
 RUNTIME_HINT = "set docker.runtime of the job to one that `docker info` lists"
 HINTS: tuple[tuple[str, str], ...] = (
-    ("permission denied", "sudo usermod -aG docker $USER and log in again, or --on local"),
     ("cpus available", "lower resources.cpus of the job"),
     ("minimum memory limit", "raise resources.memory of the job"),
     ("could not select device driver", "install nvidia-container-toolkit, or resources.gpus: 0"),
@@ -239,13 +239,13 @@ def engine_errors(doing: str, image: str = "") -> Iterator[None]:
         raise TargetError(f"image {image} is not on this machine", _image_hint(image)) from error
     except docker.errors.APIError as error:
         said = str(error.explanation or error).strip()
-        raise TargetError(f"the Docker engine cannot {doing}: {said}", _hint(said, "")) from error
+        raise TargetError(f"the Docker engine cannot {doing}: {said}", _hint(said)) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
-        said = _cause(error)
         where = os.environ.get("DOCKER_HOST") or "its usual socket"
-        raise TargetError(
-            f"no Docker engine answers at {where}: {said}", _hint(said, START_HINT)
-        ) from error
+        cause = _cause(error)
+        hint = PERMISSION_HINT if isinstance(cause, PermissionError) else START_HINT
+        said = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
+        raise TargetError(f"no Docker engine answers at {where}: {said}", hint) from error
 
 
 @contextlib.contextmanager
@@ -265,15 +265,15 @@ def _image_hint(image: str) -> str:
     return f"make image FLAVOR={flavor}" if name == OWN_IMAGE else f"docker pull {image}"
 
 
-def _hint(said: str, otherwise: str) -> str:
-    return next((hint for part, hint in HINTS if part in said.lower()), otherwise)
+def _hint(said: str) -> str:
+    return next((hint for part, hint in HINTS if part in said.lower()), "")
 
 
-def _cause(error: BaseException) -> str:
+def _cause(error: BaseException) -> BaseException:
     """The innermost reason: the SDK wraps it four deep."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return error
 
 
 def _label(run_id: str | None) -> str:

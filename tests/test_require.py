@@ -1,0 +1,33 @@
+"""Tests of engines that are absent: skipped by name, or failed where REQUIRE names the engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NEEDS_DOCKER = "tests/launcher/test_docker_target.py"
+
+
+@pytest.mark.parametrize(
+    ("require", "code", "words"),
+    [("", 0, "SKIPPED"), ("docker", 1, "docker is required"), ("gpu, docker", 1, "docker is")],
+)
+def test_an_engine_that_is_absent_skips_its_tests_by_name_unless_it_is_required(
+    require: str, code: int, words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", NEEDS_DOCKER, "-k", "two_runs_at_once"],
+        cwd=ROOT,
+        env={**os.environ, "DOCKER_HOST": "unix:///nonexistent", "REQUIRE": require},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout
+    assert words in done.stdout
+    assert "no Docker engine" in done.stdout
