@@ -15,14 +15,17 @@ GPUS ?= 1
 ON ?=
 ARGS ?=
 REQUIRE ?=
-BASE_IMAGE ?=
 
 include images/image.mk
+
+# A second when nothing changed, so that an edit of train/ is in the image it runs in.
+build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
+  2>/dev/null | grep -q nvidia && echo cuda || echo cpu) images/build --if-possible
 
 .PHONY: help setup run-local test soak lint format bench docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
 	@echo "  variables: GPUS=2 NODES=1:3 ON=docker|local JOB=jobs/digits.yaml ARGS='-- --epochs=5' BASE_IMAGE=... REQUIRE=docker"
 
 setup: $(READY) ## make the virtual environment in .venv
@@ -32,18 +35,20 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $$($(PYTHON) --version) is too old; fix: make PYTHON=python3.11 (or newer)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$$($(PYTHON) images/requirements.py torch)"
+	$(BIN)/python -m pip install --quiet "$$(grep -o 'torch==[0-9.]*' pyproject.toml)"
 	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'
 	@touch $@
 
 run-local: $(READY) ## train jobs/digits.yaml here: in Docker if it is there, else as processes
-	@[[ "$(ON)" == local ]] || images/build --if-possible
+	@[[ "$(ON)" == local ]] || $(build-if-possible)
 	@$(BIN)/launcher run $(JOB) --nnodes $(NODES) --nproc-per-node $(GPUS) $(if $(ON),--on $(ON)) $(ARGS)
 
 test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missing
+	@FLAVOR=cpu images/build --if-possible
 	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 soak: $(READY) ## run everything, the long tests too
+	@FLAVOR=cpu images/build --if-possible
 	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
 
 lint: $(READY) ## check style and types
@@ -60,7 +65,7 @@ bench: $(READY) ## measure against the peers and print ratios
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(READY) ## generate docs/job-file.md and jobs/job.schema.json
-	$(BIN)/python -m docs.generate
+	$(BIN)/python docs/generate.py
 
 clean: ## remove what make made here, but not runs/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image

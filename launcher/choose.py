@@ -57,7 +57,9 @@ def choose_target(
     docker = open_("docker", run_root)
     try:
         facts = docker.facts(job)
-        return Choice(target=docker, facts=facts, why=describe(facts))
+        stale = _read_image_reason() if job.image is None else ""
+        why = f"{describe(facts)}{f'; the image is an older one: {stale}' if stale else ''}"
+        return Choice(target=docker, facts=facts, why=why)
     except TargetError as error:
         reason = _read_image_reason() or error.what
     local = open_("local", run_root)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,11 +66,14 @@ def _run(arguments: argparse.Namespace) -> int:
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {_shown(run.path)}")
     if arguments.detach:
         launch.follow_in_background(run, plan, choice.target)
-        console.note(f"detached; see: launcher logs --follow {run.run_id}")
+        console.note(f"detached; see: {_program()} logs --follow {run.run_id}")
         print(run.run_id)
         return int(ExitCode.OK)
     outcome = launch.follow_here(run, plan, choice.target, console, verbose=arguments.verbose)
-    print(render_summary(outcome, _shown(run.path), arguments.job), file=sys.stderr)
+    summary = render_summary(
+        outcome, folder=_shown(run.path), job_file=arguments.job, program=_program()
+    )
+    print(summary, file=sys.stderr)
     return outcome.exit_code
 
 
@@ -137,9 +141,9 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    from launcher.jobfile import schema
+    from launcher.jobfile import render_schema
 
-    print(json.dumps(schema(), indent=2))
+    sys.stdout.write(render_schema())
     return int(ExitCode.OK)
 
 
@@ -147,14 +151,13 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _read_job(arguments: argparse.Namespace) -> JobSpec:
-    from launcher.jobfile import Override, parse_override, read_job
+    from launcher.jobfile import option_override, parse_override, read_job
 
     overrides = [parse_override(setting) for setting in arguments.set]
     for key in OVERRIDES:
         value = getattr(arguments, key)
         if value is not None:
-            option = f"--{key.replace('_', '-')}"
-            overrides.append(Override(option=f"{option} {value}", path=(key,), text=value))
+            overrides.append(option_override(f"--{key.replace('_', '-')}", value))
     return read_job(arguments.job, overrides)
 
 
@@ -189,7 +192,7 @@ def _note_left_behind(choice: Choice, note: Callable[[str], None]) -> None:
 
     for live in choice.target.live_runs():
         if RunFolder(Path(live.run_dir)).launcher_pid() is None:
-            fix = f"launcher stop {live.run_id}"
+            fix = f"{_program()} stop {live.run_id}"
             note(f"left behind by a launcher that died: {live.run_id}; end it: {fix}")
 
 
@@ -197,6 +200,14 @@ def _size_of(plan: LaunchPlan) -> str:
     node = plan.nodes[0]
     nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
     return f"nnodes {nodes} x nproc_per_node {node.nproc_per_node} on {plan.accelerator}"
+
+
+def _program() -> str:
+    """How this command is called: by its name where a shell would find the same, else by path."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m launcher"
+    return called.name if shutil.which(called.name) == str(called) else _shown(called)
 
 
 def _shown(path: Path) -> str:

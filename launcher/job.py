@@ -17,6 +17,7 @@ from launcher.job_types import (
     Command,
     Cores,
     Count,
+    Endpoint,
     Flag,
     HostAddress,
     HostPath,
@@ -91,8 +92,11 @@ class RdzvSpec(Section):
     elastic, by an etcd server. Left out: ``static`` for a fixed number of nodes above one, else
     ``c10d``."""
     port: Annotated[Port | None, Field(examples=[29400])] = None
-    """The port at which the nodes meet. Left out: a free one where the launcher can find one,
-    else torchrun's own (29400 for ``c10d``, 29500 for ``static``)."""
+    """The port at which the nodes meet, with ``static`` and ``c10d``. Left out: a free one where
+    the launcher can find one, else torchrun's own (29400 for ``c10d``, 29500 for ``static``)."""
+    endpoint: Annotated[Endpoint | None, Field(examples=["etcd.internal:2379"])] = None
+    """Where the etcd server is, with ``etcd-v2``. With ``static`` and ``c10d`` one of the nodes
+    is the place, and the launcher says which."""
     id: Annotated[ScalarText | None, Field(min_length=1, examples=["digits-a"])] = None
     """The name of the rendezvous. Left out: made from the run id and the attempt, which is what
     keeps two runs apart."""
@@ -190,7 +194,13 @@ class JobSpec(Section):
     nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
     """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core;
     ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
-    rdzv: RdzvSpec = RdzvSpec()
+    rdzv: RdzvSpec = Field(
+        default=RdzvSpec(),
+        examples=[
+            {"backend": "c10d", "port": 29400, "conf": {"last_call_timeout": 5}},
+            {"backend": "etcd-v2", "endpoint": "etcd.internal:2379"},
+        ],
+    )
     """How the nodes find each other."""
     max_restarts: Annotated[Count, Field(examples=[3])] = 0
     """How many times the workers are started again after a failure."""

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.job_values import RefusedError, parse_mount_target, parse_nodes, split_mount
+from launcher.job_values import (
+    NodeRange,
+    RefusedError,
+    parse_mount_target,
+    parse_nodes,
+    split_mount,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +43,45 @@ def _list(raw: Mapping[str, object], key: str) -> list[object]:
 
 
 def _rendezvous(raw: Mapping[str, object]) -> list[Conflict]:
-    if _section(raw, "rdzv").get("backend") != "static":
-        return []
+    rdzv = _section(raw, "rdzv")
+    backend, endpoint = rdzv.get("backend"), rdzv.get("endpoint")
+    nodes = _nodes(raw)
+    if backend == "etcd-v2":
+        return _etcd(rdzv, endpoint, is_shared=nodes is not None and nodes.max > 1)
+    conflicts = []
+    if backend == "static" and nodes is not None and nodes.is_elastic:
+        accepted = f"c10d or etcd-v2, because nnodes is {nodes} and a static group keeps its size"
+        fix = f"remove the key, or write nnodes: {nodes.max}"
+        path = ("rdzv", "backend")
+        conflicts.append(Conflict(path=path, found="static", accepted=accepted, fix=fix))
+    if endpoint is not None and backend in (None, "static", "c10d"):
+        accepted = "nothing, unless rdzv.backend is etcd-v2: else the nodes meet at one of them"
+        fix = "remove the key; rdzv.port chooses the port"
+        path = ("rdzv", "endpoint")
+        conflicts.append(Conflict(path=path, found=str(endpoint), accepted=accepted, fix=fix))
+    return conflicts
+
+
+def _etcd(rdzv: Mapping[str, object], endpoint: object, *, is_shared: bool) -> list[Conflict]:
+    accepted = "the address of an etcd server that all nodes reach, with rdzv.backend: etcd-v2"
+    fix = "for example rdzv.endpoint: etcd.internal:2379"
+    path = ("rdzv", "endpoint")
+    if endpoint is None:
+        return [Conflict(path=path, found="nothing", accepted=accepted, fix=fix)]
+    if is_shared and str(endpoint).startswith(("localhost:", "127.", "[::1]")):
+        return [Conflict(path=path, found=str(endpoint), accepted=accepted, fix=fix)]
+    if rdzv.get("port") is not None:
+        accepted = "nothing, because rdzv.endpoint says the port"
+        path, found = ("rdzv", "port"), str(rdzv["port"])
+        return [Conflict(path=path, found=found, accepted=accepted, fix="remove the key")]
+    return []
+
+
+def _nodes(raw: Mapping[str, object]) -> NodeRange | None:
     try:
-        nodes = parse_nodes(raw.get("nnodes", 1))
+        return parse_nodes(raw.get("nnodes") or 1)
     except RefusedError:
-        return []
-    if not nodes.is_elastic:
-        return []
-    accepted = f"c10d or etcd-v2, because nnodes is {nodes} and a static group keeps its size"
-    fix = f"remove the key, or write nnodes: {nodes.max}"
-    return [Conflict(path=("rdzv", "backend"), found="static", accepted=accepted, fix=fix)]
+        return None
 
 
 def _processes(raw: Mapping[str, object]) -> list[Conflict]:

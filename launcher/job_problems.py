@@ -83,7 +83,7 @@ class JobFileError(InputError):
 
 def render_key(path: KeyPath) -> str:
     """A path as ``--set`` takes it: ``mounts.0.target``."""
-    return ".".join(_shown(str(part)) for part in path)
+    return ".".join(render_value(str(part)) for part in path)
 
 
 def describe(schema: Schema, root: Schema) -> str:
@@ -97,8 +97,6 @@ def describe(schema: Schema, root: Schema) -> str:
         return " or ".join(dict.fromkeys(words))
     if "enum" in schema:
         return " or ".join([", ".join(schema["enum"][:-1]), schema["enum"][-1]])
-    if "const" in schema:
-        return str(schema["const"])
     return _describe_type(schema, root)
 
 
@@ -109,7 +107,8 @@ def _describe_type(schema: Schema, root: Schema) -> str:
     if kind == "array":
         return f"a list of {describe(schema['items'], root)}"
     if kind == "object" and "properties" in schema:
-        return f"the keys {', '.join(schema['properties'])}"
+        keys = list(schema["properties"])
+        return f"the key{'s' if len(keys) > 1 else ''} {', '.join(keys)}"
     return {"string": "text", "boolean": "true or false", "object": "name: value lines"}[str(kind)]
 
 
@@ -149,9 +148,8 @@ def _child(node: Schema, part: str | int) -> Schema:
             return dict(one["items"])
         if part in one.get("properties", {}):
             return dict(one["properties"][part])
-        for values in (one.get("additionalProperties"), *one.get("patternProperties", {}).values()):
-            if isinstance(values, dict):
-                return values
+        if isinstance(one.get("additionalProperties"), dict):
+            return dict(one["additionalProperties"])
     return {}
 
 
@@ -163,7 +161,7 @@ def find_problems(
 ) -> Iterator[Problem]:
     """What pydantic found and what only two keys together show, each with its place."""
     for conflict in conflicts:
-        says = f"found {_shown(conflict.found)}; accepted: {conflict.accepted}"
+        says = f"found {render_value(conflict.found)}; accepted: {conflict.accepted}"
         yield _problem(conflict.path, source, says, conflict.fix)
     for one in error.errors(include_url=False) if error is not None else ():
         if one["type"] != "conflict":
@@ -186,23 +184,34 @@ def _reason(one: Any, path: KeyPath, source: YamlSource, root: Schema) -> tuple[
         return f"missing; accepted: {describe(schema, root)}", ""
     cause = one.get("ctx", {}).get("error")
     if not isinstance(cause, RefusedError):
-        cause = RefusedError(describe(schema, root), fix=_fix(path, source, schema))
+        cause = RefusedError(describe(schema, root))
     found = cause.found or _found(one, path, source)
-    return f"found {_shown(found)}; accepted: {cause.accepted}", cause.fix
+    fix = cause.fix or _fix(path, source, schema)
+    return f"found {render_value(found)}; accepted: {cause.accepted}", fix
 
 
 def _fix(path: KeyPath, source: YamlSource, schema: Schema) -> str:
     """The value that was most likely meant, where that can be told."""
     entry = source.entries.get(path)
-    text = "" if entry is None or entry.text is None else entry.text
-    kinds = {one.get("type") for one in [schema, *schema.get("anyOf", ())]}
-    if entry is not None and entry.written[:1] in ("'", '"') and kinds & {"integer", "number"}:
-        return f"write {text} without quotes" if re.fullmatch("[0-9.]+", text) else ""
-    if "boolean" in kinds and text.lower() in _TRUTH:
-        return f"write {_TRUTH[text.lower()]}: YAML 1.2 has no other truth values"
-    choices = [word for one in [schema, *schema.get("anyOf", ())] for word in one.get("enum", ())]
-    close = difflib.get_close_matches(text, choices, n=1)
+    if entry is None or entry.text is None:
+        return ""
+    shapes = [*_shapes(schema)]
+    kinds = [shape.get("type") for shape in shapes]
+    is_number = "integer" in kinds or "number" in kinds
+    if is_number and re.fullmatch("""["'][0-9.]+["']""", entry.written):
+        return f"write {entry.text} without quotes"
+    if "boolean" in kinds and entry.text.lower() in _TRUTH:
+        return f"write {_TRUTH[entry.text.lower()]}: YAML 1.2 has no other truth values"
+    choices = [word for shape in shapes for word in shape.get("enum", ())]
+    close = difflib.get_close_matches(entry.text, choices, n=1)
     return f"did you mean {close[0]}?" if close else ""
+
+
+def _shapes(schema: Schema) -> Iterator[Schema]:
+    """A schema and all that it offers a choice of."""
+    yield schema
+    for one in schema.get("anyOf", ()):
+        yield from _shapes(one)
 
 
 def _unknown(path: KeyPath, root: Schema) -> str:
@@ -232,8 +241,8 @@ def _leaves(node: Schema, root: Schema, prefix: str = "") -> Iterator[tuple[str,
 
 
 def is_secret(path: KeyPath) -> bool:
-    """Whether a value's name says that it may be a credential, which no message may show."""
-    return len(path) > 1 and path[0] == "env" and bool(_SECRET_NAME.search(str(path[1])))
+    """Whether a value is or holds what may be a credential, which no message may show."""
+    return path[:1] == ("env",) and (len(path) == 1 or bool(_SECRET_NAME.search(str(path[1]))))
 
 
 def _found(one: Any, path: KeyPath, source: YamlSource) -> str:
@@ -261,7 +270,7 @@ def _kind(value: object) -> str:
     return "nothing" if value is None else "a single value"
 
 
-def _shown(text: str) -> str:
+def render_value(text: str) -> str:
     """Text fit for one line of a terminal: no control characters, not too long."""
     if len(text) > _MAX_SHOWN:
         text = text[: _MAX_SHOWN - 3] + "..."

@@ -22,6 +22,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -116,6 +117,11 @@ Image = Annotated[
     AfterValidator(values.parse_image),
     shape(values.IMAGE_WORDS, text(values.IMAGE_PATTERN, maxLength=255)),
 ]
+Endpoint = Annotated[
+    str,
+    AfterValidator(values.parse_endpoint),
+    shape(values.ENDPOINT_WORDS, text(values.ENDPOINT_PATTERN)),
+]
 TorchVersion = Annotated[
     str,
     BeforeValidator(values.parse_torch_version),
@@ -181,6 +187,15 @@ class Section(BaseModel):
     """A group of keys: frozen, and closed, so that a misspelt key is an error and not a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_keys(cls, keys: object) -> object:
+        """A key left empty counts as not given; an unknown one stays an error."""
+        if not isinstance(keys, dict):
+            return keys
+        known = cls.model_fields
+        return {key: value for key, value in keys.items() if value is not None or key not in known}
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -46,6 +46,8 @@ _HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
 IMAGE_PATTERN = f"^(({_HOST})/)?{_PART}(/{_PART})*{_TAG}$"
+ENDPOINT_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):[0-9]{1,5}$"
+ENDPOINT_WORDS = "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets"
 IMAGE_WORDS = "a Docker image reference such as ghcr.io/me/train:1.4"
 
 _UNITS: dict[str, int] = {"": 1} | {
@@ -97,6 +99,14 @@ def parse_image(reference: str) -> str:
     if re.fullmatch(IMAGE_PATTERN[1:-1], reference) and len(reference) <= 255:
         return reference
     raise RefusedError(IMAGE_WORDS)
+
+
+def parse_endpoint(endpoint: str) -> str:
+    """Where a rendezvous is; brackets are needed because torch reads ``fd00::1`` as port 1."""
+    _, _, port = endpoint.rpartition(":")
+    if re.fullmatch(ENDPOINT_PATTERN[1:-1], endpoint) and 1 <= int(port) <= 65535:
+        return endpoint
+    raise RefusedError(ENDPOINT_WORDS)
 
 
 def parse_nodes(value: object) -> NodeRange:

@@ -16,13 +16,12 @@ from launcher.errors import InputError
 from launcher.job import JobSpec
 from launcher.job_conflicts import find_conflicts
 from launcher.job_problems import (
-    JobFileError as JobFileError,
-)
-from launcher.job_problems import (
+    JobFileError,
     Problem,
     find_problems,
     is_secret,
     render_key,
+    render_value,
 )
 from launcher.job_types import Section
 from launcher.job_values import NodeRange, dump_nodes
@@ -61,14 +60,14 @@ def parse_override(setting: str) -> Override:
     if not equals or not all(key.split(".")):
         raise InputError(f"--set {setting}: no key=value", "for example --set rdzv.port=29400")
     path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-    shown = "(hidden)" if is_secret(path) else text
+    shown = "(hidden)" if is_secret(path) else render_value(text)
     return Override(option=f"--set {key}={shown}", path=path, text=text)
 
 
 def option_override(option: str, text: str) -> Override:
     """The value of an option that is named as its key is: ``--nproc-per-node 2``."""
     key = option.removeprefix("--").replace("-", "_")
-    return Override(option=f"{option} {text}", path=(key,), text=text)
+    return Override(option=f"{option} {render_value(text)}", path=(key,), text=text)
 
 
 def read_job(path: Path | str, overrides: Sequence[Override] = ()) -> JobSpec:
@@ -140,7 +139,7 @@ def _build(source: YamlSource, flaws: tuple[Flaw, ...], overrides: Sequence[Over
             source = _overridden(source, override)
         except YamlError as error:
             problems.append(_of_override(override, error))
-    data = _prepared(source.data, (), source)
+    data = _as_written(source.data, (), source)
     conflicts = find_conflicts(data)
     try:
         job, refused = JobSpec.model_validate(data), None
@@ -159,16 +158,12 @@ def _of_override(override: Override, error: YamlError) -> Problem:
     return Problem(where=override.option, line=0, key=key, says=says, fix=error.hint)
 
 
-def _prepared(value: Any, path: KeyPath, source: YamlSource) -> Any:
-    """The data as the model takes it: texts as written, and no empty keys."""
+def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:
+    """The data with text in place of the numbers and truth values that are meant as text."""
     if isinstance(value, dict):
-        return {
-            key: _prepared(item, (*path, key), source)
-            for key, item in value.items()
-            if item is not None or _matches((*path, key), _TEXT_KEYS)
-        }
+        return {key: _as_written(item, (*path, key), source) for key, item in value.items()}
     if isinstance(value, list):
-        return [_prepared(item, (*path, index), source) for index, item in enumerate(value)]
+        return [_as_written(item, (*path, index), source) for index, item in enumerate(value)]
     if value is not None and _matches(path, _TEXT_KEYS):
         return source.entries[path].text
     return value
@@ -185,15 +180,23 @@ def _matches(path: KeyPath, patterns: Sequence[tuple[str, ...]]) -> bool:
 def _overridden(source: YamlSource, override: Override) -> YamlSource:
     """The source with one value replaced; its entries name the option as their place."""
     given = _fragment(override)
-    data = _put(source.data, override.path, given.data, override)
-    size = len(override.path)
-    entries = {
-        path: entry for path, entry in source.entries.items() if path[:size] != override.path
-    }
-    for length in range(1, size):
-        entries.setdefault(override.path[:length], given.entries[()])
-    entries |= {(*override.path, *path): entry for path, entry in given.entries.items()}
-    return YamlSource(data=data, entries=entries)
+    entries, data = dict(source.entries), source.data
+    path: KeyPath = ()
+    for part in override.path:
+        if not isinstance(data, dict | list):
+            entries[path] = given.entries[()]  # a section that only the option opens
+        path = (*path, part if isinstance(data, list) else str(part))
+        data = _child(data, path[-1])
+    size = len(path)
+    entries = {one: entry for one, entry in entries.items() if one[:size] != path}
+    entries |= {(*path, *below): entry for below, entry in given.entries.items()}
+    return YamlSource(data=_put(source.data, path, given.data, override), entries=entries)
+
+
+def _child(data: Any, part: str | int) -> Any:
+    if isinstance(data, list):
+        return data[part] if isinstance(part, int) and part < len(data) else None
+    return data.get(part) if isinstance(data, dict) else None
 
 
 def _fragment(override: Override) -> YamlSource:
@@ -206,14 +209,13 @@ def _fragment(override: Override) -> YamlSource:
 
 
 def _put(data: Any, path: KeyPath, value: Any, override: Override) -> Any:
+    """A copy of the data with the value at the path."""
     if not path:
         return value
-    head, rest = path[0], path[1:]
-    if isinstance(data, list) and isinstance(head, int):
-        if head > len(data):
-            what = f"{override.option}: the list has {len(data)} entries"
-            raise YamlError(what, f"write a number of 0..{len(data)}; the last one appends")
-        old = data[head] if head < len(data) else None
-        return [*data[:head], _put(old, rest, value, override), *data[head + 1 :]]
-    mapping = data if isinstance(data, dict) else {}
-    return {**mapping, str(head): _put(mapping.get(str(head)), rest, value, override)}
+    new = _put(_child(data, path[0]), path[1:], value, override)
+    if not isinstance(data, list):
+        return {**(data if isinstance(data, dict) else {}), path[0]: new}
+    if not isinstance(path[0], int) or path[0] > len(data):
+        what = f"{override.option}: found {path[0]} in a list of {len(data)}"
+        raise YamlError(what, f"write a number of 0..{len(data)}; the last one appends")
+    return [*data[: path[0]], new, *data[path[0] + 1 :]]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any
 
 from launcher import contract
 from launcher.errors import InputError
@@ -70,8 +68,13 @@ class LaunchPlan:
         return self.nodes[0].min_nodes < self.nodes[0].max_nodes
 
     def to_json(self) -> str:
-        """The plan as text; ``parse_plan`` reads it back equal."""
-        return json.dumps(_jsonable(self), indent=2) + "\n"
+        """The plan as text, a field or a node on each line; ``parse_plan`` reads it back equal."""
+        nodes = ",\n    ".join(map(_dump, self.nodes))
+        fields = (
+            f'"{name}": ' + (f"[\n    {nodes}\n  ]" if name == "nodes" else _dump(value))
+            for name, value in vars(self).items()
+        )
+        return "{\n  " + ",\n  ".join(fields) + "\n}\n"
 
 
 def new_run_id(job_name: str, randomness: bytes) -> str:
@@ -352,10 +355,6 @@ def _absolute(path: str, cwd: str) -> str:
     return str(PurePosixPath(cwd) / path)
 
 
-def _jsonable(value: Any) -> Any:
-    """Plain data of a plan; ``dataclasses.asdict`` would copy every string, for nothing."""
-    if dataclasses.is_dataclass(value):
-        return {key: _jsonable(item) for key, item in vars(value).items()}
-    if isinstance(value, tuple):
-        return [_jsonable(item) for item in value]
-    return value
+def _dump(value: object) -> str:
+    # Without indent: json's fast encoder cannot indent, which is four seconds at 10,000 nodes.
+    return json.dumps(value, default=vars)

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from launcher.job_problems import Schema, describe, resolve
-from launcher.jobfile import JobFileError, option_override, parse_job, schema
+from launcher.job_problems import JobFileError, Schema, describe, resolve
+from launcher.jobfile import option_override, parse_job, schema
 from launcher.yaml_source import YamlError, parse_fragment
 
 _BAD_JOB = """\
@@ -147,18 +147,18 @@ def _default(key: str, field: Schema, section: Schema) -> str:
 
 
 def _example(key: str, field: Schema, section: Schema | None) -> list[str]:
-    lines = [f"{key}: {_flow(example)}" for example in field.get("examples", ())]
-    if not lines and section is not None:
-        lines = [f"{key}:", *_lines_of(section)]
-        return ["\n".join(["```yaml", *lines, "```"])]
-    return ["\n".join(["```yaml", "\n# or\n".join(lines), "```"])] if lines else []
+    examples = field.get("examples", ())
+    if not examples and section is not None:
+        inner = section["properties"].items()
+        examples = [{name: one["examples"][0] for name, one in inner if "examples" in one}]
+    blocks = [_block(key, example, is_section=section is not None) for example in examples]
+    return ["```yaml\n" + "\n# or\n".join(blocks) + "\n```"] if blocks else []
 
 
-def _lines_of(section: Schema) -> list[str]:
-    fields = section["properties"].items()
-    return [
-        f"  {key}: {_flow(field['examples'][0])}" for key, field in fields if "examples" in field
-    ]
+def _block(key: str, example: Any, *, is_section: bool) -> str:
+    if is_section and isinstance(example, dict):
+        return "\n".join([f"{key}:", *(f"  {name}: {_flow(one)}" for name, one in example.items())])
+    return f"{key}: {_flow(example)}"
 
 
 def _flow(value: Any) -> str:

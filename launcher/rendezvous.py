@@ -8,7 +8,6 @@ from launcher.node_plan import Elastic, Env, Static
 
 STATIC_PORT = 29500
 C10D_PORT = 29400
-ETCD_PORT = 2379
 
 # Read timeout: a node that still pulls its image must not end the others' rendezvous.
 # Last call and keep-alives: torch's defaults (30 s, 5 s x 3) cost 44 s when a node is lost.
@@ -37,7 +36,7 @@ def plan_rendezvous(
     id: str,
     torch_version: tuple[int, int],
 ) -> Static | Elastic:
-    """The rendezvous of one node; ``host`` is where node 0 (or the job's etcd) is reached.
+    """The rendezvous of one node; ``host`` is where node 0 is reached.
 
     ``port`` is what the target proposes, overruled by the job, else the backend's usual one.
     One node alone meets itself on whatever port is free. Raises ``InputError`` where several
@@ -54,13 +53,15 @@ def plan_rendezvous(
     if backend == "static":
         port = job.rdzv.port or port or STATIC_PORT
         return Static(master_addr=host, master_port=port, id=id)
-    default_port = ETCD_PORT if backend == "etcd-v2" else C10D_PORT
-    if not several and backend == "c10d" and job.rdzv.port is None:
-        default_port, port = 0, None
+    if job.rdzv.endpoint is not None:
+        host, _, text = job.rdzv.endpoint.rpartition(":")
+        host, port = host.strip("[]"), int(text)
+    elif not several and job.rdzv.port is None:
+        port = 0
     return Elastic(
         backend=backend,
         endpoint_host=host,
-        endpoint_port=job.rdzv.port or port or default_port,
+        endpoint_port=job.rdzv.port or (C10D_PORT if port is None else port),
         id=id,
         is_host=backend == "c10d" and node_index == 0,
         conf=_conf(job, backend, torch_version),

@@ -9,20 +9,23 @@ from launcher.runs import Outcome
 from launcher.state import FAULT_OF_REASON, Reason, RunState
 
 
-def render_summary(outcome: Outcome, folder: str, job_file: str) -> str:
-    """Result, where things are, and the exact next commands; for a failure its first cause."""
+def render_summary(outcome: Outcome, *, folder: str, job_file: str, program: str) -> str:
+    """Result, where things are, and the exact next commands; for a failure its first cause.
+
+    ``program`` is how this launcher is called, as one types it.
+    """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
     if outcome.failure:
         lines += render_failure(outcome.failure)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
-    lines.append(f"  logs         {folder}/nodes   launcher logs {outcome.run_id}")
+    lines.append(f"  logs         {folder}/nodes   {program} logs {outcome.run_id}")
     lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
-    resume = f"launcher run {job_file} --on {outcome.target} --resume {outcome.run_id}"
+    resume = f"{program} run {job_file} --on {outcome.target} --resume {outcome.run_id}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
-    lines.append(f"  render it    launcher render {job_file} --on {outcome.target}")
+    lines.append(f"  render it    {program} render {job_file} --on {outcome.target}")
     return "\n".join(lines)
 
 

@@ -188,9 +188,11 @@ def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = _at(file, mark) if is_file and mark is not None else file
-        problem, fix = _explain(f"{error.context or ''} {error.problem or ''}", text, mark)
+        message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
+        opened = any(word in message for word in ("flow", "quoted", "simple key"))
+        place = (error.context_mark if opened else None) or mark
+        where = _at(file, place) if is_file and place is not None else file
+        problem, fix = _explain(message, text, mark)
         raise YamlError(f"{where}: {problem}", fix) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -198,26 +200,38 @@ def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
         raise YamlError(f"{what}: a control character in the text", "remove it") from None
     except RecursionError:
         raise YamlError(f"{file}: nested too deeply", f"at most {MAX_DEPTH} levels") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise YamlError(f"{file}: not valid YAML: {error}", "check the escapes in quotes") from None
+    except (ValueError, OverflowError):
+        what = f"{file}: an escape in double quotes that stands for no character"
+        raise YamlError(what, "write a backslash as two, or use single quotes") from None
 
 
+_QUOTE = "put the text in quotes"
 _EXPLANATIONS = (
     ("single document", "a second document begins here", "keep one document: drop the --- line"),
-    ("undefined alias", "an alias (*name) without its anchor (&name)", "put the text in quotes"),
+    ("<document start>", "something after the end of the mapping", "keep one mapping in the file"),
+    ("undefined alias", "an alias (*name) without its anchor (&name)", _QUOTE),
+    ("scanning an alias", "text that begins with *", _QUOTE),
     ("duplicate anchor", "an anchor (&name) that was used before", "give it another name"),
+    ("scanning an anchor", "text that begins with &", _QUOTE),
     ("undefined tag handle", "a tag (!name), which is not accepted", "remove the tag"),
+    (" a tag", "text that begins with !", _QUOTE),
+    ("scanning a block scalar", "text that begins with | or >", _QUOTE),
     ("mapping values are not allowed", "a second ': ' on the line, or a wrong indentation",
      "put text that holds ': ' in quotes; give keys of one section one indentation"),
     ("could not find expected ':'", "a line that is no key: value", "write key: value"),
     ("scanning a quoted scalar", "quotes that are not closed, or a wrong escape in them",
      "close the quotes; write a backslash as two, or use single quotes"),
-    ("a flow node", "a [ or { that is not closed", "close it, or put the text in quotes"),
+    ("a double-quoted scalar", "an unknown escape in double quotes",
+     "write a backslash as two, or use single quotes"),
+    ("a flow node", "a [ or { that is not closed", f"close it, or {_QUOTE}"),
     ("flow sequence", "a list in [ ] that is not closed, or lacks a comma", "close it with ]"),
     ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
-    ("block sequence entries", "a - that begins no list here", "put the list on the next line"),
+    ("block node", "text that begins with a bracket or a comma, or no value", _QUOTE),
+    ("mapping keys are not", "text that begins with ?", _QUOTE),
+    ("sequence entries", "a - that begins no list here", "put the list on the next line"),
     ("block mapping", "a wrong indentation, or quotes that end before the text does",
      "give the keys of one section one indentation"),
+    ("block collection", "a line that is not an item of the list before it", "begin it with -"),
 )  # fmt: skip
 
 
@@ -286,24 +300,30 @@ class _Builder:
 
     def _value(self, node: yaml.Node, path: KeyPath, key: yaml.Node) -> Any:
         self._spend(node, len(path))
-        start, end = node.start_mark, node.end_mark
+        text = self._clean(node, path) if isinstance(node, yaml.ScalarNode) else None
         self._entries[path] = Entry(
             where=self._where(key),
             line=self._line(node),
-            column=start.column + 1,
-            text=node.value if isinstance(node, yaml.ScalarNode) else None,
-            written=self._text[start.index : end.index].rstrip(),
+            column=node.start_mark.column + 1,
+            text=text,
+            written=self._written(node),
         )
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
+        if text is not None:
+            return self._scalar(node, path, text)
         expected = "seq" if isinstance(node, yaml.SequenceNode) else "map"
         if node.tag != _TAG + expected:
-            self._refuse(node, path, f"the tag {_shown_tag(node)} is not accepted", "remove it")
-            return None
+            self._refuse_tag(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*path, i), item) for i, item in enumerate(node.value)]
         pairs = self._pairs(node, path, len(path))
         return {name: self._value(item, (*path, name), key) for name, (key, item) in pairs.items()}
+
+    def _written(self, node: yaml.Node) -> str:
+        start, end = node.start_mark.index, node.end_mark.index
+        if not isinstance(node, yaml.ScalarNode) or node.style in ("|", ">"):
+            return self._text[start:end].rstrip()
+        # an anchor or a tag stands in front
+        return self._text[self._text.index(node.style, start) : end] if node.style else node.value
 
     def _pairs(self, node: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
         """A mapping's keys and values; its own keys win over merged ones, earlier merges over
@@ -316,13 +336,12 @@ class _Builder:
                 merged = self._merged(key, value, path, depth) | merged
             elif not isinstance(key, yaml.ScalarNode) or not key.value:
                 self._refuse(key, path, "a key that is no name", "write name: value")
-            elif key.value in own:
-                first = self._where(own[key.value][0])
-                what = f"given a second time; the first is {first}"
-                self._refuse(key, (*path, key.value), what, "remove one of the two")
-            elif self._is_text(key, path):
-                # text as written: the keys NO and 8080 are meant as names
-                own[key.value] = (key, value)
+            else:
+                name = self._clean(key, path)  # as written: NO and 8080 are meant as names
+                if name in own:
+                    what = f"given a second time; the first is {self._where(own[name][0])}"
+                    self._refuse(key, (*path, name), what, "remove one of the two")
+                own.setdefault(name, (key, value))
         return merged | own
 
     def _merged(self, key: yaml.Node, value: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
@@ -334,33 +353,35 @@ class _Builder:
                 self._refuse(key, path, "<< merges mappings only", "merge an alias of a mapping")
         return merged
 
-    def _is_text(self, node: yaml.Node, path: KeyPath) -> bool:
-        if not re.search("[\0\ud800-\udfff]", node.value):
-            return True
-        self._refuse(node, path, "a character that is no text (NUL or surrogate)", "remove it")
-        return False
+    def _clean(self, node: yaml.Node, path: KeyPath) -> str:
+        """A scalar's text; JSON writes characters beyond U+FFFF as two escapes, joined here."""
+        joined = node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if joined.count("\ufffd") > node.value.count("\ufffd") or "\0" in joined:
+            self._refuse(node, path, "a character that is no text (NUL or surrogate)", "remove it")
+        return str(joined).replace("\0", "\ufffd")
 
-    def _scalar(self, node: yaml.Node, path: KeyPath) -> str | int | float | bool | None:
-        kind, text = node.tag.removeprefix(_TAG), node.value
-        if not self._is_text(node, path):
-            return None
-        if kind == "str":
-            return str(text)
+    def _scalar(self, node: yaml.Node, path: KeyPath, text: str) -> str | int | float | bool | None:
+        kind = node.tag.removeprefix(_TAG)
+        if kind in ("str", "merge"):  # a merge is one only as a key
+            return text
         if kind == "null" and _NULL.fullmatch(text):
             return None
         if kind == "bool" and _BOOL.fullmatch(text):
-            return bool(text.lower() == "true")
+            return text.lower() == "true"
         if kind == "int" and _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
             return int(text, 0) if text[1:2] in ("o", "x") else int(text)
         if kind == "float" and _FLOAT.fullmatch(text):
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        what = f"{text[:_MAX_DIGITS]!r} with the tag {_shown_tag(node)} is not accepted"
-        self._refuse(node, path, what, "remove the tag, or put the value in quotes")
-        return None
+        self._refuse_tag(node, path)
+        return text
+
+    def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
+        if _INT.fullmatch(str(node.value)):
+            what = f"a whole number of more than {_MAX_DIGITS} digits"
+            self._refuse(node, path, what, "put it in quotes if it is no number")
+        else:
+            tag = node.tag.replace(_TAG, "!!")
+            self._refuse(node, path, f"the tag {tag} is not accepted here", "remove the tag")
 
 
 _Pairs = dict[str, tuple[yaml.Node, yaml.Node]]
-
-
-def _shown_tag(node: yaml.Node) -> str:
-    return str(node.tag).replace(_TAG, "!!")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import (
@@ -24,8 +24,11 @@ from jsonargparse.typing import (
 
 from train.errors import InputError
 
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-"""What numpy accepts; Lightning turns a larger seed into 0 with no more than a warning."""
+if TYPE_CHECKING:
+    Seed = int
+else:
+    # What numpy accepts; Lightning turns a larger one into 0 with no more than a warning.
+    Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 
 @dataclass(frozen=True, kw_only=True)

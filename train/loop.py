@@ -84,6 +84,14 @@ def train(config: TrainConfig, env: WorkerEnv) -> Metrics:
     Blocks; all ranks return the same scores. Raises InputError, on all ranks, for what a person can
     put right.
     """
+    metrics = train_in_world(config, env)
+    # Here and not there: all that holds on to the process group must be gone before it ends.
+    leave_world()
+    return metrics
+
+
+def train_in_world(config: TrainConfig, env: WorkerEnv) -> Metrics:
+    """The whole training, in a process group that it leaves open."""
     began_at = time.monotonic()
     # Before the process group: a wrong batch size should not wait for other nodes.
     plan_rank_batch_size(config.global_batch_size, env.world_size)
@@ -104,7 +112,7 @@ def train(config: TrainConfig, env: WorkerEnv) -> Metrics:
         "median_step_s": meter.median_step_s,
         "first_step_at": meter.first_step_at,
         "steps": run.state.step,
-        "epochs": run.state.step / run.schedule.batches_per_epoch,
+        "epochs": run.schedule.epoch_of(run.state.step),
         "resumed_from_step": resumed_from_step,
         "world_size": run.fabric.world_size,
         "global_batch_size": config.global_batch_size,
@@ -113,7 +121,7 @@ def train(config: TrainConfig, env: WorkerEnv) -> Metrics:
     if run.leads and env.run_dir:
         write_metrics(env.run_dir, metrics)
     run.say(format_summary(metrics))
-    leave_world(run.fabric)
+    run.fabric.barrier()
     return metrics
 
 
@@ -173,10 +181,10 @@ def build_loader(
         generator=generator,
         pin_memory=fabric.device.type == "cuda",
     )
-    wrapped: DataLoader[list[torch.Tensor]] = fabric.setup_dataloaders(
-        loader, use_distributed_sampler=False
+    return cast(
+        "DataLoader[list[torch.Tensor]]",
+        fabric.setup_dataloaders(loader, use_distributed_sampler=False),
     )
-    return wrapped
 
 
 def show_hardware(run: Run) -> None:
@@ -266,8 +274,8 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
                 torch.cuda.synchronize()  # or the first step would count when it is only queued
             meter.on_step()
             progress.on_step(state.step, loss)
-        mean_loss = fabric.all_reduce(loss_sum / (state.step - first_step), reduce_op="mean")
-        state.train_loss = check_finite(mean_loss.item(), state.step)
+        mean_loss = average(fabric, loss_sum / (state.step - first_step))
+        state.train_loss = check_finite(mean_loss, state.step)
         progress.on_epoch_end(state.step, state.train_loss)
         checkpoint = save(run, epoch)
     meter.stop()
@@ -287,6 +295,11 @@ def save(run: Run, epoch: int) -> Path | None:
     if not run.leads:
         return None
     return run.store.write(capture_state(run.state, run.config, epoch=epoch, generators=generators))
+
+
+def average(fabric: Fabric, value: torch.Tensor) -> float:
+    """The mean of all ranks' values; waits for the device."""
+    return cast("torch.Tensor", fabric.all_reduce(value, reduce_op="mean")).item()
 
 
 def check_finite(loss: float, step: int) -> float:
@@ -348,8 +361,9 @@ def decide_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
 
 def choose_checkpoint_dir(config: TrainConfig, env: WorkerEnv) -> Path:
     """The folder for checkpoints, by the order that the option's description gives."""
-    if config.checkpoint_dir or env.checkpoint_dir:
-        return config.checkpoint_dir or env.checkpoint_dir
+    named = config.checkpoint_dir or env.checkpoint_dir
+    if named:
+        return named
     if env.run_dir:
         return env.run_dir / CHECKPOINTS_DIR
     # A fixed folder would make the second `python -m train` on a laptop find the first's work.

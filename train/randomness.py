@@ -27,11 +27,11 @@ def seed_generators(*place: int) -> None:
 
 def capture_generators(device: torch.device) -> dict[str, Any]:
     """The state of this process's generators, in types that ``torch.load`` takes without pickle."""
-    numpy_state = np.random.get_state(legacy=True)
+    numpy_name, numpy_keys, *numpy_rest = np.random.get_state(legacy=True)
     captured: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": (numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]),
+        "numpy": (numpy_name, np.asarray(numpy_keys).tolist(), *numpy_rest),
     }
     if device.type == "cuda":
         captured["cuda"] = torch.cuda.get_rng_state(device)

@@ -35,7 +35,7 @@ def read_rank_device(fabric: Fabric, env: WorkerEnv) -> RankDevice:
     if fabric.device.type == "cuda":
         name = torch.cuda.get_device_name(fabric.device)
     else:
-        name = f"{torch.get_num_threads()} threads"
+        name = f"torch threads: {torch.get_num_threads()}"
     return RankDevice(host=socket.gethostname() + node, device=str(fabric.device), name=name)
 
 
@@ -116,5 +116,6 @@ def format_summary(metrics: Metrics) -> str:
 
 def write_metrics(folder: Path, metrics: Mapping[str, float | int | str]) -> None:
     """Replaces the run folder's metrics.json as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps(metrics, indent=2, allow_nan=False).encode() + b"\n"
     write_file(folder / METRICS_FILE, lambda file: file.write(content))

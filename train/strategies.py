@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 import torch
@@ -15,6 +16,11 @@ from train.errors import InputError, WorldMismatchError
 from train.worker_env import WorkerEnv, World
 
 T = TypeVar("T")
+
+# Lightning announces every process that joins; the hardware table says it once for all of them.
+# Two loggers: rank-zero messages go to whichever of its packages was imported last.
+for package in ("lightning.fabric", "lightning.pytorch"):
+    logging.getLogger(package).setLevel(logging.WARNING)
 
 
 def launch_fabric(config: TrainConfig, env: WorkerEnv) -> Fabric:
@@ -58,7 +64,7 @@ def build_ddp(accelerator: str) -> DDPStrategy:
         gradient_as_bucket_view=True,
         static_graph=True,
         # The ranks' shares of the test set may differ by a batch; a broadcast would then hang.
-        broadcast_buffers=False,
+        forward_sync_buffers=False,
     )
 
 
@@ -102,11 +108,15 @@ def gather(value: T) -> list[T]:
     return values  # type: ignore[return-value]
 
 
-def leave_world(fabric: Fabric) -> None:
-    """Ends the process group once all ranks are done; all ranks must call it.
+def leave_world() -> None:
+    """Ends the process group; nothing may be left that refers to a model wrapped by Fabric.
+
+    DistributedDataParallel's reducer is freed with the interpreter's lock held. If it is the last
+    to refer to a gloo group, the group's threads are joined under that lock while they wait for it:
+    the process hangs at its very end (torch 2.13; within a few tries where a barrier has just gone
+    by).
 
     Only after success: while an error is on its way up, the other ranks may never arrive here.
     """
     if dist.is_initialized():
-        fabric.barrier()
         dist.destroy_process_group()

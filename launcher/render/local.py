@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
 from launcher import contract
 from launcher.node_plan import Env, NodePlan
 from launcher.plan import LaunchPlan
-from launcher.render.shell import render_block, render_exports
+from launcher.render.shell import quote, render_block, render_exports
 from launcher.torchrun import STALE_VARIABLES, parse_torch_version, plan_settings, render_argv
 
 
@@ -64,7 +63,7 @@ def _subshell(process: Process) -> list[str]:
     secrets = f"; takes from this shell: {' '.join(process.secrets)}" if process.secrets else ""
     return [
         f"(  # node {process.node_index}{secrets}",
-        f"cd {shlex.quote(process.cwd)} || exit",
+        f"cd {quote(process.cwd)} || exit",
         render_exports(process.env).rstrip("\n"),
         render_block(("exec", *process.argv), head=4),
         ") &",

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 
 from launcher.node_plan import Env
 
+# The nodes of a plan share most of their words.
+quote = functools.lru_cache(maxsize=4096)(shlex.quote)
+
 
 def render_line(argv: tuple[str, ...], env: Env = ()) -> str:
     """One command with its variables in front, quoted for a POSIX shell."""
-    assignments = [f"{name}={shlex.quote(value)}" for name, value in env]
-    return " ".join([*assignments, *(shlex.quote(word) for word in argv)])
+    assignments = [f"{name}={quote(value)}" for name, value in env]
+    return " ".join([*assignments, *(quote(word) for word in argv)])
+
+
+def render_lines(lines: tuple[tuple[str, ...], ...]) -> str:
+    """One command over several lines, one group of words on each."""
+    return " \\\n  ".join(shlex.join(line) for line in lines)
 
 
 def render_block(argv: tuple[str, ...], *, head: int = 1, per_line: int = 1) -> str:
     """One command over several lines: ``head`` words first, then ``per_line`` on each."""
-    words = [shlex.quote(word) for word in argv]
+    words = [quote(word) for word in argv]
     rest = [" ".join(words[i : i + per_line]) for i in range(head, len(words), per_line)]
     return " \\\n  ".join([" ".join(words[:head]), *rest])
 
 
 def render_exports(env: Env) -> str:
     """``export`` lines that a shell evaluates."""
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env)
+    return "".join(f"export {name}={quote(value)}\n" for name, value in env)

@@ -14,6 +14,7 @@ from launcher import contract, proc
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
+from launcher.gpus import read_gpus
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
@@ -156,17 +157,6 @@ def read_torch_version(python: str) -> str:
             "install it (make setup), name another interpreter (local.python), or use --on docker",
         )
     return found.strip()
-
-
-def read_gpus() -> tuple[str, ...]:
-    """This machine's NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them; empty without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
-    listed = proc.read_output(
-        ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"), timeout_s=10
-    )
-    return tuple((listed or "").split())
 
 
 def find_free_port(random_source: random.Random) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, plan_run
+
+if TYPE_CHECKING:
+    from tests.launcher.docker_place import Place
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -70,6 +73,18 @@ def docker_facts() -> TargetFacts:
 def cuda_facts() -> TargetFacts:
     devices = tuple(str(index) for index in range(8))
     return replace(DOCKER, accelerator="cuda", device_ids=devices, image="fabric-train:cuda")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A Docker target of this test's own; what it started is gone afterwards."""
+    from tests.launcher.docker_place import Place
+
+    place = Place(tmp_path)
+    yield place
+    for run_id in place.run_ids:
+        place.target.stop(run_id, 0)
+        assert place.held(run_id) == []
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ LAYERS: dict[int, set[str]] = {
     },
     2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"},
     3: {"render", "render.shell", "render.local", "render.docker", "by_hand"},
-    4: {"proc", "runs", "tails", "targets", "targets.base", "targets.local", "targets.docker"},
+    4: {"proc", "gpus", "docker_engine", "docker_console", "runs", "tails"}
+    | {"targets", "targets.base", "targets.local", "targets.docker"},
     5: {"decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
     | {"stopping"},
     6: {"cli", "__main__"},

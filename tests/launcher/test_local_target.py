@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,12 @@ import pytest
 from launcher import proc
 from launcher.contract import NODE_INDEX, RUN_ID
 from launcher.errors import TargetError
+from launcher.gpus import read_gpus
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, plan_replacement, plan_run
 from launcher.state import NodeState
-from launcher.targets.local import LocalTarget, find_free_port, read_gpus, read_torch_version
+from launcher.targets.local import LocalTarget, find_free_port, read_torch_version
+from tests.launcher.runner import wait_until
 
 MakeJob = Callable[..., JobSpec]
 
@@ -58,13 +59,6 @@ def make_local(
     yield make
     for run_id in run_ids:
         target.stop(run_id, 0)
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def up(plan: LaunchPlan, index: int = 0) -> bool:

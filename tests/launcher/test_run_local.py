@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from launcher import proc
-from launcher.contract import RUN_ID
+from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
 
-ROOT = Path(__file__).parents[2]
-PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\n"
-
-WAITING = """
-import os, pathlib, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-print("up", flush=True)
-pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]).touch()
-time.sleep(300)
-"""
 BYTES = """
 import os, sys
 out = sys.stdout.buffer
@@ -38,60 +26,6 @@ for percent in range(0, 101, 10):
 sys.stderr.write("\\n")
 out.write("caf\\u00e9 end".encode()); out.flush()
 """
-
-
-class Runner:
-    """Types ``launcher`` in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-
-    def write(self, script: str, job: str = PREFIX) -> None:
-        (self.folder / "train.py").write_text(script)
-        (self.folder / "job.yaml").write_text(job + "command: [train.py]\n")
-
-    def argv(self, *argv: str) -> list[str]:
-        return [sys.executable, "-m", "launcher", *argv]
-
-    def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.argv(*argv),
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-
-    def start(self, *argv: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self.argv(*argv),
-            cwd=self.folder,
-            env=self.env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-
-    @property
-    def outcome(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "runs/latest/outcome.json").read_text())
-        return found
-
-    def run_ids(self) -> list[str]:
-        runs = self.folder / "runs"
-        return [p.name for p in runs.glob("*-*") if not p.is_symlink()] if runs.exists() else []
-
-    def processes(self) -> list[int]:
-        return [pid for run_id in self.run_ids() for pid in proc.find(**{RUN_ID: run_id})]
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -275,3 +209,31 @@ def test_a_secret_that_is_not_set_is_refused_before_anything_starts(launcher: Ru
     assert done.returncode == 2
     assert "NO_SUCH_TOKEN" in done.stderr
     assert launcher.run_ids() == []
+
+
+def test_a_terminal_shows_one_progress_bar_and_whole_lines_of_the_others(launcher: Runner) -> None:
+    launcher.write(
+        "import os, sys, time\n"
+        "for step in range(5):\n"
+        "    if os.environ['RANK'] == '0':\n"
+        "        sys.stderr.write(f'\\rstep {step}/5')\n"
+        "    else:\n"
+        "        print(f'line {step}')\n"
+        "    time.sleep(0.2)\n"
+        "print('progress', os.environ['LAUNCHER_PROGRESS'])\n"
+    )
+    ours, theirs = pty.openpty()
+    argv = launcher.argv("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
+    process = subprocess.Popen(
+        argv, cwd=launcher.folder, env=launcher.env, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that its last writer has gone
+        while data := os.read(ours, 4096):
+            shown += data
+    assert process.wait(timeout=60) == 0, shown
+    text = shown.decode()
+    assert "\rstep 3/5" in text.replace("\x1b[K", "")
+    assert "\x1b[33m[0/1]\x1b[0m line 4\r\n" in text
+    assert "progress bar" in text

@@ -1,0 +1,56 @@
+"""Imports what training imports, in a freshly built image, and holds the labels to the facts.
+
+Prints the versions found, as JSON. The planner reads the labels without starting the image, so
+a label that lies would choose flags that this torch does not have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import sys
+
+
+def find_lies(flavor: str, labels: dict[str, str], found: dict[str, str]) -> list[str]:
+    """One line, with its fix, for each label that differs from what is in the image."""
+    lies = []
+    if labels["torch"] != found["torch"].partition("+")[0]:
+        lies.append(
+            f"TORCH_VERSION is {labels['torch'] or 'empty'}, the image holds torch "
+            f"{found['torch']}\n  fix: TORCH_VERSION as pinned in pyproject.toml, and wheels of it"
+        )
+    if labels["cuda"] != found["cuda"]:
+        build = f"a torch for CUDA {found['cuda']}" if found["cuda"] else "a CPU build of torch"
+        lies.append(
+            f"the {flavor} image was to have {labels['cuda'] or 'no'} CUDA, but got {build}\n"
+            f"  fix: another wheelhouse or TORCH_INDEX_URL; or CUDA_VERSION={found['cuda']} "
+            "if it is meant"
+        )
+    return lies
+
+
+def main() -> int:
+    torch, *others = (
+        importlib.import_module(name)
+        for name in ("torch", "lightning.fabric", "torchmetrics", "jsonargparse", "sklearn")
+    )
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    found["cuda"] = torch.version.cuda or ""
+    found |= {module.__name__: module.__version__ for module in others}
+    labels = {"torch": os.environ["TORCH_VERSION"], "cuda": os.environ["CUDA_VERSION"]}
+    flavor = os.environ["FLAVOR"]
+    lies = find_lies(flavor, labels, found)
+    if lies:
+        print("\n".join(f"error: {lie}" for lie in lies), file=sys.stderr)
+        return 1
+    if flavor == "cuda" and not found["cuda"]:
+        print("note: this cuda image holds a CPU build of torch, as asked", file=sys.stderr)
+
+    print(json.dumps(found, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

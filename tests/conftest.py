@@ -1,0 +1,39 @@
+"""Engines that tests need: skipped by name where absent, or required by ``REQUIRE=docker,...``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+
+import pytest
+
+DOCKER_IMAGE = "fabric-train:cpu"
+
+
+@functools.cache
+def why_no_docker() -> str:
+    """Empty where the engine answers and holds the image that ``make image`` builds."""
+    import docker
+    from docker.errors import DockerException, ImageNotFound
+
+    try:
+        docker.from_env(timeout=5).images.get(DOCKER_IMAGE)
+    except ImageNotFound:
+        return f"no image {DOCKER_IMAGE}: make image"
+    except DockerException as error:
+        return f"no Docker engine: {error}"
+    return ""
+
+
+ENGINES: dict[str, Callable[[], str]] = {"docker": why_no_docker}
+"""Marker -> why its engine cannot be used here, empty where it can."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    required = os.environ.get("REQUIRE", "").replace(",", " ").split()
+    for marker, why_not in ENGINES.items():
+        if item.get_closest_marker(marker) and (reason := why_not()):
+            if marker in required:
+                pytest.fail(f"{marker} is required, but there is {reason}", pytrace=False)
+            pytest.skip(f"{marker}: {reason}")

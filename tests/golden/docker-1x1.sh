@@ -1,0 +1,84 @@
+#!/bin/sh
+# One container per node, on a network of their own. Ends when all have ended;
+# removes them and the network then, and on Ctrl-C.
+set -eu
+mkdir -p \
+  /home/me/runs/digits-0a1b2c \
+  /home/me/runs/digits-0a1b2c/checkpoints \
+  /home/me/runs/digits-0a1b2c/nodes/0/0
+
+# Fails where the run is already there, before anything of it could be touched.
+docker network create --driver bridge \
+  --label launcher.run-id=digits-0a1b2c \
+  --label launcher.job=digits \
+  --label launcher.run-dir=/home/me/runs/digits-0a1b2c \
+  digits-0a1b2c
+
+finish() {
+  trap '' INT TERM HUP
+  containers=$(docker ps --all --quiet --filter label=launcher.run-id=digits-0a1b2c)
+  if [ -n "$containers" ]; then
+    docker stop $containers >/dev/null
+    docker rm --force --volumes $containers >/dev/null
+  fi
+  docker network rm digits-0a1b2c >/dev/null
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+docker run --detach --pull never \
+  --name digits-0a1b2c-0 --hostname digits-0a1b2c-0 \
+  --network digits-0a1b2c \
+  --init --entrypoint torchrun --restart no \
+  --stop-signal SIGTERM --stop-timeout 40 \
+  --user 1000:1000 \
+  --shm-size 1073741824 \
+  --ulimit stack=67108864:67108864 \
+  --log-driver local --log-opt compress=false --log-opt max-file=1 --log-opt max-size=1t \
+  --label launcher.run-id=digits-0a1b2c \
+  --label launcher.job=digits \
+  --label launcher.run-dir=/home/me/runs/digits-0a1b2c \
+  --label launcher.attempt=0 \
+  --label launcher.node-index=0 \
+  --label launcher.incarnation=0 \
+  --mount type=bind,source=/home/me/runs/digits-0a1b2c,target=/launcher/run \
+  --mount type=bind,source=/home/me/runs/digits-0a1b2c/checkpoints,target=/launcher/checkpoints \
+  --env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+  --env OMP_NUM_THREADS=1 \
+  --env PYTHONUNBUFFERED=1 \
+  --env LAUNCHER_RUN_ID=digits-0a1b2c \
+  --env RUN_DIR=/launcher/run \
+  --env CHECKPOINT_DIR=/launcher/checkpoints \
+  --env LAUNCHER_ATTEMPT=0 \
+  --env LAUNCHER_STOP_GRACE_S=30 \
+  --env LAUNCHER_PROGRESS=lines \
+  --env HOME=/tmp \
+  --env USER=launcher \
+  --env LOGNAME=launcher \
+  --env LAUNCHER_NODE_INDEX=0 \
+  --env LAUNCHER_INCARNATION=0 \
+  --env LAUNCHER_RDZV_BACKEND=c10d \
+  --env LAUNCHER_RDZV_ENDPOINT=127.0.0.1:0 \
+  --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[0/${rank}] ' \
+  fabric-train:cpu \
+  --nnodes=1 \
+  --nproc-per-node=1 \
+  --rdzv-backend=c10d \
+  --rdzv-endpoint=127.0.0.1:0 \
+  --rdzv-id=digits-0a1b2c \
+  --max-restarts=0 \
+  --rdzv-conf=read_timeout=300,last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=3,is_host=1 \
+  --local-addr=127.0.0.1 \
+  --log-dir=/launcher/run/nodes/0/0 \
+  --redirects=3 \
+  --tee=3 \
+  --shutdown-timeout=30 \
+  -m train
+
+# Shows and keeps what the nodes print until they end.
+docker logs --follow digits-0a1b2c-0 2>&1 | tee /home/me/runs/digits-0a1b2c/nodes/0/0/console.log &
+wait
+for code in $(docker wait digits-0a1b2c-0); do
+  [ "$code" -eq 0 ] || exit 1
+done

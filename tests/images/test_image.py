@@ -1,0 +1,111 @@
+"""The image as it runs: its user, its labels, its processes, what is in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import __version__
+from launcher.contract import LABEL_CUDA, LABEL_TORCH
+
+pytestmark = pytest.mark.docker
+
+FACTS = """
+import getpass, json, os, torch
+print(json.dumps({
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda or "",
+    "user": getpass.getuser(),
+    "compiled": os.path.exists(torch.__spec__.cached),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def facts(image, docker) -> dict[str, Any]:
+    """What Python in the image says, run by a user that exists nowhere."""
+    found: dict[str, Any] = json.loads(
+        docker("run", "--rm", "--user", "12345:12345", image, "python", "-c", FACTS)
+    )
+    return found
+
+
+def test_the_default_user_is_not_root(image, docker, inspect) -> None:
+    user, _, group = inspect(image)["Config"]["User"].partition(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    assert docker("run", "--rm", image, "id", "-u") == user
+
+
+def test_a_user_that_exists_nowhere_imports_torch_and_has_a_name(facts) -> None:
+    assert facts["torch"]
+    assert facts["user"]
+
+
+def test_a_user_that_exists_nowhere_writes_to_a_mount_and_to_the_working_folder(
+    image, docker, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    options = ("--user", "12345:12345", "--volume", f"{tmp_path}:/mount")
+    docker("run", "--rm", *options, image, "touch", "/mount/file", "here", "/tmp/there")
+    assert (tmp_path / "file").stat().st_uid == 12345
+
+
+def test_the_labels_equal_what_torch_says_of_itself(image, inspect, facts) -> None:
+    labels = inspect(image)["Config"]["Labels"]
+    assert labels[LABEL_TORCH] == facts["torch"].partition("+")[0]
+    assert labels[LABEL_CUDA] == facts["cuda"]
+
+
+def test_the_project_and_its_licence_are_labelled(image, inspect) -> None:
+    labels = inspect(image)["Config"]["Labels"]
+    assert labels["org.opencontainers.image.version"] == __version__
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.title"] == "fabric-train"
+
+
+@pytest.mark.parametrize(
+    ("options", "init"),
+    [
+        pytest.param((), "tini", id="its own entry point"),
+        pytest.param(("--init", "--entrypoint", ""), "docker-init", id="the launcher's way"),
+    ],
+)
+def test_one_init_process_runs_the_command(image, docker, options, init: str) -> None:
+    script = "cat /proc/1/comm; for p in /proc/[0-9]*; do cat $p/comm; done 2>/dev/null"
+    run = ("run", "--rm", *options, image, "sh", "-c", f"{script}; :")
+    first, *names = docker(*run).splitlines()
+    assert first == init
+    assert sorted(set(names) - {"cat"}) == sorted([init, "sh"])
+    assert names.count(init) == 1
+
+
+def test_the_virtual_environment_comes_first_on_the_path(image, docker) -> None:
+    for command in ("python", "torchrun"):
+        found = docker("run", "--rm", image, "sh", "-c", f"command -v {command}")
+        assert found == f"/opt/venv/bin/{command}"
+
+
+def test_the_code_and_nothing_else_of_the_project_is_in_it(image, docker) -> None:
+    assert docker("run", "--rm", image, "sh", "-c", "ls -A").split() == ["jobs", "train"]
+    found = docker("run", "--rm", "--user", "0", image, "find", "/", "-xdev", "-name", "*.whl")
+    outside_of_python = [line for line in found.splitlines() if "python-wheels" not in line]
+    assert [line for line in outside_of_python if "ensurepip" not in line] == []
+
+
+def test_train_is_importable_from_any_folder(image, docker) -> None:
+    docker("run", "--rm", "--workdir", "/", image, "python", "-c", "import train")
+
+
+def test_what_the_smoke_test_saw_is_kept_in_the_image(image, docker) -> None:
+    smoke = json.loads(
+        docker("run", "--rm", image, "cat", "/usr/local/share/fabric-train/smoke.json")
+    )
+    assert {"python", "torch", "cuda", "lightning.fabric", "sklearn"} <= set(smoke)
+
+
+def test_packages_are_compiled_since_no_user_could_write_the_bytecode(facts) -> None:
+    assert facts["compiled"]

@@ -1,0 +1,80 @@
+"""Types ``launcher`` in a folder of its own, as a person would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher import proc
+from launcher.contract import RUN_ID
+
+ROOT = Path(__file__).parents[2]
+PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\n"
+
+WAITING = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+print("up", flush=True)
+pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]).touch()
+time.sleep(300)
+"""
+
+
+class Runner:
+    """Types ``launcher`` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+
+    def write(self, script: str, job: str = PREFIX) -> None:
+        (self.folder / "train.py").write_text(script)
+        (self.folder / "job.yaml").write_text(job + "command: [train.py]\n")
+
+    def argv(self, *argv: str) -> list[str]:
+        return [sys.executable, "-m", "launcher", *argv]
+
+    def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(*argv),
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.argv(*argv),
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "runs/latest/outcome.json").read_text())
+        return found
+
+    def run_ids(self) -> list[str]:
+        runs = self.folder / "runs"
+        return [p.name for p in runs.glob("*-*") if not p.is_symlink()] if runs.exists() else []
+
+    def processes(self) -> list[int]:
+        return [pid for run_id in self.run_ids() for pid in proc.find(**{RUN_ID: run_id})]
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)

@@ -1,0 +1,105 @@
+"""Where a job runs. Targets are stood in for by their facts or their refusal: which of them can
+run is what the choice is made from; how they find out is tested with the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.choose import choose_target
+from launcher.errors import InputError, TargetError
+from launcher.facts import TargetFacts
+from launcher.job import JobSpec
+
+NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
+
+
+class Known:
+    """A target of which only the facts matter."""
+
+    def __init__(self, found: TargetFacts | TargetError) -> None:
+        self.found = found
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        if isinstance(self.found, TargetError):
+            raise self.found
+        return self.found
+
+
+@pytest.fixture
+def choose(
+    make_job: Callable[..., JobSpec],
+    tmp_path: Path,
+    local_facts: TargetFacts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Any]:
+    monkeypatch.chdir(tmp_path)
+
+    def chosen(docker: TargetFacts | TargetError, forced: str | None = None, **job: Any) -> Any:
+        found = {"docker": docker, "local": local_facts}
+        opened: Any = lambda name, root: Known(found[name])  # noqa: E731
+        return choose_target(make_job(**job), forced, tmp_path, opened)
+
+    return chosen
+
+
+def test_docker_is_taken_where_it_can_run_the_job(
+    choose: Callable[..., Any], docker_facts: TargetFacts
+) -> None:
+    choice = choose(docker_facts)
+    assert choice.facts is docker_facts
+    assert "local Docker, image fabric-train:cpu, no GPU: gloo" in choice.why
+
+
+def test_gpus_are_named(choose: Callable[..., Any], cuda_facts: TargetFacts) -> None:
+    assert "8 GPUs, NCCL" in choose(cuda_facts).why
+
+
+def test_local_processes_are_the_fallback_and_the_reason_is_said(
+    choose: Callable[..., Any], local_facts: TargetFacts
+) -> None:
+    choice = choose(NO_ENGINE)
+    assert choice.facts is local_facts
+    assert f"because {NO_ENGINE.what}" in choice.why
+
+
+def test_why_an_image_could_not_be_built_is_the_better_reason(
+    choose: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / ".image").mkdir()
+    (tmp_path / ".image" / "cpu.reason").write_text("no base image; fix: BASE_IMAGE=...\n")
+    assert "because no base image" in choose(NO_ENGINE).why
+
+
+def test_an_image_that_could_not_be_built_anew_is_said_to_be_old(
+    choose: Callable[..., Any], tmp_path: Path, docker_facts: TargetFacts
+) -> None:
+    (tmp_path / ".image").mkdir()
+    (tmp_path / ".image" / "cpu.reason").write_text("pip failed\n")
+    assert "the image is an older one: pip failed" in choose(docker_facts).why
+    assert "older" not in choose(docker_facts, image="mine:1").why
+
+
+def test_a_forced_target_is_taken_or_refused_but_never_replaced(
+    choose: Callable[..., Any], docker_facts: TargetFacts, local_facts: TargetFacts
+) -> None:
+    assert choose(docker_facts, forced="local").facts is local_facts
+    with pytest.raises(TargetError, match="no Docker engine"):
+        choose(NO_ENGINE, forced="docker")
+
+
+def test_an_unknown_target_names_the_known_ones(
+    make_job: Callable[..., JobSpec], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="slurm"):
+        choose_target(make_job(), "slurm", tmp_path)
+
+
+def test_a_job_without_gpus_says_how_many_cores_it_has(
+    choose: Callable[..., Any], docker_facts: TargetFacts
+) -> None:
+    assert "64 CPU cores" in choose(replace(docker_facts, cpu_count=64)).why

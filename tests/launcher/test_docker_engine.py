@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.docker_engine import STATES, at_once
+from launcher.errors import ExitCode, TargetError
+from launcher.job import JobSpec
+from launcher.state import NodeState
+from launcher.targets.docker import DockerTarget, has_nvidia
+
+JOB = JobSpec.model_validate({"name": "t", "command": "t.py"})
+
+
+@pytest.fixture
+def silent_socket(tmp_path: Path) -> Iterator[str]:
+    """The socket of an engine that accepts and never answers."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        yield f"unix://{tmp_path / 's'}"
+
+
+def facts_error(monkeypatch: pytest.MonkeyPatch, host: str, tmp_path: Path) -> TargetError:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    began = time.monotonic()
+    with pytest.raises(TargetError) as caught:
+        DockerTarget(tmp_path).facts(JOB)
+    assert time.monotonic() - began < 10
+    assert caught.value.exit_code is ExitCode.TARGET_UNREACHABLE
+    return caught.value
+
+
+def test_an_engine_that_is_not_there_is_an_error_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    error = facts_error(monkeypatch, "unix:///nonexistent", tmp_path)
+    assert error.what == (
+        "no Docker engine answers at unix:///nonexistent: No such file or directory"
+    )
+    assert "--on local" in error.hint
+
+
+def test_an_engine_that_refuses_the_connection_is_an_error_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    error = facts_error(monkeypatch, "tcp://127.0.0.1:1", tmp_path)
+    assert "Connection refused" in error.what
+    assert "start Docker" in error.hint
+
+
+def test_an_engine_that_never_answers_is_an_error_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent_socket: str
+) -> None:
+    error = facts_error(monkeypatch, silent_socket, tmp_path)
+    assert "timed out" in error.what
+    assert "start Docker" in error.hint
+
+
+def test_a_docker_host_that_makes_no_sense_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "nonsense" in facts_error(monkeypatch, "nonsense://x", tmp_path).what
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+import docker  # before this user may no longer read it
+from launcher.job import JobSpec
+from launcher.errors import TargetError
+from launcher.targets.docker import DockerTarget
+target, job = DockerTarget(Path("/")), JobSpec.model_validate({"name": "t", "command": "t.py"})
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    target.facts(job)
+except TargetError as error:
+    print(error)
+"""
+
+
+def test_a_socket_that_the_caller_may_not_use_has_a_hint_of_its_own(tmp_path: Path) -> None:
+    # In a folder that another user may enter, unlike tmp_path.
+    path = Path(f"/tmp/closed-{tmp_path.name}-{time.monotonic_ns()}")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        path.chmod(0)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", AS_NOBODY],
+                env={"DOCKER_HOST": f"unix://{path}", "PATH": "/usr/bin:/bin", "HOME": "/"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        finally:
+            path.unlink()
+    assert "Permission denied" in done.stdout, done.stderr
+    assert "usermod -aG docker" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({}, False),
+        ({"Runtimes": {"runc": {}}, "DiscoveredDevices": None}, False),
+        ({"Runtimes": {"runc": {}, "nvidia": {}}}, True),
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}, True),
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "vendor.com/nic=0"}]}, False),
+    ],
+)
+def test_an_engine_gives_gpus_by_nvidias_runtime_or_by_cdi(
+    info: dict[str, object], expected: bool
+) -> None:
+    assert has_nvidia(info) is expected
+
+
+def test_every_state_of_the_engine_has_one_of_ours() -> None:
+    # As in the engine's API: "created", "running", "paused", "restarting", ...
+    known = {"created", "running", "paused", "restarting", "removing", "exited", "dead"}
+    assert set(STATES) == known
+    assert set(STATES.values()) == set(NodeState)
+
+
+def test_of_actions_at_once_all_end_before_the_first_error_is_raised() -> None:
+    done: list[int] = []
+
+    def act(number: int) -> int:
+        if number == 0:
+            raise ValueError(number)
+        done.append(number)
+        return number
+
+    with pytest.raises(ValueError, match="0"):
+        at_once(act, range(8))
+    assert at_once(act, ()) == []
+    assert at_once(act, (1, 2, 3)) == [1, 2, 3]

@@ -1,0 +1,158 @@
+"""JobSpec as a value: frozen, equal by content, and safe when it is made without a job file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from launcher.job import JobSpec, RdzvConfSpec
+from launcher.job_values import (
+    NodeRange,
+    RefusedError,
+    parse_nodes,
+    parse_quantity_bytes,
+    parse_variable,
+)
+
+
+def make(**keys: object) -> JobSpec:
+    return JobSpec.model_validate({"name": "digits", "command": "train.py"} | keys)
+
+
+def test_a_job_cannot_be_changed() -> None:
+    job = make()
+    with pytest.raises(ValidationError):
+        job.name = "other"  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        job.rdzv.port = 1  # type: ignore[misc]
+
+
+def test_everything_in_a_job_can_be_hashed() -> None:
+    job = make(env={"A": 1}, mounts=["a:/a"], secrets=["S"], docker={"labels": {"a": "b"}})
+    assert hash(job) == hash(job.model_copy())
+
+
+def test_equal_jobs_dump_to_equal_bytes() -> None:
+    keys = {"env": {"B": 1, "A": 2}, "nnodes": "1:4", "resources": {"memory": "8Gi"}}
+    assert make(**keys).model_dump_json() == make(**keys).model_dump_json()
+
+
+def test_variables_keep_their_order() -> None:
+    assert make(env={"B": 1, "A": True, "C": 0.5}).env == (("B", "1"), ("A", "true"), ("C", "0.5"))
+
+
+def test_conflicts_are_refused_without_a_job_file_too() -> None:
+    with pytest.raises(ValidationError, match=r"rdzv.backend: found static; accepted: c10d or"):
+        make(nnodes="1:4", rdzv={"backend": "static"})
+
+
+def test_a_fixed_group_may_be_static_whatever_its_size() -> None:
+    assert make(nnodes="4:4", rdzv={"backend": "static"}).is_elastic is False
+
+
+@pytest.mark.parametrize(
+    ("value", "nodes", "text"),
+    [(1, (1, 1), "1"), ("2", (2, 2), "2"), ("1:4", (1, 4), "1:4"), ("3:3", (3, 3), "3")],
+)
+def test_a_number_of_nodes_is_a_range(value: object, nodes: tuple[int, int], text: str) -> None:
+    made = parse_nodes(value)
+    assert (made.min, made.max, str(made)) == (*nodes, text)
+
+
+@given(st.integers(1, 1000), st.integers(0, 1000))
+def test_a_range_of_nodes_reads_back_from_its_text(low: int, more: int) -> None:
+    nodes = NodeRange(low, low + more)
+    assert parse_nodes(str(nodes)) == nodes
+    assert nodes.is_elastic == (more > 0)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "n_bytes"),
+    [
+        ("1Mi", 2**20), ("8Gi", 8 * 2**30), ("1.5Gi", 3 * 2**29), ("2Ti", 2 * 2**40),
+        ("1.5G", 1_500_000_000), ("64M", 64_000_000), ("2000k", 2_000_000), ("2048Ki", 2**21),
+        ("1048576", 2**20), (1_048_576, 2**20), ("1.0000001Mi", 2**20 + 1), ("7Ei", 7 * 2**60),
+    ],
+)  # fmt: skip
+def test_a_quantity_is_as_many_bytes_as_in_kubernetes(quantity: str | int, n_bytes: int) -> None:
+    assert parse_quantity_bytes(quantity) == n_bytes
+
+
+@pytest.mark.parametrize(
+    "quantity",
+    ["", "Gi", "-1Gi", "1gi", "1K", "1m", "1e9", "1 Gi", "0x10", "8", "8Ei", "1.Gi", "\u0661Gi"],
+)
+def test_what_is_no_sensible_quantity_is_refused(quantity: str) -> None:
+    with pytest.raises(RefusedError, match="a quantity of at least 1Mi"):
+        parse_quantity_bytes(quantity)
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "NCCL_DEBUG", "_x", "RANKS", "MY_RANK", "PET"])
+def test_a_variable_of_the_users_own_is_accepted(name: str) -> None:
+    assert parse_variable(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
+        "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "TORCHELASTIC_RUN_ID", "LAUNCHER_RUN_ID",
+        "RUN_DIR", "CHECKPOINT_DIR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    ],
+)  # fmt: skip
+def test_a_variable_that_torchrun_or_the_launcher_sets_is_refused(name: str) -> None:
+    with pytest.raises(RefusedError, match="names of your own"):
+        parse_variable(name)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "train", "train:1.4", "me/train", "ghcr.io/me/train:v1", "localhost:5000/a/b__c",
+        "10.0.0.1:5000/a", f"a.b/c@sha256:{'0' * 64}", "fabric-train:cpu", "registry:5000/x:Y_1.z",
+    ],
+)  # fmt: skip
+def test_an_image_may_be_any_reference_that_docker_takes(image: str) -> None:
+    assert make(image=image).image == image
+
+
+def test_a_setting_of_the_rendezvous_is_one_that_torch_reads() -> None:
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        pytest.skip("torch is not installed")
+    folder = Path(torch.origin).parent / "distributed/elastic/rendezvous"
+    sources = "".join(path.read_text() for path in folder.glob("*.py"))
+    known = [*RdzvConfSpec.model_fields]
+    timeouts = [
+        key for key in known if f'_get_timeout(params, "{key.removesuffix("_timeout")}")' in sources
+    ]
+    read = [key for key in known if f'("{key}"' in sources or f'["{key}"]' in sources]
+    assert {*timeouts, *read} == {*known}
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_reading_a_job_file_imports_no_client_and_no_torch() -> None:
+    heavy = run_python(
+        "import sys, launcher.jobfile\n"
+        "print(*{'torch', 'docker', 'kubernetes', 'numpy', 'rich', 'asyncio'} & {*sys.modules})"
+    )
+    assert heavy.split() == []
+
+
+def test_importing_the_package_imports_neither_pydantic_nor_yaml() -> None:
+    loaded = run_python("import sys, launcher; print(*{'pydantic', 'yaml'} & {*sys.modules})")
+    assert loaded.split() == []

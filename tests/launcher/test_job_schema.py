@@ -1,0 +1,147 @@
+"""The JSON Schema against the reader, and the files that are made from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import InputError
+from launcher.job import JobSpec
+from launcher.jobfile import parse_job, render_schema, schema
+from launcher.reference import render_reference
+from launcher.yaml_source import YamlError, parse_yaml
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+GOLDEN = ROOT / "tests/golden/bad_job_files.txt"
+CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n### ")[1:]]
+
+# What no JSON Schema can say, or none that an editor would show well: rules between keys, the
+# order of MIN and MAX, the first word of a command, what a path or a size means.
+ONLY_THE_READER_KNOWS = {
+    "min above max", "a range without an end", "a number without an end",
+    "gpu processes without GPUs", "static and elastic", "etcd without an address",
+    "etcd at each node's own address", "etcd with two ports", "address without etcd",
+    "address with a port above all ports", "secret that is in env", "secret twice",
+    "duplicate mount", "mount that leaves its place", "mount at the root",
+    "mount in the launcher's place", "mount from home", "mount at a relative path",
+    "more bytes than can be held", "a host's address of three numbers",
+    "a version of one number", "not a number of cores", "endless cores",
+    "torchrun in front", "python in front", "torchrun as a module", "torchrun's options",
+    "no module", "blank text", "open quotes", "line break",
+}  # fmt: skip
+
+
+def test_the_schema_is_a_valid_one_of_draft_2020_12() -> None:
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_every_key_of_every_section_is_described() -> None:
+    sections = [SCHEMA, *SCHEMA["$defs"].values()]
+    described = {
+        key: field["description"] for one in sections for key, field in one["properties"].items()
+    }
+    assert {*JobSpec.model_fields, "port", "source", "shm", "last_call_timeout"} <= {*described}
+    assert all(len(text) > 15 for text in described.values())
+
+
+def data_of(case: str) -> object:
+    """The data of a case; nothing where it is no YAML, of which no schema gets to know."""
+    try:
+        return parse_yaml(case.partition("\n->\n")[0], "job.yaml").data
+    except YamlError:
+        return None
+
+
+READABLE = [(title, data_of(rest)) for title, _, rest in CASES if data_of(rest) is not None]
+
+
+@pytest.mark.parametrize(("title", "data"), READABLE, ids=[title for title, _ in READABLE])
+def test_what_the_reader_refuses_the_schema_refuses_where_it_can(title: str, data: object) -> None:
+    assert VALIDATOR.is_valid(data) == (title in ONLY_THE_READER_KNOWS)
+
+
+def test_every_example_of_the_schema_is_accepted_by_the_reader() -> None:
+    sections = {"": SCHEMA} | {
+        key: SCHEMA["$defs"][name]
+        for key, name in (
+            ("rdzv", "RdzvSpec"), ("resources", "ResourcesSpec"),
+            ("local", "LocalSpec"), ("docker", "DockerSpec"),
+        )
+    }  # fmt: skip
+    made = []
+    for section, keys in sections.items():
+        for key, field in keys["properties"].items():
+            for example in field.get("examples", ()):
+                inner = {key: example} | ({"backend": "etcd-v2"} if key == "endpoint" else {})
+                job = {"name": "a", "command": "t.py"} | ({section: inner} if section else inner)
+                assert VALIDATOR.is_valid(job), (section, key)
+                made.append(parse_job(json.dumps(job), f"{section}.{key}"))
+    assert len(made) > 20
+
+
+_scalars = st.none() | st.booleans() | st.integers(-2, 70_000) | st.floats() | st.sampled_from(
+    ["", "a", "1:4", "4:1", "gpu", "auto", "static", "2.4", "8Gi", "a:/a", "a:/a:ro", "/a", "~"]
+)  # fmt: skip
+_values = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["A", "RANK", "port", "conf", "source", "target", "shm", "gpus", "labels"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _values, max_size=3))
+def test_what_the_reader_accepts_the_schema_accepts(keys: dict[str, object]) -> None:
+    raw = {"name": "a", "command": ["t.py"]} | keys
+    try:
+        parse_job(json.dumps(raw), "job.yaml")
+    except InputError:
+        return
+    VALIDATOR.validate(raw)
+
+
+def test_the_shipped_job_fits_the_schema_that_it_names() -> None:
+    text = (ROOT / "jobs/digits.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=job.schema.json\n")
+    VALIDATOR.validate(parse_yaml(text, "digits.yaml").data)
+
+
+@pytest.mark.parametrize(
+    ("file", "made"),
+    [
+        ("jobs/job.schema.json", render_schema),
+        ("docs/job-file.md", render_reference),
+    ],
+)
+def test_a_file_made_from_the_fields_is_up_to_date(file: str, made: object) -> None:
+    assert (ROOT / file).read_text("utf-8") == made(), "run python docs/generate.py"
+
+
+def test_every_example_of_the_reference_is_a_valid_job() -> None:
+    blocks = re.findall("```yaml\n(.*?)```", render_reference(), flags=re.DOTALL)
+    examples = [one for block in blocks[:-1] for one in block.split("# or\n")]
+    head = {"name": "name: a\n", "command": "command: t.py\n"}
+    made = [
+        parse_job("".join(head[key] for key in head if f"{key}: " not in one) + one, one)
+        for one in examples
+    ]
+    assert len(made) >= len(JobSpec.model_fields)

@@ -1,0 +1,369 @@
+"""The job file: what is refused and with which words, what options override, what round-trips."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import ExitCode, Fault, InputError
+from launcher.job import JobSpec
+from launcher.job_problems import JobFileError
+from launcher.jobfile import option_override, parse_job, parse_override, read_job
+
+GOOD = "name: digits\ncommand: [train.py]\n"
+
+
+def problems_of(text: str, *settings: str) -> list[str]:
+    """The lines of the error for a job file that goes on from two good lines."""
+    with pytest.raises(InputError) as caught:
+        parse_job(GOOD + text, "job.yaml", [parse_override(setting) for setting in settings])
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+    assert caught.value.fault == Fault.USER
+    return str(caught.value).splitlines()
+
+
+NAME = (
+    "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
+    "at most 40 characters"
+)
+GOLDEN = Path(__file__).parents[1] / "golden/bad_job_files.txt"
+CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n### ")[1:]]
+
+
+@pytest.mark.parametrize("case", [pytest.param(rest, id=title) for title, _, rest in CASES])
+def test_a_wrong_job_file_is_refused_with_place_key_what_was_found_and_accepted(case: str) -> None:
+    text, _, expected = case.partition("\n->\n")
+    with pytest.raises(InputError) as caught:
+        parse_job(text, "job.yaml")
+    assert str(caught.value) == expected.strip()
+
+
+def test_all_problems_of_a_file_are_reported_at_once_in_the_order_of_the_file() -> None:
+    text = (
+        "nproc_pre_node: 2\nrdzv:\n  port: 70000\n  backend: static\nnnodes: 1:4\nnnodes: 2\n"
+        "mounts: ['a:/x', 'b:/x', 'c']\nenv: {RANK: 1, B-C: 2, S: x}\nsecrets: [S]\nstop_grace_s: 0"
+    )
+    assert [line.split(": ")[:2] for line in problems_of(text) if "fix:" not in line] == [
+        ["job.yaml:3", "nproc_pre_node"],
+        ["job.yaml:5", "rdzv.port"],
+        ["job.yaml:6", "rdzv.backend"],
+        ["job.yaml:8", "nnodes"],
+        ["job.yaml:9", "mounts.1.target"],
+        ["job.yaml:9", "mounts.2"],
+        ["job.yaml:10", "env.RANK"],
+        ["job.yaml:10", "env.B-C"],
+        ["job.yaml:11", "secrets.0"],
+        ["job.yaml:12", "stop_grace_s"],
+    ]
+
+
+def test_an_error_keeps_its_problems_apart_for_programs() -> None:
+    with pytest.raises(JobFileError) as caught:
+        parse_job(GOOD + "stop_grace_s: 0\nzzz: 1", "job.yaml")
+    assert [(one.where, one.key) for one in caught.value.problems] == [
+        ("job.yaml:3", "stop_grace_s"),
+        ("job.yaml:4", "zzz"),
+    ]
+
+
+def test_a_wrong_value_behind_an_alias_is_reported_where_the_key_stands() -> None:
+    assert problems_of("rdzv: {port: &p 70000}\nstop_grace_s: 5\nmax_restarts: *p") == [
+        "job.yaml:3: rdzv.port: found 70000; accepted: a whole number 1..65535"
+    ]
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal() -> None:
+    assert problems_of('image: "\\e[31mred"') == [
+        'job.yaml:3: image: found "\\e[31mred"; accepted: a Docker image reference such as '
+        "ghcr.io/me/train:1.4"
+    ]
+    assert "\x1b" not in "".join(problems_of('"\\e[31m": 1'))
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    assert "found " + "X" * 57 + "...;" in problems_of(f"image: {'X' * 300}")[0]
+
+
+def error_or_job(text: str, *settings: str) -> str | JobSpec:
+    """What the reader makes of a text; anything but an InputError goes through."""
+    try:
+        return parse_job(text, "job.yaml", [parse_override(setting) for setting in settings])
+    except InputError as error:
+        return str(error)
+
+
+# -- what is accepted ---------------------------------------------------------------------------
+
+
+def job(text: str, *settings: str) -> JobSpec:
+    return parse_job(GOOD + text, "job.yaml", [parse_override(setting) for setting in settings])
+
+
+def test_defaults_leave_to_the_planner_what_only_the_target_can_tell() -> None:
+    made = job("")
+    assert (made.nnodes.min, made.nnodes.max, made.is_elastic) == (1, 1, False)
+    assert (made.nproc_per_node, made.max_restarts, made.stop_grace_s) == ("auto", 0, 30)
+    assert made.image is made.rdzv.backend is made.rdzv.port is made.resources.gpus is None
+    assert made.resources.shm_bytes == 2**30
+
+
+@pytest.mark.parametrize(
+    ("written", "low", "high"), [("1:4", 1, 4), ('"1:4"', 1, 4), ("2", 2, 2), ("3:3", 3, 3)]
+)
+def test_a_range_of_nodes_needs_no_quotes(written: str, low: int, high: int) -> None:
+    nodes = job(f"nnodes: {written}").nnodes
+    assert (nodes.min, nodes.max) == (low, high)
+
+
+def test_values_of_variables_stay_as_they_are_written() -> None:
+    made = job("env: {A: NO, B: 1.10, C: 0x10, D: true, E: '', F: 1_000, G: 007, H: 2024-01-01}")
+    assert dict(made.env) == {
+        "A": "NO", "B": "1.10", "C": "0x10", "D": "true",
+        "E": "", "F": "1_000", "G": "007", "H": "2024-01-01",
+    }  # fmt: skip
+
+
+def test_words_of_a_command_and_versions_stay_as_they_are_written() -> None:
+    made = parse_job(
+        "name: a\ncommand: [-m, train, --lr, 1e-3, --v, 1.10]\ntorch_version: 2.10", ""
+    )
+    assert made.command == ("-m", "train", "--lr", "1e-3", "--v", "1.10")
+    assert made.torch_version == "2.10"
+
+
+def test_a_command_of_one_text_is_split_as_a_shell_splits_it() -> None:
+    assert parse_job("name: a\ncommand: t.py --x 'a b'", "").command == ("t.py", "--x", "a b")
+
+
+def test_a_mount_reads_the_same_in_both_forms() -> None:
+    made = job("mounts: ['./a:/x/:ro', {source: ./a, target: /y, read_only: true}]")
+    assert [(one.source, one.target, one.read_only) for one in made.mounts] == [
+        ("./a", "/x", True),
+        ("./a", "/y", True),
+    ]
+
+
+def test_an_empty_key_counts_as_not_given() -> None:
+    assert job("rdzv:\nimage:\nenv:\nmounts: ~\nmax_restarts:") == job("")
+
+
+def test_settings_of_the_rendezvous_come_as_torchrun_takes_them() -> None:
+    made = job("rdzv: {conf: {read_timeout: 600, last_call_timeout: 1, protocol: https}}")
+    assert made.rdzv.conf.pairs == (
+        ("last_call_timeout", "1"),
+        ("read_timeout", "600"),
+        ("protocol", "https"),
+    )
+
+
+def test_arguments_of_the_command_line_follow_those_of_the_file() -> None:
+    assert job("").with_arguments("--epochs", "3").command == ("train.py", "--epochs", "3")
+
+
+def test_the_shipped_job_is_valid() -> None:
+    made = read_job(Path(__file__).parents[2] / "jobs/digits.yaml")
+    assert (made.name, made.command, made.max_restarts) == ("digits", ("-m", "train"), 3)
+
+
+# -- options ------------------------------------------------------------------------------------
+
+
+def test_options_replace_values_of_the_file() -> None:
+    made = job("nnodes: 2\nrdzv: {port: 1, id: x}", "nnodes=1:3", "rdzv.port=29400", "env.A=NO")
+    assert (str(made.nnodes), made.rdzv.port, made.rdzv.id) == ("1:3", 29400, "x")
+    assert made.env == (("A", "NO"),)
+
+
+def test_a_later_option_wins() -> None:
+    assert job("", "stop_grace_s=1", "stop_grace_s=2").stop_grace_s == 2
+
+
+def test_an_option_mends_a_wrong_value_of_the_file() -> None:
+    assert job("rdzv: {port: 70000}", "rdzv.port=29400").rdzv.port == 29400
+
+
+def test_an_empty_option_sets_the_default_back() -> None:
+    assert job("stop_grace_s: 5", "stop_grace_s=").stop_grace_s == 30
+
+
+def test_an_option_reaches_into_lists() -> None:
+    made = job("mounts: [{source: a, target: /a}]", "mounts.0.read_only=true", "mounts.1=b:/b")
+    assert [(one.target, one.read_only) for one in made.mounts] == [("/a", True), ("/b", False)]
+
+
+def test_values_of_variables_are_taken_from_an_option_as_they_stand() -> None:
+    made = job("", "env.A=*.py", "env.B=", "env.C=a: b=c", "env.D=[x", "docker.labels.team=1.0")
+    assert dict(made.env) == {"A": "*.py", "B": "", "C": "a: b=c", "D": "[x"}
+    assert made.docker.labels == (("team", "1.0"),)
+
+
+def test_an_option_takes_lists_and_mappings_as_yaml() -> None:
+    made = job("", "secrets=[A, B]", "resources={gpus: 2, shm: 2Gi}")
+    assert (made.secrets, made.resources.gpus) == (("A", "B"), 2)
+
+
+def test_options_named_as_their_keys_are_overrides_too() -> None:
+    options = [
+        option_override("--nnodes", "1:2"),
+        option_override("--nproc-per-node", "2"),
+        option_override("--image", "me/x:1"),
+    ]
+    made = parse_job(GOOD, "job.yaml", options)
+    assert (made.nnodes.max, made.nproc_per_node, made.image) == (2, 2, "me/x:1")
+
+
+BAD_OPTIONS = [
+    ("rdzv.port=70000", "rdzv.port: found 70000; accepted: a whole number 1..65535"),
+    ("rdzv.prot=1", "rdzv.prot: unknown key; did you mean rdzv.port?"),
+    ("zzz.a=1", f"zzz: unknown key; accepted: {', '.join(JobSpec.model_fields)}"),
+    ("image=[", "image: a [ or { that is not closed\n  fix: close it, or put the text in quotes"),
+    ("name.x=1", f"name: found a mapping; accepted: {NAME}"),
+    ("stop_grace_s.x=1", "stop_grace_s: found a mapping; accepted: a whole number >= 1"),
+    (
+        "mounts.1=a:/a",
+        "mounts.1: found 1 in a list of 0\n  fix: write a number of 0..0; the last one appends",
+    ),
+    (
+        "env.RANK=1",
+        "env.RANK: found RANK; accepted: names of your own; torchrun sets this one for every "
+        "worker\n  fix: remove it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), BAD_OPTIONS)
+def test_a_wrong_option_is_named_as_the_place(setting: str, message: str) -> None:
+    expected = f"--set {setting}: {message}".splitlines()
+    assert problems_of("mounts: []", setting) == expected
+
+
+def test_problems_of_options_follow_those_of_the_file() -> None:
+    lines = problems_of("stop_grace_s: 0", "rdzv.port=0")
+    assert [line.split(": ")[0] for line in lines] == ["job.yaml:3", "--set rdzv.port=0"]
+
+
+def test_a_credential_in_an_option_is_not_shown() -> None:
+    for setting in ("env.MY-TOKEN=hunter2", "env={MY-TOKEN: hunter2}", "env=hunter2"):
+        assert "hunter2" not in "".join(problems_of("", setting))
+
+
+def test_control_characters_of_an_option_do_not_reach_the_terminal() -> None:
+    assert problems_of("", "image=\x1b[31mred")[0].startswith('--set image="\\u001b[31mred": image')
+
+
+def test_an_option_with_dashes_is_named_as_it_was_typed() -> None:
+    with pytest.raises(JobFileError) as caught:
+        parse_job(GOOD, "job.yaml", [option_override("--nproc-per-node", "0")])
+    assert str(caught.value) == (
+        "--nproc-per-node 0: nproc_per_node: found 0; accepted: a whole number 1..1024, "
+        "or auto, gpu or cpu"
+    )
+
+
+@pytest.mark.parametrize("setting", ["nnodes", "=1", "rdzv..port=1", ".a=1"])
+def test_an_option_without_a_key_and_a_value_is_refused(setting: str) -> None:
+    with pytest.raises(InputError, match="no key=value"):
+        parse_override(setting)
+
+
+# -- properties -----------------------------------------------------------------------------------
+
+_texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)
+_words = st.text("abcxyz019-_./:= ,'\"", min_size=1, max_size=12)
+_names = st.from_regex(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
+_variables = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
+_ranges = st.tuples(st.integers(1, 50), st.integers(0, 50)).map(lambda n: f"{n[0]}:{sum(n)}")
+_mounts = st.builds(
+    lambda place, source, read_only: {
+        "source": f"./{source}", "target": f"/m/{place}", "read_only": read_only
+    },
+    st.integers(0, 10**6), st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.booleans(),
+)  # fmt: skip
+_jobs = st.fixed_dictionaries(
+    {"name": _names, "command": st.lists(_words, max_size=4).map(lambda words: ["t.py", *words])},
+    optional={
+        "nnodes": st.integers(1, 100) | _ranges,
+        "nproc_per_node": st.integers(1, 64) | st.sampled_from(["auto", "gpu", "cpu"]),
+        "rdzv": st.fixed_dictionaries({"port": st.integers(1, 65535)}),
+        "max_restarts": st.integers(0, 9),
+        "env": st.dictionaries(_variables, _texts | st.integers(-(10**20), 10**20) | st.booleans()),
+        "mounts": st.lists(_mounts, max_size=4, unique_by=lambda mount: mount["target"]),
+        "resources": st.fixed_dictionaries({"cpus": st.floats(0.1, 64), "rdma": st.booleans()}),
+        "stop_grace_s": st.integers(1, 900),
+        "torch_version": st.sampled_from(["2.4", "2.10", "2.13.0"]),
+    },
+)
+
+
+@settings(deadline=None)
+@given(_jobs)
+def test_a_job_written_out_and_read_again_is_the_same_job(raw: dict[str, object]) -> None:
+    made = parse_job(json.dumps(raw), "job.yaml")
+    again = parse_job(yaml.safe_dump(made.model_dump(mode="json"), sort_keys=False), "job.yaml")
+    assert again == made
+    assert hash(again) == hash(made)
+
+
+_tokens = st.sampled_from(
+    [
+        "name", "command", "rdzv", "mounts", "env", "<<", "*a", "&a ", "!!int ", "!x ", "? ", ": ",
+        "- ", "[", "]", "{", "}", ", ", "\n", "\n  ", "\n    ", "\t", "'", '"', "|", ">", "---\n",
+        "...\n", "%YAML 1.2\n", "#", "1:4", "true", "~", "\\", "\\ud800", "0x", ".inf", "é", "\0",
+        "\x85", "\ufeff", "@", "`", "a", " ",
+    ]
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(_tokens, max_size=25).map("".join) | st.text(max_size=60), st.booleans())
+def test_no_text_makes_the_reader_raise_anything_but_an_input_error(text: str, after: bool) -> None:
+    made = error_or_job(GOOD + text if after else text)
+    assert isinstance(made, JobSpec) or made.startswith("job.yaml")
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_no_bytes_make_the_reader_raise_anything_but_an_input_error(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("job") / "job.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(InputError) as caught:
+        read_job(path)
+    assert str(caught.value).startswith(str(path))
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _values))
+def test_no_value_of_any_key_makes_the_reader_raise_anything_but_an_input_error(
+    raw: dict[str, object],
+) -> None:
+    text = yaml.safe_dump({"name": "a", "command": "t.py"} | raw, allow_unicode=True)
+    made = error_or_job(text)
+    assert isinstance(made, JobSpec) or made.startswith("job.yaml")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(["rdzv", "0", "7", "mounts", "env", "A", "name", "x"]), min_size=1),
+    st.text(max_size=12),
+)
+def test_no_option_makes_the_reader_raise_anything_but_an_input_error(
+    path: list[str], text: str
+) -> None:
+    made = error_or_job(GOOD + "mounts: [a:/a]", ".".join(path) + "=" + text)
+    assert isinstance(made, JobSpec) or made.startswith(("job.yaml", "--set"))

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.facts import TargetFacts
+from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
+from launcher.render.docker import Container, render_docker
+
+MakePlan = Callable[..., LaunchPlan]
+AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("docker-1x1.sh", {"nproc_per_node": 1}),
+        ("docker-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3}),
+        (
+            "docker-elastic-1-3.sh",
+            {
+                "nnodes": "1:3",
+                "nproc_per_node": 1,
+                "max_restarts": 3,
+                "env": {"GREETING": "it's $5"},
+                "secrets": ["WANDB_API_KEY", "HF_TOKEN"],
+                "checkpoint_dir": "check points",
+                "mounts": ["./data:/data:ro", "/scratch:/scratch"],
+                "workdir": "/data",
+                "resources": {"cpus": 1.5, "memory": "4Gi", "shm": "256Mi"},
+                "stop_grace_s": 120,
+                "docker": {
+                    "labels": {"team": "vision"},
+                    "extra_hosts": {"data.internal": "10.0.0.7", "host": "host-gateway"},
+                },
+            },
+        ),
+    ],
+)
+def test_the_whole_script(
+    make_plan: MakePlan,
+    docker_facts: TargetFacts,
+    expect_golden: Callable[[str, str], None],
+    name: str,
+    fields: dict[str, Any],
+) -> None:
+    expect_golden(name, render_docker(make_plan(docker_facts, **fields)).shell())
+
+
+def test_the_whole_script_with_gpus_and_rdma(
+    make_plan: MakePlan, cuda_facts: TargetFacts, expect_golden: Callable[[str, str], None]
+) -> None:
+    plan = make_plan(
+        cuda_facts,
+        nnodes=2,
+        nproc_per_node=2,
+        resources={"rdma": True},
+        docker={"runtime": "nvidia"},
+    )
+    expect_golden("docker-static-2x2-gpus.sh", render_docker(plan).shell())
+
+
+@pytest.mark.parametrize("fields", [{}, {"nnodes": "1:3"}, {"secrets": ["TOKEN"]}])
+def test_the_script_is_valid_shell(
+    make_plan: MakePlan, docker_facts: TargetFacts, fields: dict[str, Any]
+) -> None:
+    script = render_docker(make_plan(docker_facts, env={"A": AWKWARD}, **fields)).shell()
+    subprocess.run(["sh", "-n"], input=script.encode(), check=True)
+
+
+def test_equal_plans_render_to_equal_bytes(make_plan: MakePlan, docker_facts: TargetFacts) -> None:
+    one, other = (render_docker(make_plan(docker_facts, nnodes=3)) for _ in range(2))
+    assert one == other
+    assert one.shell() == other.shell()
+
+
+def only_container(plan: LaunchPlan) -> Container:
+    (container,) = render_docker(plan).containers
+    return container
+
+
+def test_what_is_printed_is_what_is_submitted_word_for_word(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    container = only_container(make_plan(docker_facts, command=["t.py", AWKWARD]))
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\0' {container.shell()}"], capture_output=True, check=True
+    ).stdout.decode()
+    assert tuple(words.split("\0")[:-1]) == container.docker_run_argv()
+    argv = list(container.docker_run_argv())
+    command = container.create_kwargs({})["command"]
+    assert argv[argv.index("fabric-train:cpu") + 1 :] == command
+    assert command[-2:] == ["t.py", AWKWARD]
+
+
+def test_gpus_are_given_by_id_and_disjoint_between_nodes(
+    make_plan: MakePlan, cuda_facts: TargetFacts
+) -> None:
+    artifact = render_docker(make_plan(cuda_facts, nnodes=2, nproc_per_node=2))
+    requests = [c.host_config_kwargs()["device_requests"] for c in artifact.containers]
+    gpu = [["gpu"]]
+    assert requests == [
+        [{"device_ids": ["0", "1"], "capabilities": gpu}],
+        [{"device_ids": ["2", "3"], "capabilities": gpu}],
+    ]
+
+
+def test_without_gpus_and_rdma_a_container_gets_no_device_and_no_capability(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    host = only_container(make_plan(docker_facts)).host_config_kwargs()
+    assert not {"device_requests", "devices", "cap_add", "runtime"} & set(host)
+
+
+def test_a_secret_is_printed_by_name_and_submitted_by_value(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = make_plan(docker_facts, secrets=["TOKEN"])
+    container = only_container(plan)
+    assert "TOKEN=s3cret" in container.create_kwargs({"TOKEN": "s3cret"})["environment"]
+    assert container.shell().count("TOKEN") == 1
+    assert "\n  --env TOKEN \\\n" in container.shell()
+
+
+def test_the_container_is_named_as_its_host_is_in_at_most_63_characters(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    for container in render_docker(make_plan(docker_facts, nnodes=12)).containers:
+        arguments = container.create_kwargs({})
+        assert arguments["name"] == arguments["hostname"] == container.name
+        assert len(container.name) <= 63
+
+
+def test_the_engine_waits_longer_than_the_grace_before_it_kills(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    arguments = only_container(make_plan(docker_facts, stop_grace_s=45)).create_kwargs({})
+    assert arguments["stop_timeout"] == 55
+    assert arguments["stop_signal"] == "SIGTERM"
+
+
+def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = replace(make_plan(docker_facts), labels=(("team", "a"), ("launcher.run-id", "other")))
+    labels = only_container(plan).create_kwargs({})["labels"]
+    assert labels["team"] == "a"
+    assert labels["launcher.run-id"] == plan.run_id
+
+
+def test_of_two_values_for_one_variable_the_last_counts(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = make_plan(docker_facts, env={"HOME": "/data"})
+    environment = only_container(plan).create_kwargs({})["environment"]
+    assert [entry for entry in environment if entry.startswith("HOME=")] == ["HOME=/data"]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "printed"),
+    [(2, "2"), (10.0, "10"), (0.1, "0.1"), (1.25, "1.25"), (1e-9, "0.000000001")],
+)
+def test_cpus_are_printed_as_docker_reads_them(
+    make_plan: MakePlan, docker_facts: TargetFacts, cpus: float, printed: str
+) -> None:
+    plan = make_plan(docker_facts)
+    container = only_container(replace(plan, resources=replace(plan.resources, cpus=cpus)))
+    argv = container.docker_run_argv()
+    assert argv[argv.index("--cpus") + 1] == printed
+
+
+def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan, docker_facts: TargetFacts) -> None:
+    artifact = render_docker(make_plan(docker_facts, nnodes=3), only=(1,))
+    assert [container.node_index for container in artifact.containers] == [1]
+
+
+def test_a_replacement_keeps_its_name_and_gets_the_next_incarnation(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = make_plan(docker_facts, nnodes="1:2")
+    old = render_docker(plan, only=(1,)).containers[0]
+    new = render_docker(plan_replacement(plan, 1), only=(1,)).containers[0]
+    assert new.name == old.name
+    assert new.create_kwargs({})["labels"]["launcher.incarnation"] == "1"
+    assert new.console.endswith("/nodes/1/1/console.log")
+
+
+def test_a_new_attempt_is_labelled_so(make_plan: MakePlan, docker_facts: TargetFacts) -> None:
+    plan = plan_next_attempt(make_plan(docker_facts, nnodes=2))
+    labels = render_docker(plan).containers[0].create_kwargs({})["labels"]
+    assert labels["launcher.attempt"] == "1"

@@ -1,0 +1,239 @@
+"""Whole runs in real containers: two nodes, elastic groups, lost nodes, interrupted launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from launcher.contract import LABEL_NODE_INDEX, LABEL_RUN_ID
+from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
+
+pytestmark = pytest.mark.docker
+
+MOUNTED = PREFIX + "mounts: [./:/code:ro]\nworkdir: /code\n"
+TORCH_ONLY = "fabric-train-tests:torch-only"
+DOCKERFILE = r"""
+FROM fabric-train:cpu
+USER root
+RUN rm -rf /workspace/* && python -m pip uninstall --yes --quiet \
+    lightning pytorch-lightning lightning-utilities torchmetrics jsonargparse scikit-learn scipy
+"""
+ELASTIC = """
+import os, time, torch.distributed as dist
+dist.init_process_group("gloo")
+from torch import ones
+shared = os.environ["RUN_DIR"]
+open(f"{shared}/world-{dist.get_world_size()}-{os.environ['LAUNCHER_INCARNATION']}", "w").close()
+while not os.path.exists(f"{shared}/go"):
+    seen = ones(1)
+    dist.all_reduce(seen)
+    time.sleep(0.1)
+print("done", dist.get_world_size(), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    client = docker.from_env()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, engine: Any) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    left = [c for run_id in runner.run_ids() for c in containers(engine, run_id)]
+    networks = [n for run_id in runner.run_ids() for n in engine.networks.list(names=[run_id])]
+    for thing in [*left, *networks]:
+        thing.remove(**({"force": True} if thing in left else {}))
+    assert left == [], "a test left containers behind"
+    assert networks == [], "a test left networks behind"
+
+
+def containers(engine: Any, run_id: str, **labels: str) -> list[Any]:
+    wanted = {LABEL_RUN_ID: run_id, **labels}
+    filters = {"label": [f"{name}={value}" for name, value in wanted.items()]}
+    found: list[Any] = engine.containers.list(all=True, filters=filters)
+    return found
+
+
+def node(engine: Any, run_id: str, index: int) -> Any:
+    return containers(engine, run_id, **{LABEL_NODE_INDEX: str(index)})[0]
+
+
+def has(launcher: Runner, pattern: str) -> bool:
+    return bool(list((launcher.folder / "runs/latest").glob(pattern)))
+
+
+def test_digits_reaches_its_accuracy_on_two_containers(launcher: Runner) -> None:
+    job = str(ROOT / "jobs/digits.yaml")
+    done = launcher("run", job, "--on", "docker", "--nnodes", "2", "--nproc-per-node", "1")
+    assert done.returncode == 0, done.stderr
+    assert launcher.outcome["metrics"]["test_accuracy"] >= 0.97
+    assert launcher.outcome["metrics"]["world_size"] == 2
+    assert "local Docker, image fabric-train:cpu" in done.stderr.splitlines()[0]
+
+
+def test_files_of_a_run_belong_to_the_caller(launcher: Runner) -> None:
+    launcher.write("print('hello')\n", MOUNTED)
+    assert launcher("run", "job.yaml", "--on", "docker").returncode == 0
+    paths = [p for p in (launcher.folder / "runs").rglob("*") if not p.is_symlink()]
+    assert {(p.stat().st_uid, p.stat().st_gid) for p in paths} == {(os.getuid(), os.getgid())}
+
+
+def test_the_first_rank_that_failed_is_named_across_containers(launcher: Runner) -> None:
+    launcher.write((ROOT / "tests/examples/failing.py").read_text(), MOUNTED)
+    argv = ("--on", "docker", "--nnodes", "2", "--nproc-per-node", "2", "--", "--rank=3")
+    done = launcher("run", "job.yaml", *argv)
+    assert done.returncode == 1, done.stderr
+    first = launcher.outcome["failure"]["first"]
+    assert (first["rank"], first["node_index"]) == (3, 1)
+
+
+def test_a_lost_container_of_an_elastic_run_is_replaced_while_the_others_go_on(
+    launcher: Runner, engine: Any
+) -> None:
+    launcher.write(ELASTIC, MOUNTED + "max_restarts: 3\n")
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:3")
+    wait_until(lambda: has(launcher, "world-3-0"), limit_s=120)
+    (run_id,) = launcher.run_ids()
+    survivor = node(engine, run_id, 0).id
+    node(engine, run_id, 2).kill()
+    wait_until(lambda: has(launcher, "world-3-1"), limit_s=120)
+    assert node(engine, run_id, 0).id == survivor
+    (launcher.folder / "runs/latest/go").touch()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr.decode()
+    assert b"replacing it, the others go on" in stderr
+    assert launcher.outcome["attempts"] == 1
+
+
+def test_losing_the_container_that_hosts_the_store_starts_all_again(
+    launcher: Runner, engine: Any
+) -> None:
+    launcher.write(ELASTIC, MOUNTED + "max_restarts: 1\n")
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
+    wait_until(lambda: has(launcher, "world-2-0"), limit_s=120)
+    (run_id,) = launcher.run_ids()
+    node(engine, run_id, 0).kill()
+    wait_until(lambda: has(launcher, "world-2-1"), limit_s=120)
+    (launcher.folder / "runs/latest/go").touch()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr.decode()
+    assert launcher.outcome["attempts"] == 2
+
+
+def test_digits_goes_on_from_its_checkpoint_when_a_static_node_is_killed(
+    launcher: Runner, engine: Any
+) -> None:
+    job = str(ROOT / "jobs/digits.yaml")
+    argv = ("--on", "docker", "--nnodes", "2", "--nproc-per-node", "1", "--", "--epochs=40")
+    process = launcher.start("run", job, *argv)
+    wait_until(lambda: has(launcher, "checkpoints/step-*"), limit_s=120)
+    (run_id,) = launcher.run_ids()
+    node(engine, run_id, 1).kill()
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr.decode()
+    assert launcher.outcome["attempts"] == 2
+    assert launcher.outcome["metrics"]["resumed_from_step"] > 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_launcher_leaves_no_container(
+    launcher: Runner, engine: Any, signum: signal.Signals
+) -> None:
+    launcher.write(WAITING, MOUNTED)
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "2")
+    wait_until(lambda: has(launcher, "up-1"), limit_s=90)
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr.decode()
+    (run_id,) = launcher.run_ids()
+    assert containers(engine, run_id) == []
+    assert engine.networks.list(names=[run_id]) == []
+
+
+def test_what_a_killed_launcher_left_is_found_and_stopped_by_the_next_call(
+    launcher: Runner, engine: Any
+) -> None:
+    launcher.write(WAITING, MOUNTED)
+    process = launcher.start("run", "job.yaml", "--on", "docker")
+    wait_until(lambda: has(launcher, "up-0"), limit_s=90)
+    process.kill()
+    process.communicate()
+    (run_id,) = launcher.run_ids()
+    assert json.loads(launcher("ps", "--json").stdout)[0]["state"] == "orphaned"
+    (launcher.folder / "train.py").write_text("print('quick')\n")
+    done = launcher("run", "job.yaml", "--on", "docker")
+    assert f"launcher stop {run_id}" in done.stderr
+    assert len(containers(engine, run_id)) == 1, "a later call must not stop it unasked"
+    assert launcher("stop", run_id).returncode == 0
+    assert containers(engine, run_id) == []
+
+
+def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
+    launcher: Runner, engine: Any
+) -> None:
+    launcher.write(
+        "import os, time\n"
+        "run = os.environ['RUN_DIR']\n"
+        "open(f'{run}/up-0', 'w').close()\n"
+        "while not os.path.exists(f'{run}/go'): time.sleep(0.05)\n",
+        MOUNTED,
+    )
+    process = launcher.start("run", "job.yaml", "--on", "docker")
+    wait_until(lambda: has(launcher, "up-0"), limit_s=90)
+    process.kill()
+    process.communicate()
+    (launcher.folder / "runs/latest/go").touch()
+    (run_id,) = launcher.run_ids()
+    wait_until(lambda: node(engine, run_id, 0).status == "exited")
+    (row,) = json.loads(launcher("ps", "--all", "--json").stdout)
+    assert (row["state"], row["reason"]) == ("succeeded", "completed")
+    assert containers(engine, run_id) == []
+
+
+def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
+    launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n", MOUNTED)
+    argv = ("run", "job.yaml", "--on", "docker", "--nnodes", "2")
+    processes = [launcher.start(*argv) for _ in range(2)]
+    outputs = [process.communicate(timeout=150)[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert all("[1/1] world 2" in output for output in outputs)
+
+
+def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(launcher: Runner) -> None:
+    subprocess.run(
+        ["docker", "build", "--quiet", "--tag", TORCH_ONLY, "-"],
+        input=DOCKERFILE.encode(),
+        env={**os.environ, "DOCKER_BUILDKIT": "0"},
+        check=True,
+        capture_output=True,
+    )
+    script = (ROOT / "tests/examples/raw_ddp.py").read_text()
+    check = "import importlib.util as u\nassert not any(map(u.find_spec, ('train', 'lightning')))\n"
+    header, _, rest = script.partition("from __future__ import annotations\n")
+    launcher.write(f"{header}from __future__ import annotations\n{check}{rest}", MOUNTED)
+    job = ("run", "job.yaml", "--on", "docker", "--image", TORCH_ONLY, "--nnodes", "2")
+    done = launcher(*job)
+    assert done.returncode == 0, done.stderr
+    assert "done world_size=2" in done.stderr
+
+
+@pytest.mark.parametrize("example", ["fabric.py", "trainer.py"])
+def test_lightning_scripts_that_know_nothing_of_this_project_run(
+    launcher: Runner, example: str
+) -> None:
+    launcher.write((ROOT / "tests/examples" / example).read_text(), MOUNTED)
+    done = launcher("run", "job.yaml", "--on", "docker", "--nnodes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "done world_size=2" in done.stderr

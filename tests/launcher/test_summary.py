@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.runs import Outcome
+from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
+from launcher.summary import render_summary
+
+
+def summary(reason: Reason, **fields: Any) -> str:
+    defaults: dict[str, Any] = {
+        "run_id": "digits-0a1b2c",
+        "job": "digits",
+        "target": "local",
+        "state": STATE_OF_REASON[reason].value,
+        "reason": reason.value,
+        "exit_code": int(EXIT_CODE_OF_REASON[reason]),
+        "detail": "",
+        "attempts": 1,
+        "started_at": 0.0,
+        "finished_at": 12.5,
+        "duration_s": 12.5,
+        "metrics": {},
+        "failure": None,
+        "checkpoint_dir": "/runs/digits-0a1b2c/checkpoints",
+        "torch_version": "2.13.0",
+    }
+    outcome = Outcome(**{**defaults, **fields})
+    return render_summary(
+        outcome, folder="runs/digits-0a1b2c", job_file="digits.yaml", program=".venv/bin/launcher"
+    )
+
+
+def rank(number: int, exception: str) -> dict[str, Any]:
+    return {
+        "node_index": number // 2,
+        "rank": number,
+        "exception": exception,
+        "log": f"/logs/{number}/stderr.log",
+        "log_tail": ["Traceback", exception],
+    }
+
+
+def test_a_success_shows_its_results_and_where_everything_is() -> None:
+    text = summary(
+        Reason.COMPLETED, metrics={"test_accuracy": 0.98765, "samples_per_s": 1234.5, "steps": 9}
+    )
+    assert "SUCCEEDED digits-0a1b2c: completed" in text
+    assert "accuracy     0.9877" in text
+    assert "12.5 s, 1234 samples/s" in text
+    assert "runs/digits-0a1b2c/outcome.json" in text
+    assert "/runs/digits-0a1b2c/checkpoints" in text
+
+
+def test_next_commands_are_shown_as_one_types_them() -> None:
+    text = summary(Reason.COMPLETED, metrics={"steps": 9})
+    assert ".venv/bin/launcher logs digits-0a1b2c" in text
+    assert ".venv/bin/launcher run digits.yaml --on local --resume digits-0a1b2c" in text
+    assert ".venv/bin/launcher render digits.yaml --on local" in text
+
+
+def test_a_script_without_checkpoints_is_not_offered_to_be_resumed() -> None:
+    assert "--resume" not in summary(Reason.COMPLETED)
+
+
+def test_a_failure_names_whose_fault_it_is_its_cause_and_what_fell_with_it() -> None:
+    failure = {
+        "first": rank(3, "ValueError: boom"),
+        "collateral": [rank(0, "RuntimeError: Connection closed by peer")],
+        "console_tail": [],
+    }
+    lines = summary(Reason.RESTARTS_EXHAUSTED, failure=failure, attempts=4).splitlines()
+    assert lines[1].startswith("FAILED digits-0a1b2c: restarts-exhausted (fault: training")
+    assert "attempts: 4" in lines[1]
+    assert lines[2] == "  first failure: rank 3 on node 1: ValueError: boom"
+    assert lines[5] == "    log: /logs/3/stderr.log"
+    assert lines[6].startswith("  fell with it: rank 0 on node 0: RuntimeError")
+
+
+def test_where_no_worker_spoke_the_agents_words_are_shown() -> None:
+    failure = {"first": None, "collateral": [], "console_tail": ["error: no such option"]}
+    assert "    | error: no such option" in summary(Reason.TRAINING_FAILED, failure=failure)
+
+
+def test_a_lost_node_is_named_in_the_first_line() -> None:
+    text = summary(Reason.NODE_LOST, detail="node 1 ended with exit code 137")
+    assert "node-lost (node 1 ended with exit code 137; fault: platform)" in text

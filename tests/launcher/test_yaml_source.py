@@ -1,0 +1,222 @@
+"""The YAML reader: values by YAML 1.2, places of keys and values, limits, files.
+
+What it refuses, with the words for it, is in ``golden/bad_job_files.txt``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.yaml_source import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    MAX_NODES,
+    YamlError,
+    parse_fragment,
+    parse_yaml,
+    read_yaml,
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("true", True), ("TRUE", True), ("False", False),
+        ("yes", "yes"), ("NO", "NO"), ("on", "on"), ("y", "y"),
+        ("1:4", "1:4"), ("12:30:45", "12:30:45"), ("2024-01-01", "2024-01-01"),
+        ("17", 17), ("-3", -3), ("+3", 3), ("010", 10), ("0o17", 15), ("0xff", 255),
+        ("1_000", "1_000"), ("0b11", "0b11"),
+        ("1.5", 1.5), (".5", 0.5), ("1e3", 1000.0), ("-.inf", -math.inf), ("1.", 1.0),
+        ("~", None), ("null", None), ("", None), ("nil", "nil"),
+        ("'1'", "1"), ('"true"', "true"), ("!!str 1", "1"), ("!!float 1", 1.0),
+        ("=", "="), ("<<", "<<"), ('"\\ud83d\\ude00"', "\U0001f600"),
+        ("[1, a, {b: 2}]", [1, "a", {"b": 2}]), ("[]", []), ("{}", {}),
+    ],
+)  # fmt: skip
+def test_a_value_is_read_as_yaml_1_2_reads_it(written: str, value: object) -> None:
+    read = parse_yaml(f"key: {written}", "a.yaml").data["key"]
+    assert (read, type(read)) == (value, type(value))
+
+
+def test_not_a_number_is_a_number() -> None:
+    assert math.isnan(parse_yaml("key: .nan", "a.yaml").data["key"])
+
+
+def test_keys_are_names_as_they_are_written() -> None:
+    source = parse_yaml("NO: 1\n8080: 2\n1.10: 3\ntrue: 4\n'a b': 5", "a.yaml")
+    assert list(source.data) == ["NO", "8080", "1.10", "true", "a b"]
+
+
+def test_every_value_keeps_the_line_of_its_key_and_its_own_place() -> None:
+    text = "# a comment\nname: x\nrdzv:\n  port: 5\nmounts:\n- a:/a\n- source: >-\n    b\n"
+    entries = parse_yaml(text, "jobs/a.yaml").entries
+    places = {path: (entry.where, entry.line, entry.column) for path, entry in entries.items()}
+    assert places == {
+        (): ("jobs/a.yaml:2", 2, 1),
+        ("name",): ("jobs/a.yaml:2", 2, 7),
+        ("rdzv",): ("jobs/a.yaml:3", 4, 3),
+        ("rdzv", "port"): ("jobs/a.yaml:4", 4, 9),
+        ("mounts",): ("jobs/a.yaml:5", 6, 1),
+        ("mounts", 0): ("jobs/a.yaml:6", 6, 3),
+        ("mounts", 1): ("jobs/a.yaml:7", 7, 3),
+        ("mounts", 1, "source"): ("jobs/a.yaml:7", 7, 11),
+    }
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_not_move_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: x\r\n")
+    source = read_yaml(path)
+    assert source.data == {"a": 1, "b": "x"}
+    assert source.entries["b",].where == f"{path}:2"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "written"),
+    [
+        ("1.10", "1.10", "1.10"),
+        ("NO", "NO", "NO"),
+        ("'1.10'", "1.10", "'1.10'"),
+        ("&x 0x10", "0x10", "0x10"),
+        ('&x !!str "a"', "a", '"a"'),
+        ("[1, 2]", None, "[1, 2]"),
+    ],
+)
+def test_a_value_keeps_how_it_was_written(value: str, text: str | None, written: str) -> None:
+    entry = parse_yaml(f"key: {value} # comment", "a.yaml").entries["key",]
+    assert (entry.text, entry.written) == (text, written)
+
+
+def test_the_nearest_entry_of_what_is_not_written_is_that_of_its_holder() -> None:
+    source = parse_yaml("a: 1\nb:\n  c: 2", "a.yaml")
+    assert source.nearest(("b", "x", "y")).where == "a.yaml:2"
+    assert source.nearest(("x",)).where == "a.yaml:1"
+
+
+def test_merged_keys_give_way_to_own_ones_and_later_merges_to_earlier_ones() -> None:
+    text = "p: &p {a: 1, b: 1}\nq: &q {b: 2, c: 2}\nr:\n  <<: [*p, *q]\n  a: 3\n"
+    source = parse_yaml(text, "a.yaml")
+    assert source.data["r"] == {"a": 3, "b": 1, "c": 2}
+    assert source.entries["r", "c"].where == "a.yaml:2"
+
+
+def test_a_list_nested_to_the_limit_is_read_and_one_level_more_is_refused() -> None:
+    deepest = MAX_DEPTH - 1
+    data = parse_yaml(f"a: {'[' * deepest}{']' * deepest}", "a.yaml").data
+    for _ in range(deepest - 1):
+        (data["a"],) = data["a"]
+    assert data == {"a": []}
+    with pytest.raises(YamlError, match=r"a.yaml:1: nested deeper than 40 levels"):
+        parse_yaml(f"a: {'[' * MAX_DEPTH}1{']' * MAX_DEPTH}", "a.yaml")
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_nesting_without_an_end_is_an_error_and_no_crash(opening: str) -> None:
+    with pytest.raises(YamlError, match="nested"):
+        parse_yaml("a:\n  " + opening * 20_000, "a.yaml")
+
+
+def test_as_many_values_as_the_limit_are_read_and_more_are_refused() -> None:
+    items = MAX_NODES - 3  # the mapping, counted once as a value and once for its keys; the list
+    text = "a: [" + "1," * items + "]"
+    assert len(parse_yaml(text, "a.yaml").data["a"]) == items
+    with pytest.raises(YamlError, match="more than 20000 values"):
+        parse_yaml(text.replace("]", "1]"), "a.yaml")
+
+
+def test_merges_of_merges_are_counted_too() -> None:
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9)]
+    with pytest.raises(YamlError, match="more than 20000 values"):
+        parse_yaml("\n".join(lines), "a.yaml")
+
+
+def test_a_control_character_is_refused_where_it_stands() -> None:
+    with pytest.raises(YamlError, match=r"^a.yaml:2: a control character in the text"):
+        parse_yaml("a: 1\nb: \x01", "a.yaml")
+
+
+def test_the_rest_of_a_file_with_flaws_is_handed_on_with_the_error() -> None:
+    with pytest.raises(YamlError) as caught:
+        parse_yaml("a: 1\na: 2\nb: !x 3\nc: 4", "a.yaml")
+    assert caught.value.source is not None
+    assert caught.value.source.data == {"a": 1, "b": "3", "c": 4}
+    assert [(flaw.line, flaw.path) for flaw in caught.value.flaws] == [(2, ("a",)), (3, ("b",))]
+
+
+def test_a_value_from_outside_a_file_names_its_origin_and_no_line() -> None:
+    source = parse_fragment("{a: [1, x]}", "--set a")
+    assert source.data == {"a": [1, "x"]}
+    assert {(entry.where, entry.line) for entry in source.entries.values()} == {("--set a", 0)}
+    assert parse_fragment("", "--set a").data is None
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(YamlError) as caught:
+        read_yaml(path)
+    return str(caught.value)
+
+
+def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "digits.yaml").touch()
+    path = tmp_path / "digit.yaml"
+    assert refusal(path) == (
+        f"{path}: no such file\n  fix: did you mean {tmp_path / 'digits.yaml'}?"
+    )
+
+
+def test_a_missing_file_in_a_missing_folder_is_refused_with_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "a.yaml"
+    assert refusal(path) == f"{path}: no such file\n  fix: there is no folder {path.parent} either"
+
+
+def test_a_folder_is_refused_with_a_file_in_it(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").touch()
+    assert refusal(tmp_path) == (
+        f"{tmp_path}: is a folder, not a file\n  fix: name a file in it, such as "
+        f"{tmp_path / 'b.yaml'}"
+    )
+
+
+def test_a_file_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert refusal(tmp_path / "a/b.yaml").endswith("Not a directory\n  fix: name a readable file")
+
+
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason() -> None:
+    path = "/proc/self/mem"  # opens for everyone, root included, and fails on reading
+    assert refusal(path) == (
+        f"{path}: cannot be read: Input/output error\n  fix: name a readable file"
+    )
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_line_and_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes("name: a\nimage: tür\n".encode("latin-1"))
+    assert refusal(path) == f"{path}:2: byte 0xfc is not UTF-8\n  fix: save the file as UTF-8"
+
+
+def test_a_file_too_large_for_a_job_is_refused_without_reading_it_all(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES * 10_000)
+    assert refusal(path) == (
+        f"{path}: larger than 1 MiB, so not a YAML file\n  fix: name the YAML file"
+    )
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"name: a")
+    os.close(writing)
+    try:
+        assert read_yaml(f"/dev/fd/{reading}").data == {"name": "a"}
+    finally:
+        os.close(reading)
