@@ -1,0 +1,1 @@
+"""Measures this project beside its peers, in one run: ``python -m benchmarks``."""

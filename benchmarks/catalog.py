@@ -1,0 +1,20 @@
+"""The benchmarks by name; each takes the number of repetitions and gives its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.command_line import measure_help, measure_render
+from benchmarks.measure import Row
+from benchmarks.plan import measure_plan
+from benchmarks.start import measure_start
+from benchmarks.step import measure_step
+
+BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
+    "start": measure_start,
+    "render": measure_render,
+    "help": measure_help,
+    "plan": measure_plan,
+    "step": measure_step,
+}
+"""Names are what the command line takes and what docs/benchmarks.md explains."""

@@ -1,0 +1,127 @@
+"""Runs the commands that are measured: the same interpreter, folder and environment for both sides.
+
+The only user of ``subprocess`` here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import BenchmarkError
+
+ROOT = Path(__file__).resolve().parent.parent
+"""All commands run here, where ``train`` and ``jobs`` are."""
+TIMEOUT_S = 300.0
+KILL_AFTER_S = 30.0
+"""torchrun needs its SIGTERM to end its workers: at once killed, it would leave them."""
+TAIL_LINES = 15
+FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "LAUNCHER_", "LT_")
+FOREIGN_NAMES = frozenset(
+    [
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("RUN_DIR", "CHECKPOINT_DIR"),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A command that ended with exit code 0, with its start (Unix seconds) and its duration."""
+
+    started_at: float
+    duration_s: float
+
+
+def run(argv: Sequence[str], extra_env: Mapping[str, str] | None = None) -> Ran:
+    """Runs a command to its end. Raises BenchmarkError where it cannot start, fails or hangs."""
+    env = {**measured_environment(os.environ), **(extra_env or {})}
+    with tempfile.TemporaryFile() as output:
+        started_at, began = time.time(), time.perf_counter()
+        try:
+            child = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
+        code = _wait(child)
+        duration_s = time.perf_counter() - began
+        if code != 0:
+            output.seek(0)
+            raise BenchmarkError(_describe_failure(argv, code, output.read()))
+    return Ran(started_at=started_at, duration_s=duration_s)
+
+
+def measured_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of both sides: nothing of an outer run, and one thread per process.
+
+    torchrun limits the threads only for several processes, the launcher always: without this, one
+    process would train with other threads on one side than on the other.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES)
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def find_command(name: str, module: str) -> tuple[str, ...]:
+    """What a user would type, from this interpreter's own environment; else by its module."""
+    script = Path(sys.executable).with_name(name)
+    return (str(script),) if script.exists() else (sys.executable, "-m", module)
+
+
+def find_torchrun() -> tuple[str, ...]:
+    """torch's own launcher. Raises BenchmarkError without torch."""
+    if importlib.util.find_spec("torch") is None:
+        raise BenchmarkError(f"{sys.executable} has no torch; fix: make setup")
+    return find_command("torchrun", "torch.distributed.run")
+
+
+def find_launcher() -> tuple[str, ...]:
+    """This project's command line."""
+    return find_command("launcher", "launcher")
+
+
+def find_torchx(environ: Mapping[str, str]) -> str | None:
+    """TorchX by the variable TORCHX, beside this interpreter, or on PATH; None without it."""
+    beside = Path(sys.executable).with_name("torchx")
+    return environ.get("TORCHX") or (str(beside) if beside.exists() else shutil.which("torchx"))
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    try:
+        return child.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"{child.args!r} did not end within {TIMEOUT_S:g} s") from None
+    finally:
+        if child.poll() is None:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(KILL_AFTER_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _describe_failure(argv: Sequence[str], code: int, output: bytes) -> str:
+    tail = output.decode(errors="replace").splitlines()[-TAIL_LINES:]
+    return "\n  ".join([f"exit code {code} of: {' '.join(argv)}", *tail])

@@ -1,0 +1,101 @@
+"""The digits training in raw DistributedDataParallel, without Fabric: the peer of ``step``.
+
+Does the same work as ``python -m train``: model, data, order of the samples, optimizer, learning
+rates and DDP's settings are the same, and so is the loss, which a test compares. Leaves out what
+is not part of a step: progress, checkpoints, resuming, evaluation. Run by torchrun; rank 0 writes
+``metrics.json`` into RUN_DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
+from torch.utils.data import DataLoader
+
+from train.config import TrainConfig
+from train.sampler import GlobalBatchSampler
+from train.schedule import Schedule, plan_schedule
+from train.workloads import digits
+
+
+def main() -> None:
+    """Trains on the CPU and writes the median step time and the last epoch's loss."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    config = TrainConfig(epochs=parser.parse_args().epochs)
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(config.seed)
+    train_set, _ = digits.load()
+    sampler = GlobalBatchSampler(
+        size=len(train_set),
+        global_batch_size=config.global_batch_size,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        seed=config.seed,
+    )
+    loader = DataLoader(train_set, batch_size=None, sampler=sampler)
+    model = DistributedDataParallel(
+        digits.build_model(),
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        broadcast_buffers=False,
+    )
+    optimizer = AdamW(
+        model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+    )
+    schedule = plan_schedule(config, sampler.batches_per_epoch)
+    step_times_s, train_loss = fit(model, optimizer, loader, sampler, schedule)
+    if dist.get_rank() == 0:
+        metrics = {"median_step_s": statistics.median(step_times_s), "train_loss": train_loss}
+        Path(os.environ["RUN_DIR"], "metrics.json").write_text(json.dumps(metrics))
+    dist.destroy_process_group()
+
+
+def fit(
+    model: nn.Module,
+    optimizer: AdamW,
+    loader: DataLoader[tuple[torch.Tensor, ...]],
+    sampler: GlobalBatchSampler,
+    schedule: Schedule,
+) -> tuple[list[float], float]:
+    """Seconds between the ends of consecutive steps, and the mean loss of the last epoch."""
+    step_times_s = []
+    step = 0
+    train_loss = torch.zeros(())
+    last_step = time.monotonic()
+    while step < schedule.stop_step:
+        sampler.seek(epoch=schedule.epoch_of(step), batch=0)
+        loss_sum = torch.zeros(())
+        for inputs, targets in loader:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr_at(step)
+            loss = cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            loss_sum += loss.detach()
+            now = time.monotonic()
+            step_times_s.append(now - last_step)
+            last_step = now
+        train_loss = loss_sum / schedule.batches_per_epoch
+        dist.all_reduce(train_loss, op=dist.ReduceOp.SUM)
+        train_loss /= dist.get_world_size()
+    return step_times_s, train_loss.item()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""``plan``: planning and rendering many nodes, and whether the time grows with their number."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+
+from benchmarks.measure import Goal, Row, interleave
+
+FEW, MANY = 1_000, 10_000
+
+
+def measure_plan(repetitions: int) -> Iterator[Row]:
+    """A row for each number of nodes, and one that compares the time of one node in both."""
+    few, many = interleave(repetitions, lambda: plan_and_render(FEW), lambda: plan_and_render(MANY))
+    what = f"plan and render for {choose_target()}"
+    yield Row(benchmark="plan", what=f"{what}, {FEW:,} nodes", ours=few)
+    yield Row(
+        benchmark="plan",
+        what=f"{what}, {MANY:,} nodes",
+        ours=many,
+        goal=Goal(of="seconds", most=1.0),
+    )
+    yield Row(
+        benchmark="plan",
+        what=f"growth: time per node of {MANY:,} nodes (ours) against of {FEW:,} (theirs)",
+        ours=many.per(MANY),
+        theirs=few.per(FEW),
+        goal=Goal(of="ratio", most=1.3),
+    )
+
+
+def choose_target() -> str:
+    """Docker's renderer, whose output is the larger one, where this version has it."""
+    return "docker" if importlib.util.find_spec("launcher.render.docker") else "local"
+
+
+def plan_and_render(nodes: int) -> float:
+    """Seconds from a validated job to the text that would start so many nodes."""
+    from launcher.facts import TargetFacts
+    from launcher.job import JobSpec
+    from launcher.plan import plan_run
+
+    target = choose_target()
+    renderer = importlib.import_module(f"launcher.render.{target}")
+    render = getattr(renderer, f"render_{target}")
+    job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], "nnodes": nodes})
+    facts = TargetFacts(
+        target=target,
+        accelerator="cpu",
+        cpu_count=1,
+        image="fabric-train:cpu",
+        torch_version="2.13.0",
+        run_root="/runs",
+        cwd="/work",
+        free_port=23456,
+        user="1000:1000",
+    )
+    began = time.perf_counter()
+    text = render(plan_run(job, facts, run_id="digits-0a1b2c")).shell()
+    duration_s = time.perf_counter() - began
+    assert text.count("\n") > nodes, "every node has lines of its own"
+    return duration_s
