@@ -18,7 +18,7 @@ from typing import Any
 from launcher import contract
 from launcher.node_plan import Env, Mount, NodePlan
 from launcher.plan import LaunchPlan, Resources
-from launcher.render.shell import render_lines
+from launcher.render.shell import CONTINUED, quote, render_line, render_lines
 from launcher.torchrun import parse_torch_version, plan_settings, render_argv
 
 ENTRYPOINT = "torchrun"
@@ -32,51 +32,91 @@ LOG_OPTIONS: Env = (("compress", "false"), ("max-file", "1"), ("max-size", "1t")
 
 Words = tuple[str, ...]
 
+# --pull never: as through the SDK, an image that is absent is an error, not a download.
+DOCKER_RUN: Words = ("docker", "run", "--detach", "--pull", "never")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """One setting of a container: as words of ``docker run``, and as the SDK's arguments.
 
-    ``config`` are arguments of ``create_container``, ``host`` of ``create_host_config``; where
-    options name the same one, lists and mappings are joined. ``pairs``: printed two words a line.
+    The words are those of one line, or ``flag`` before each of several ``values``. ``config`` are
+    arguments of ``create_container``, ``host`` of ``create_host_config``; where options name the
+    same one, lists and mappings are joined.
     """
 
-    words: Words
-    pairs: bool = False
+    line: Words = ()
+    flag: str = ""
+    values: Words = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, Any] = field(default_factory=dict)
 
-    def lines(self) -> tuple[Words, ...]:
-        """The words as they are grouped in print."""
-        step = 2 if self.pairs else max(len(self.words), 1)
-        return tuple(self.words[at : at + step] for at in range(0, len(self.words), step))
+    @property
+    def words(self) -> Words:
+        """What is passed to ``docker run``."""
+        return (*self.line, *(word for value in self.values for word in (self.flag, value)))
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The words for a POSIX shell, on one line or one for each value."""
+        if self.line:
+            return render_line(self.line)
+        return CONTINUED.join([f"{self.flag} {quote(value)}" for value in self.values])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One node as a container; ``flags`` and ``command`` are the entry point's arguments."""
+    """One node as a container; ``shared`` are the options that all containers of the plan have.
 
-    node_index: int
-    incarnation: int
-    name: str
-    image: str
-    options: tuple[Option, ...]
-    flags: Words
-    command: Words
-    mounts: tuple[Mount, ...]
-    secrets: Words
-    rdma: bool
-    console: str
+    What follows from these is made when it is asked for: ten thousand nodes are rendered in a
+    second, which they would not be if all words of all of them were held at once.
+    """
+
+    plan: LaunchPlan
+    node: NodePlan
+    shared: tuple[Option, ...]
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def image(self) -> str:
+        assert self.plan.image is not None, "the planner gives containers an image"
+        return self.plan.image
+
+    @property
+    def folder(self) -> str:
+        """What the node leaves, on the launcher's machine."""
+        node = self.node
+        return f"{self.plan.run_dir}/{contract.NODES_DIR}/{node.node_index}/{node.incarnation}"
+
+    @property
+    def console(self) -> str:
+        """The file that takes the container's output."""
+        return f"{self.folder}/{contract.CONSOLE_FILE}"
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Everything but the image and what follows it."""
+        return (_name(self.node), *self.shared, *_own_options(self.node))
+
+    @property
+    def flags(self) -> Words:
+        """torchrun's flags; they and the command are the entry point's arguments."""
+        torch_version = parse_torch_version(self.plan.torch_version)
+        settings = plan_settings(self.node, torch_version, self.plan.stop_grace_s)
+        return render_argv((), settings, ())
 
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.
 
-        ``secrets`` holds a value for each name in ``self.secrets``.
+        ``secrets`` holds a value for each name in ``node.secrets``.
         """
-        values = [f"{name}={secrets[name]}" for name in self.secrets]
+        values = [f"{name}={secrets[name]}" for name in self.node.secrets]
         return {
             "image": self.image,
-            "command": [*self.flags, *self.command],
+            "command": [*self.flags, *self.node.command],
             **_joined([*(option.config for option in self.options), {"environment": values}]),
         }
 
@@ -86,18 +126,17 @@ class Container:
 
     def docker_run_argv(self) -> Words:
         """The command line that starts this container; secrets come from its environment."""
-        return tuple(word for line in self._lines() for word in line)
+        options = (word for option in self.options for word in option.words)
+        return (*DOCKER_RUN, *options, self.image, *self.flags, *self.node.command)
 
     def shell(self) -> str:
         """``docker_run_argv`` for a POSIX shell, one option per line."""
-        return render_lines(self._lines())
-
-    def _lines(self) -> tuple[Words, ...]:
-        # --pull never: as through the SDK, an image that is absent is an error, not a download.
-        first = ("docker", "run", "--detach", "--pull", "never")
-        options = (line for option in self.options for line in option.lines())
-        flags = ((flag,) for flag in self.flags)
-        return (first, *options, (self.image,), *flags, self.command)
+        options = [option.text for option in self.options]
+        flags = map(quote, self.flags)
+        command = render_line(self.node.command)
+        return CONTINUED.join(
+            (render_line(DOCKER_RUN), *options, quote(self.image), *flags, command)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +166,7 @@ class DockerArtifact:
                 "set -eu",
                 *(
                     f': "${{{name}:?is a secret of the job: export it first}}"'
-                    for name in sorted({n for c in self.containers for n in c.secrets})
+                    for name in sorted({n for c in self.containers for n in c.node.secrets})
                 ),
                 render_lines((("mkdir", "-p"), *((folder,) for folder in self.folders))),
                 "",
@@ -183,35 +222,14 @@ def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Dock
     """The plan's nodes (or ``only`` those) as containers. Each is named as its host is."""
     chosen = [node for node in plan.nodes if only is None or node.node_index in only]
     shared = tuple(_shared_options(plan))
+    containers = tuple(Container(plan=plan, node=node, shared=shared) for node in chosen)
     return DockerArtifact(
         run_id=plan.run_id,
         network=plan.run_id,
         labels=_run_labels(plan),
-        folders=(plan.run_dir, plan.checkpoint_dir, *(_folder(plan, node) for node in chosen)),
-        containers=tuple(_container(plan, node, shared) for node in chosen),
+        folders=(plan.run_dir, plan.checkpoint_dir, *(c.folder for c in containers)),
+        containers=containers,
     )
-
-
-def _container(plan: LaunchPlan, node: NodePlan, shared: tuple[Option, ...]) -> Container:
-    assert plan.image is not None, "the planner gives containers an image"
-    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
-    return Container(
-        node_index=node.node_index,
-        incarnation=node.incarnation,
-        name=node.name,
-        image=plan.image,
-        options=(_name(node), *shared, *_own_options(plan, node)),
-        flags=render_argv((), settings, ()),
-        command=node.command,
-        mounts=node.mounts,
-        secrets=node.secrets,
-        rdma=plan.resources.rdma,
-        console=f"{_folder(plan, node)}/{contract.CONSOLE_FILE}",
-    )
-
-
-def _folder(plan: LaunchPlan, node: NodePlan) -> str:
-    return f"{plan.run_dir}/{contract.NODES_DIR}/{node.node_index}/{node.incarnation}"
 
 
 # -- options, each in both spellings ----------------------------------------------------------
@@ -220,28 +238,28 @@ def _folder(plan: LaunchPlan, node: NodePlan) -> str:
 def _shared_options(plan: LaunchPlan) -> Iterator[Option]:
     """What all containers of a run have in common, made once: rendering stays cheap."""
     yield Option(
-        words=("--network", plan.run_id),
+        line=("--network", plan.run_id),
         config={"networking_config": {"EndpointsConfig": {plan.run_id: {}}}},
         host={"network_mode": plan.run_id},
     )
     hosts = [f"{name}:{address}" for name, address in plan.extra_hosts]
     if hosts:
-        yield Option(words=_each("--add-host", hosts), pairs=True, host={"extra_hosts": hosts})
+        yield Option(flag="--add-host", values=tuple(hosts), host={"extra_hosts": hosts})
     # The override also drops the image's own init process, if it has one: --init is then the only.
     yield Option(
-        words=("--init", "--entrypoint", ENTRYPOINT, "--restart", "no"),
+        line=("--init", "--entrypoint", ENTRYPOINT, "--restart", "no"),
         config={"entrypoint": [ENTRYPOINT], "detach": True},
         host={"init": True, "restart_policy": {"Name": "no"}},
     )
     timeout_s = plan.stop_grace_s + STOP_MARGIN_S
     yield Option(
-        words=("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
+        line=("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
         config={"stop_signal": "SIGTERM", "stop_timeout": timeout_s},
     )
     if plan.user is not None:
-        yield Option(words=("--user", plan.user), config={"user": plan.user})
+        yield Option(line=("--user", plan.user), config={"user": plan.user})
     if plan.runtime is not None:
-        yield Option(words=("--runtime", plan.runtime), host={"runtime": plan.runtime})
+        yield Option(line=("--runtime", plan.runtime), host={"runtime": plan.runtime})
     yield from _limits(plan.resources, plan.accelerator)
     yield _log()
     yield _labels((*plan.labels, *_run_labels(plan), (contract.LABEL_ATTEMPT, str(plan.attempt))))
@@ -251,27 +269,28 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
     if resources.cpus is not None:
         nano = round(resources.cpus * 1e9)
         cpus = f"{nano // 10**9}.{nano % 10**9:09d}".rstrip("0").rstrip(".")
-        yield Option(words=("--cpus", cpus), host={"nano_cpus": nano})
+        yield Option(line=("--cpus", cpus), host={"nano_cpus": nano})
     if resources.memory_bytes is not None:
         # The same number for both: no swap, in which training would crawl rather than fail.
         size = resources.memory_bytes
         yield Option(
-            words=("--memory", str(size), "--memory-swap", str(size)),
+            line=("--memory", str(size), "--memory-swap", str(size)),
             host={"mem_limit": size, "memswap_limit": size},
         )
     shm = resources.shm_bytes
-    yield Option(words=("--shm-size", str(shm)), host={"shm_size": shm})
+    yield Option(line=("--shm-size", str(shm)), host={"shm_size": shm})
     # OpenMP and data loaders overflow the usual 8 MiB of stack; NCCL and RDMA pin memory. Gloo
     # pins none, and an engine that may not raise that limit (rootless, nested) starts nothing.
     pins = accelerator == "cuda" or resources.rdma
     limits = (*((("memlock", -1),) if pins else ()), ("stack", STACK_BYTES))
     yield Option(
-        words=_each("--ulimit", [f"{name}={limit}:{limit}" for name, limit in limits]),
+        flag="--ulimit",
+        values=tuple(f"{name}={limit}:{limit}" for name, limit in limits),
         host={"ulimits": [{"name": n, "soft": limit, "hard": limit} for n, limit in limits]},
     )
     if resources.rdma:
         yield Option(
-            words=("--device", RDMA_DEVICES, "--cap-add", "CAP_IPC_LOCK"),
+            line=("--device", RDMA_DEVICES, "--cap-add", "CAP_IPC_LOCK"),
             host={"devices": [RDMA_DEVICES], "cap_add": ["CAP_IPC_LOCK"]},
         )
 
@@ -279,21 +298,21 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
 def _log() -> Option:
     # Not the engine's default driver: json-file replaces bytes that are not UTF-8, and what is
     # set engine-wide may rotate or keep nothing.
-    options = [f"{key}={value}" for key, value in LOG_OPTIONS]
+    options = (word for key, value in LOG_OPTIONS for word in ("--log-opt", f"{key}={value}"))
     return Option(
-        words=("--log-driver", "local", *_each("--log-opt", options)),
+        line=("--log-driver", "local", *options),
         host={"log_config": {"type": "local", "config": dict(LOG_OPTIONS)}},
     )
 
 
 def _name(node: NodePlan) -> Option:
     return Option(
-        words=("--name", node.name, "--hostname", node.name),
+        line=("--name", node.name, "--hostname", node.name),
         config={"name": node.name, "hostname": node.name},
     )
 
 
-def _own_options(plan: LaunchPlan, node: NodePlan) -> Iterator[Option]:
+def _own_options(node: NodePlan) -> Iterator[Option]:
     """What differs from node to node, or is part of the node's plan."""
     yield _labels(
         (
@@ -305,25 +324,23 @@ def _own_options(plan: LaunchPlan, node: NodePlan) -> Iterator[Option]:
         # By id: a count would give every container the same first GPUs.
         ids = list(node.device_ids)
         yield Option(
-            words=("--gpus", _csv([f"device={','.join(ids)}"])),
+            line=("--gpus", _csv([f"device={','.join(ids)}"])),
             host={"device_requests": [{"device_ids": ids, "capabilities": [["gpu"]]}]},
         )
     yield _mounts(node.mounts)
     if node.workdir is not None:
-        yield Option(words=("--workdir", node.workdir), config={"working_dir": node.workdir})
+        yield Option(line=("--workdir", node.workdir), config={"working_dir": node.workdir})
     # Of two values for one name the last counts; docker's command line would pick at random.
     env = [f"{name}={value}" for name, value in dict(node.env).items()]
-    yield Option(
-        words=_each("--env", [*env, *node.secrets]), pairs=True, config={"environment": env}
-    )
+    yield Option(flag="--env", values=(*env, *node.secrets), config={"environment": env})
 
 
 @functools.lru_cache(maxsize=64)
 def _mounts(mounts: tuple[Mount, ...]) -> Option:
     # Cached, because all nodes of a plan have the same.
     return Option(
-        words=_each("--mount", [_mount_words(mount) for mount in mounts]),
-        pairs=True,
+        flag="--mount",
+        values=tuple(_mount_words(mount) for mount in mounts),
         host={
             "mounts": [
                 {"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only}
@@ -342,8 +359,8 @@ def _run_labels(plan: LaunchPlan) -> Env:
 
 
 def _labels(labels: Env) -> Option:
-    words = _each("--label", [f"{key}={value}" for key, value in labels])
-    return Option(words=words, pairs=True, config={"labels": dict(labels)})
+    values = tuple(f"{key}={value}" for key, value in labels)
+    return Option(flag="--label", values=values, config={"labels": dict(labels)})
 
 
 def _joined(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -357,10 +374,6 @@ def _joined(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
             else:
                 joined[key] = [*joined[key], *value]
     return joined
-
-
-def _each(flag: str, values: list[str]) -> Words:
-    return tuple(word for value in values for word in (flag, value))
 
 
 def _mount_words(mount: Mount) -> str:

@@ -7,6 +7,9 @@ import shlex
 
 from launcher.node_plan import Env
 
+CONTINUED = " \\\n  "
+"""Between two lines of one command."""
+
 # The nodes of a plan share most of their words.
 quote = functools.lru_cache(maxsize=4096)(shlex.quote)
 
@@ -19,14 +22,14 @@ def render_line(argv: tuple[str, ...], env: Env = ()) -> str:
 
 def render_lines(lines: tuple[tuple[str, ...], ...]) -> str:
     """One command over several lines, one group of words on each."""
-    return " \\\n  ".join(shlex.join(line) for line in lines)
+    return CONTINUED.join([" ".join(map(quote, line)) for line in lines])
 
 
 def render_block(argv: tuple[str, ...], *, head: int = 1, per_line: int = 1) -> str:
     """One command over several lines: ``head`` words first, then ``per_line`` on each."""
     words = [quote(word) for word in argv]
     rest = [" ".join(words[i : i + per_line]) for i in range(head, len(words), per_line)]
-    return " \\\n  ".join([" ".join(words[:head]), *rest])
+    return CONTINUED.join([" ".join(words[:head]), *rest])
 
 
 def render_exports(env: Env) -> str:

@@ -89,7 +89,7 @@ class DockerTarget:
         check_host(artifact)
         for folder in artifact.folders:
             Path(folder).mkdir(parents=True, exist_ok=True)
-        replaced = {container.node_index for container in artifact.containers}
+        replaced = {container.node.node_index for container in artifact.containers}
         earlier = self._engine.list_containers(plan.run_id)
         self._end([c for c in earlier if c.node_index in replaced], timeout_s=0)
         ids = self._engine.create(artifact, secrets)
@@ -175,7 +175,7 @@ def describe(ending: Ending) -> str:
 
 def read_secrets(artifact: DockerArtifact, environ: Mapping[str, str]) -> dict[str, str]:
     """The secrets' values. Raises ``InputError`` naming those that are not set."""
-    names = sorted({name for container in artifact.containers for name in container.secrets})
+    names = sorted({name for container in artifact.containers for name in container.node.secrets})
     missing = [name for name in names if name not in environ]
     if missing:
         raise InputError(
@@ -187,14 +187,14 @@ def read_secrets(artifact: DockerArtifact, environ: Mapping[str, str]) -> dict[s
 
 def check_host(artifact: DockerArtifact) -> None:
     """Raises where this machine lacks a folder or device that the containers shall see."""
-    sources = {mount.source for container in artifact.containers for mount in container.mounts}
+    sources = {mount.source for container in artifact.containers for mount in container.node.mounts}
     missing = sorted(s for s in sources.difference(artifact.folders) if not Path(s).exists())
     if missing:
         raise InputError(
             f"mounts: {', '.join(missing)} not found on this machine",
             f"mkdir -p {missing[0]}, or correct the source in mounts",
         )
-    wants_rdma = any(container.rdma for container in artifact.containers)
+    wants_rdma = any(container.plan.resources.rdma for container in artifact.containers)
     if wants_rdma and not Path(RDMA_DEVICES).exists():
         raise TargetError(
             f"resources.rdma is set, but this machine has no {RDMA_DEVICES}",

@@ -36,7 +36,8 @@ docker run --detach --pull never \
   --user 1000:1000 \
   --runtime nvidia \
   --shm-size 1073741824 \
-  --ulimit memlock=-1:-1 --ulimit stack=67108864:67108864 \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
   --device /dev/infiniband --cap-add CAP_IPC_LOCK \
   --log-driver local --log-opt compress=false --log-opt max-file=1 --log-opt max-size=1t \
   --label launcher.run-id=digits-0a1b2c \
@@ -89,7 +90,8 @@ docker run --detach --pull never \
   --user 1000:1000 \
   --runtime nvidia \
   --shm-size 1073741824 \
-  --ulimit memlock=-1:-1 --ulimit stack=67108864:67108864 \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
   --device /dev/infiniband --cap-add CAP_IPC_LOCK \
   --log-driver local --log-opt compress=false --log-opt max-file=1 --log-opt max-size=1t \
   --label launcher.run-id=digits-0a1b2c \

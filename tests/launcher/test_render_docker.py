@@ -175,7 +175,7 @@ def test_cpus_are_printed_as_docker_reads_them(
 
 def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan, docker_facts: TargetFacts) -> None:
     artifact = render_docker(make_plan(docker_facts, nnodes=3), only=(1,))
-    assert [container.node_index for container in artifact.containers] == [1]
+    assert [container.node.node_index for container in artifact.containers] == [1]
 
 
 def test_a_replacement_keeps_its_name_and_gets_the_next_incarnation(
