@@ -92,7 +92,7 @@ def test_files_of_a_run_belong_to_the_caller(launcher: Runner) -> None:
 
 def test_the_first_rank_that_failed_is_named_across_containers(launcher: Runner) -> None:
     launcher.write((ROOT / "tests/examples/failing.py").read_text(), MOUNTED)
-    argv = ("--on", "docker", "--nnodes", "2", "--nproc-per-node", "2", "--", "--rank=3")
+    argv = ("--on", "docker", "--nnodes", "2", "--nproc-per-node", "2", "--", "3")
     done = launcher("run", "job.yaml", *argv)
     assert done.returncode == 1, done.stderr
     first = launcher.outcome["failure"]["first"]

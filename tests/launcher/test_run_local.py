@@ -89,7 +89,7 @@ def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner
         "--nproc-per-node",
         "2",
         "--",
-        "--rank=3",
+        "3",
     )
     assert done.returncode == 1, done.stderr
     failure = launcher.outcome["failure"]
