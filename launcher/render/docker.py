@@ -111,7 +111,8 @@ class Container:
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.
 
-        ``secrets`` holds a value for each name in ``node.secrets``.
+        ``secrets`` holds a value for each name in ``node.secrets``. The engine keeps the values as
+        long as the container: whoever may use the engine can read them there.
         """
         values = [f"{name}={secrets[name]}" for name in self.node.secrets]
         return {
