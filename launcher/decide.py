@@ -118,8 +118,10 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if lost:
         return Finish(reason=Reason.NODE_LOST, detail=describe(worst))
     used_up = plan.max_restarts > 0
-    # Without detail: the report names the rank, which says more than the first node to be seen.
-    return Finish(reason=Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED)
+    reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
+    # The report names the rank, which says more than the exit code of the first node to be seen;
+    # only what the target itself has to say is kept.
+    return Finish(reason=reason, detail=worst.detail)
 
 
 def describe(node: NodeObservation) -> str:

@@ -14,19 +14,8 @@ from typing import Any
 
 from launcher import contract
 from launcher.clock import Clock, SystemClock
-from launcher.docker_console import Consoles
-from launcher.docker_engine import (
-    OWN_IMAGE,
-    Ending,
-    Engine,
-    Held,
-    at_once,
-    engine_errors,
-    gone_is_fine,
-)
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
-from launcher.gpus import read_gpus
 from launcher.job import JobSpec
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
@@ -40,6 +29,17 @@ from launcher.render.docker import (
 from launcher.runs import RunFolder
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
+from launcher.targets.docker_console import Consoles
+from launcher.targets.docker_engine import (
+    OWN_IMAGE,
+    Ending,
+    Engine,
+    Held,
+    at_once,
+    engine_errors,
+    gone_is_fine,
+)
+from launcher.targets.gpus import read_gpus
 
 CANNOT_EXECUTE = (126, 127)
 """Exit codes of the container's init process where it cannot start the entry point."""

@@ -14,12 +14,12 @@ from launcher import contract, proc
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
-from launcher.gpus import read_gpus
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
+from launcher.targets.gpus import read_gpus
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""

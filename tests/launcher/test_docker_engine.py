@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.docker_engine import STATES, at_once
 from launcher.errors import ExitCode, TargetError
 from launcher.job import JobSpec
 from launcher.state import NodeState
 from launcher.targets.docker import DockerTarget, has_nvidia
+from launcher.targets.docker_engine import STATES, at_once
 
 JOB = JobSpec.model_validate({"name": "t", "command": "t.py"})
 

@@ -15,10 +15,10 @@ import pytest
 from launcher import proc
 from launcher.contract import NODE_INDEX, RUN_ID
 from launcher.errors import TargetError
-from launcher.gpus import read_gpus
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, plan_replacement, plan_run
 from launcher.state import NodeState
+from launcher.targets.gpus import read_gpus
 from launcher.targets.local import LocalTarget, find_free_port, read_torch_version
 from tests.launcher.runner import wait_until
 
