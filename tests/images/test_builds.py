@@ -47,6 +47,21 @@ def test_a_code_change_replaces_the_code_and_the_smoke_tests_result_alone(
     assert after[:-2] == before[:-2]
 
 
+def test_an_image_that_lost_its_tag_to_a_newer_build_is_removed(
+    built_project, image, inspect, docker
+) -> None:
+    before = inspect(image)["Id"]
+    done = built_project.build("--build-arg", "UID=2000")
+    assert "was built" in done.stdout
+    assert inspect(image)["Config"]["User"].startswith("2000:")
+    assert before not in docker("image", "ls", "--all", "--quiet", "--no-trunc")
+    docker("image", "tag", image, f"{image}-kept")
+    built_project.build()
+    assert inspect(f"{image}-kept")["Config"]["User"].startswith("2000:")
+    docker("image", "rm", f"{image}-kept")
+    assert inspect(image)["Id"] == before
+
+
 def test_a_change_elsewhere_in_pyproject_changes_no_layer(built_project, image, inspect) -> None:
     before = layers(inspect(image))
     pyproject = built_project.root / "pyproject.toml"
