@@ -28,10 +28,11 @@ def main(arguments: Sequence[str]) -> int:
         # record leaves the exception in the error.json that torchrun and the launcher read.
         record(train)(config, env)
     except InputError as error:
-        print(f"train: {error}", file=sys.stderr)
+        # In one write: print would let other ranks' lines in before its newline.
+        sys.stderr.write(f"train: {error}\n")
         return 2
     except KeyboardInterrupt:
-        print("train: interrupted", file=sys.stderr)
+        sys.stderr.write("train: interrupted\n")
         return 130
     return 0
 

@@ -73,9 +73,10 @@ class Run:
         return self.fabric.global_rank == 0
 
     def say(self, text: str) -> None:
-        """Prints on rank 0; at once, for whoever reads a pipe."""
+        """Prints on rank 0; at once and in one piece, for whoever reads a pipe."""
         if self.leads:
-            print(text, flush=True)
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
 
 
 def train(config: TrainConfig, env: WorkerEnv) -> Metrics:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from train.__main__ import main
+
 
 def metrics_in(folder: Path) -> dict:
     return json.loads((folder / "metrics.json").read_text())
@@ -119,3 +121,12 @@ def worker_of(agent: int, *, rank: int) -> int:
         if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
             return int(child)
     raise AssertionError(f"no worker of rank {rank} among {children}")
+
+
+def test_an_interrupted_training_exits_130(monkeypatch, capfd):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("train.loop.train", interrupt)
+    assert main([]) == 130
+    assert capfd.readouterr().err == "train: interrupted\n"
