@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
     summary = render_summary(
         outcome, folder=_shown(run.path), job_file=arguments.job, program=_program()
     )
-    print(summary, file=sys.stderr)
+    console.line(summary)
     return outcome.exit_code
 
 

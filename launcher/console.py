@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from typing import TextIO
 
@@ -48,8 +49,7 @@ class Console:
         """Leaves the last progress on the screen and the cursor on a line of its own."""
         if self._progress:
             self._progress = ""
-            self._stream.write("\n")
-            self._stream.flush()
+            self._put("\n")
 
     def end_progress(self) -> None:
         """Drops the live line: what it counted is over."""
@@ -60,8 +60,13 @@ class Console:
             width = shutil.get_terminal_size().columns
             # Clear the live line, write, draw it again: no line is ever torn by another.
             text = f"\r\x1b[K{text}{self._progress[: width - 1]}"
-        self._stream.write(text)
-        self._stream.flush()
+        self._put(text)
+
+    def _put(self, text: str) -> None:
+        # A closed terminal or pipe must not end the run that is shown there.
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
 
     def _painted(self, prefix: str, colour_key: int) -> str:
         if not self._colour:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from launcher import decide
 from launcher.clock import Clock
 from launcher.console import Console
-from launcher.errors import TargetError
+from launcher.errors import InputError, TargetError
 from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.ranks import node_rank_of, rank_of
 from launcher.report import read_report
@@ -54,22 +54,25 @@ class Follower:
         """
         self._run.write_launcher()
         try:
-            self._submit()
+            self._target.submit(self._plan)
             on_submitted()
             return self._finish(*self._loop())
-        except BaseException:
-            # A second Ctrl-C, or an engine that died: nothing may be left, however we leave.
+        except BaseException as error:
+            # Bad input, an engine that died, a second Ctrl-C: nothing may be left, nor be unsaid.
             with contextlib.suppress(TargetError):
                 self._target.stop(self._run.run_id, 0)
+            self._record(error)
             raise
 
-    def _submit(self) -> None:
-        try:
-            self._target.submit(self._plan)
-        except TargetError as error:
-            now = self._clock.wall()
-            write_outcome(self._run, self._plan, Reason.TARGET_UNREACHABLE, error.what, now)
-            raise
+    def _record(self, error: BaseException) -> None:
+        reasons = {
+            TargetError: Reason.TARGET_UNREACHABLE,
+            InputError: Reason.BAD_INPUT,
+            KeyboardInterrupt: Reason.INTERRUPTED,
+        }
+        reason = reasons.get(type(error), Reason.LAUNCHER_LOST)
+        detail = str(error).splitlines()[0] if str(error) else ""
+        write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
 
     def _loop(self) -> tuple[Reason, str]:
         while True:

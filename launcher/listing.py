@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from launcher.choose import open_target
 from launcher.clock import SystemClock
-from launcher.errors import TargetError
+from launcher.errors import InputError, TargetError
 from launcher.follow import fold
 from launcher.plan import LaunchPlan
 from launcher.ranks import rank_of
@@ -22,6 +22,7 @@ from launcher.tails import Output, RunTails
 POLL_S = 0.1
 ORPHANED = "orphaned"
 """Nodes run on, but the launcher that followed them has died."""
+UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,13 @@ class Row:
     """One run in a list. ``age_s`` is counted from its submission."""
 
     run_id: str
-    job: str
-    target: str
     state: str
-    reason: str
-    nnodes: int
     age_s: float
     folder: str
+    job: str = ""
+    target: str = ""
+    reason: str = ""
+    nnodes: int = 0
 
     def to_jsonable(self) -> dict[str, Any]:
         """Plain data."""
@@ -50,7 +51,12 @@ def list_runs(run_root: Path, *, everything: bool) -> list[Row]:
 
 
 def _row(run: RunFolder) -> Row:
-    plan = run.read_plan()
+    age_s = round(SystemClock().wall() - run.submitted_at(), 1)
+    try:
+        plan = run.read_plan()
+    except InputError:
+        # Of another version, or damaged: one such folder must not hide the other runs.
+        return Row(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
     state, outcome = _state(run, plan)
     return Row(
         run_id=run.run_id,
@@ -59,7 +65,7 @@ def _row(run: RunFolder) -> Row:
         state=state,
         reason=outcome.reason if outcome else "",
         nnodes=len(plan.nodes),
-        age_s=round(SystemClock().wall() - run.submitted_at(), 1),
+        age_s=age_s,
         folder=str(run.path),
     )
 

@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -237,3 +238,37 @@ def test_a_terminal_shows_one_progress_bar_and_whole_lines_of_the_others(launche
     assert "\rstep 3/5" in text.replace("\x1b[K", "")
     assert "\x1b[33m[0/1]\x1b[0m line 4\r\n" in text
     assert "progress bar" in text
+
+
+def test_closing_the_terminal_ends_the_run_and_leaves_nothing(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(launcher.folder)
+        os.execve(sys.executable, launcher.argv("run", "job.yaml", "--on", "local"), launcher.env)
+    wait_until(lambda: is_up(launcher))
+    os.close(terminal)
+    wait_until(lambda: (launcher.folder / "runs/latest/outcome.json").exists())
+    os.waitpid(pid, 0)
+    assert launcher.outcome["reason"] == "interrupted"
+    assert launcher.processes() == []
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(launcher: Runner) -> None:
+    launcher.write("import time\nfor step in range(30):\n    print(step)\n    time.sleep(0.05)\n")
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(timeout=90) == 0
+    assert launcher.outcome["state"] == "succeeded"
+
+
+def test_a_damaged_run_folder_does_not_hide_the_others(launcher: Runner) -> None:
+    launcher.write("print('fine')\n")
+    assert launcher("run", "job.yaml", "--on", "local").returncode == 0
+    broken = launcher.folder / "runs" / "tiny-broken"
+    broken.mkdir()
+    (broken / "plan.json").write_text("{}")
+    rows = json.loads(launcher("ps", "--all", "--json").stdout)
+    assert {row["state"] for row in rows} == {"unreadable", "succeeded"}
