@@ -1,7 +1,7 @@
 """``python -m benchmarks [NAME ...]``: measures, prints the table, and may write it as JSON.
 
 Exit codes: 0 also where a goal is missed, since figures are for people to judge; 1 where a
-benchmark could not run; 2 for a wrong argument.
+benchmark could not run; 2 for a wrong argument; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -70,4 +70,8 @@ def describe_command(names: Sequence[str], repetitions: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

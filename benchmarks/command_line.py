@@ -23,7 +23,7 @@ def measure_render(repetitions: int) -> Iterator[Row]:
     measured = interleave(repetitions, *sides)
     yield Row(
         benchmark="render",
-        what="launcher render against torchx run --dryrun, 1 node of 2",
+        what="launcher render against torchx run --dryrun",
         ours=measured[0],
         theirs=measured[1] if torchx else None,
         goal=Goal(of="ratio", most=0.5),

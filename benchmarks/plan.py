@@ -14,7 +14,7 @@ FEW, MANY = 1_000, 10_000
 def measure_plan(repetitions: int) -> Iterator[Row]:
     """A row for each number of nodes, and one that compares the time of one node in both."""
     few, many = interleave(repetitions, lambda: plan_and_render(FEW), lambda: plan_and_render(MANY))
-    what = f"plan and render for {choose_target()}"
+    what = f"for {choose_target()}"
     yield Row(benchmark="plan", what=f"{what}, {FEW:,} nodes", ours=few)
     yield Row(
         benchmark="plan",
@@ -24,7 +24,7 @@ def measure_plan(repetitions: int) -> Iterator[Row]:
     )
     yield Row(
         benchmark="plan",
-        what=f"growth: time per node of {MANY:,} nodes (ours) against of {FEW:,} (theirs)",
+        what=f"time per node, of {MANY:,} against of {FEW:,}",
         ours=many.per(MANY),
         theirs=few.per(FEW),
         goal=Goal(of="ratio", most=1.3),

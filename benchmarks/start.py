@@ -25,7 +25,7 @@ def measure_start(repetitions: int) -> Iterator[Row]:
         )
         yield Row(
             benchmark="start",
-            what=f"launcher run --on local against torchrun, {nproc} proc., to the first step",
+            what=f"launcher run against torchrun, nproc {nproc}",
             ours=ours,
             theirs=theirs,
             goal=GOAL,

@@ -27,7 +27,7 @@ def measure_step(repetitions: int) -> Iterator[Row]:
         )
         yield Row(
             benchmark="step",
-            what=f"step of the training loop against raw DDP, {nproc} proc.",
+            what=f"training loop against raw DDP, nproc {nproc}",
             ours=ours,
             theirs=theirs,
             goal=GOAL,

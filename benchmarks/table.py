@@ -35,7 +35,7 @@ def render_markdown(report: Report) -> str:
             *("| " + " | ".join(line) + " |" for line in lines),
             "",
             LEGEND.format(report.repetitions, report.machine),
-            *(f"- {note}" for note in _notes(report)),
+            *(f"\n{note}." for note in _notes(report)),
         ]
     )
 
@@ -49,32 +49,33 @@ def replace_results(page: str, section: str) -> str:
     return f"{before}{BEGIN}\n\n{section}\n\n{END}{after}"
 
 
-def format_seconds(seconds: float) -> str:
-    """Three digits, in the unit that suits them."""
-    scale, unit = next((u for u in UNITS if seconds >= u[0]), UNITS[-1])
-    return f"{seconds / scale:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+def format_measurement(measurement: Measurement) -> str:
+    """``4.10 s (4.00 to 4.40)``: three digits, in the unit that suits the median."""
+    median_s = float(f"{measurement.median_s:.3g}")  # first, or 0.9999 s would become 1000 ms
+    scale, unit = next((each for each in UNITS if median_s >= each[0]), UNITS[-1])
+    low, high = _digits(measurement.min_s / scale), _digits(measurement.max_s / scale)
+    return f"{_digits(median_s / scale)} {unit} ({low} to {high})"
+
+
+def _digits(number: float) -> str:
+    return f"{number:#.3g}".rstrip(".") if number < 999.5 else f"{number:.0f}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.benchmark}: {row.what}",
-        _format_measurement(row.ours),
-        _format_measurement(row.theirs) if row.theirs else "-",
-        "-" if row.ratio is None else f"{row.ratio:.2f}",
+        format_measurement(row.ours),
+        format_measurement(row.theirs) if row.theirs else "-",
+        "-" if row.ratio is None else f"{row.ratio:.3f}",
         _format_goal(row.goal) if row.goal else "-",
         {True: "yes", False: "NO", None: "-"}[row.ok],
     )
 
 
-def _format_measurement(measurement: Measurement) -> str:
-    low, high = format_seconds(measurement.min_s), format_seconds(measurement.max_s)
-    return f"{format_seconds(measurement.median_s)} ({low} to {high})"
-
-
 def _format_goal(goal: Goal) -> str:
     if goal.of == "ratio":
         return f"ratio <= {goal.most:g}"
-    return f"<= {format_seconds(goal.most)}"
+    return f"<= {goal.most:g} s"
 
 
 def _notes(report: Report) -> list[str]:

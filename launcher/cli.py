@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -61,15 +62,24 @@ def _run(arguments: argparse.Namespace) -> int:
     choice, plan = _planned(arguments)
     console = launch.open_console(sys.stderr)
     console.note(f"running on {choice.why}")
-    _note_left_behind(choice, console.note)
     run = launch.create_run(plan, choice.target)
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {_shown(run.path)}")
+    note_left_behind = functools.partial(_note_left_behind, choice, console.note)
     if arguments.detach:
         launch.follow_in_background(run, plan, choice.target)
+        note_left_behind()
         console.note(f"detached; see: {_program()} logs --follow {run.run_id}")
         print(run.run_id)
         return int(ExitCode.OK)
-    outcome = launch.follow_here(run, plan, choice.target, console, verbose=arguments.verbose)
+    outcome = launch.follow_here(
+        run,
+        plan,
+        choice.target,
+        console,
+        verbose=arguments.verbose,
+        # Looks at every process of the machine: while the agent starts, that costs no time.
+        on_submitted=note_left_behind,
+    )
     summary = render_summary(
         outcome, folder=_shown(run.path), job_file=arguments.job, program=_program()
     )

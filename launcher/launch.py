@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -44,16 +45,22 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
 
 
 def follow_here(
-    run: RunFolder, plan: LaunchPlan, target: Target, console: Console, *, verbose: bool
+    run: RunFolder,
+    plan: LaunchPlan,
+    target: Target,
+    console: Console,
+    *,
+    verbose: bool,
+    on_submitted: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Submits and follows in this process.
+    """Submits, calls ``on_submitted``, and follows in this process.
 
     The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace,
     a second one at once. Raises ``TargetError``, and ``KeyboardInterrupt`` for the second.
     """
     follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
     _stop_on_signals(follower)
-    return follower.follow()
+    return follower.follow(on_submitted)
 
 
 def follow_in_background(run: RunFolder, plan: LaunchPlan, target: Target) -> None:

@@ -17,8 +17,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import psutil
-
 from launcher import contract
 
 PR_SET_PDEATHSIG = 1
@@ -95,11 +93,15 @@ def send(pids: tuple[int, ...], signum: signal.Signals) -> None:
 
 def is_alive(pid: int) -> bool:
     """Whether a process of that number runs."""
+    import psutil
+
     return psutil.pid_exists(pid)
 
 
 def variable_of(pid: int, name: str) -> str | None:
     """One environment variable of another process; None where it cannot be read."""
+    import psutil
+
     try:
         return psutil.Process(pid).environ().get(name)
     except (psutil.Error, OSError):
@@ -111,6 +113,9 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 def _environments() -> Iterator[tuple[int, dict[str, str]]]:
     """Every readable process but this one, with its environment; a zombie's is empty."""
+    # Imported where it is used: what comes before the agent's start delays every run.
+    import psutil
+
     for process in psutil.process_iter():
         if process.pid != os.getpid():
             with contextlib.suppress(psutil.Error, OSError):

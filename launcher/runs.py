@@ -142,26 +142,38 @@ class RunFolder:
 
     def write_launcher(self) -> None:
         """Records this process as the one that follows the run."""
-        mark = {"pid": os.getpid(), "started_at": process_start(os.getpid())}
+        mark = {"pid": os.getpid(), "start": process_start(os.getpid())}
         write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             mark = json.loads((self.path / LAUNCHER_FILE).read_text())
-            started_at = process_start(mark["pid"])
+            start = process_start(mark["pid"])
             # A pid alone may have been given to another process since.
-            if started_at is not None and started_at == mark["started_at"]:
+            if start is not None and start == mark["start"]:
                 return int(mark["pid"])
         return None
 
 
-def process_start(pid: int) -> float | None:
-    """When a process began, seconds since the epoch; None where there is none."""
+def process_start(pid: int) -> str | None:
+    """What tells a process from all others that ever had its pid; None where there is none.
+
+    On Linux the boot and the tick in it. Not psutil's time of day, which is the boot's time plus
+    the tick: when the clock is set, every process seems to have started at another time.
+    """
+    with contextlib.suppress(OSError):
+        # The name, in parentheses, may hold spaces; the 20th field after it is the start.
+        tick = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{tick}"
+    return None if Path("/proc/self").exists() else _process_start_elsewhere(pid)
+
+
+def _process_start_elsewhere(pid: int) -> str | None:
     import psutil
 
     try:
-        return psutil.Process(pid).create_time()
+        return str(psutil.Process(pid).create_time())
     except psutil.Error:
         return None
 

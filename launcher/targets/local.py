@@ -65,8 +65,9 @@ class LocalTarget:
         for folder in artifact.folders:
             Path(folder).mkdir(parents=True, exist_ok=True)
         for process in artifact.processes:
-            label = {contract.RUN_ID: plan.run_id, contract.NODE_INDEX: str(process.node_index)}
-            self._end(label, plan.stop_grace_s)
+            if process.incarnation:  # before the first, nothing can be there to look for
+                label = {contract.RUN_ID: plan.run_id, contract.NODE_INDEX: str(process.node_index)}
+                self._end(label, plan.stop_grace_s)
             self._start(process, plan)
 
     def _start(self, process: Process, plan: LaunchPlan) -> None:

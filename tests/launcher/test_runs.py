@@ -92,7 +92,7 @@ def test_a_living_launcher_is_told_from_another_process_with_its_number(
     assert run.launcher_pid() is None
     run.write_launcher()
     assert run.launcher_pid() == os.getpid()
-    mark = {"pid": os.getpid(), "started_at": 1.0}
+    mark = {"pid": os.getpid(), "start": "another"}
     (run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
     assert run.launcher_pid() is None
 
@@ -100,7 +100,7 @@ def test_a_living_launcher_is_told_from_another_process_with_its_number(
 def test_a_dead_launcher_is_seen_to_be_dead(make_run: Callable[..., RunFolder]) -> None:
     run = make_run("a")
     child = subprocess.Popen([sys.executable, "-c", ""])
-    mark = {"pid": child.pid, "started_at": process_start(child.pid)}
+    mark = {"pid": child.pid, "start": process_start(child.pid)}
     child.wait()
     (run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
     assert run.launcher_pid() is None

@@ -1,0 +1,120 @@
+"""The program as a whole, and that the peers do the same work. Times are never asserted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as program
+from benchmarks import record
+from benchmarks.catalog import BENCHMARKS
+from benchmarks.command_line import measure_render
+from benchmarks.commands import ROOT, find_torchrun, run
+from benchmarks.measure import BenchmarkError, Measurement, Row
+from benchmarks.plan import plan_and_render
+from benchmarks.start import start_launcher, start_torchrun
+from benchmarks.step import OURS, THEIRS, read_metrics
+from benchmarks.table import BEGIN, END
+
+
+def measure_nothing(repetitions: int) -> Iterator[Row]:
+    samples_s = (1.0,) * repetitions
+    yield Row(benchmark="nothing", what="none", ours=Measurement(samples_s=samples_s))
+
+
+def measure_failing(repetitions: int) -> Iterator[Row]:
+    raise BenchmarkError("no torch; fix: make setup")
+    yield
+
+
+@pytest.fixture(autouse=True)
+def catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        program, "BENCHMARKS", {"nothing": measure_nothing, "failing": measure_failing}
+    )
+
+
+def test_a_report_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    assert program.main(["nothing", "--repetitions", "2", "--json", str(file)]) == 0
+    assert "nothing: none  1.00 s (1.00 to 1.00)" in capsys.readouterr().out
+    report = json.loads(file.read_text())
+    assert report["command"] == "python -m benchmarks nothing --repetitions 2"
+    assert str(tmp_path) not in file.read_text()
+
+
+def test_a_benchmark_that_cannot_run_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main([]) == 1
+    shown = capsys.readouterr()
+    assert "nothing: none" in shown.out
+    assert "error: failing cannot run: no torch; fix: make setup" in shown.err
+
+
+@pytest.mark.parametrize("arguments", [["strat"], ["--repetitions", "0"]])
+def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        program.main(arguments)
+
+
+def test_results_are_put_into_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+    monkeypatch.setattr(record, "PAGE", page)
+    file = tmp_path / "report.json"
+    program.main(["nothing", "--json", str(file)])
+    assert record.main([str(file)]) == 0
+    assert "| nothing: none | 1.00 s (1.00 to 1.00) |" in page.read_text()
+
+
+def test_what_is_no_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "report.json"
+    file.write_text("{}")
+    assert record.main([str(file)]) == 2
+    assert "is not a report" in capsys.readouterr().err
+
+
+def test_every_benchmark_is_explained_in_the_docs() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert BEGIN in page
+    assert [name for name in BENCHMARKS if f"### {name}\n" not in page] == []
+
+
+def test_without_torchx_its_row_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.command_line.find_torchx", lambda environ: None)
+    monkeypatch.setattr(
+        "benchmarks.command_line.find_launcher", lambda: (sys.executable, "-c", "pass")
+    )
+    (row,) = measure_render(1)
+    assert row.theirs is None
+    assert row.ok is None
+    assert "pip install torchx" in row.note
+
+
+def test_planning_is_measured_up_to_the_rendered_text() -> None:
+    assert plan_and_render(3) > 0
+
+
+@pytest.mark.parametrize("start", [start_launcher, start_torchrun])
+def test_the_start_is_measured_up_to_the_first_step(start: Callable[[int], float]) -> None:
+    assert start(1) > 0
+
+
+def test_the_peer_in_raw_ddp_does_the_same_work(tmp_path: Path) -> None:
+    losses = []
+    for module in (OURS, THEIRS):
+        run_dir = tmp_path / module
+        run_dir.mkdir()
+        job = ("--standalone", "--nproc-per-node=2", "-m", module, "--epochs=2")
+        run((*find_torchrun(), *job), {"RUN_DIR": str(run_dir)})
+        metrics = read_metrics(run_dir)
+        assert metrics["median_step_s"] > 0
+        losses.append(metrics["train_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

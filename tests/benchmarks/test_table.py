@@ -1,0 +1,108 @@
+"""The table for the terminal and the section of the docs, as whole texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.measure import Goal, Measurement, Report, Row
+from benchmarks.table import (
+    BEGIN,
+    END,
+    format_measurement,
+    render_markdown,
+    render_table,
+    replace_results,
+)
+
+REPORT = Report(
+    command="python -m benchmarks start",
+    machine="2 cores, torch 2.13.0",
+    repetitions=3,
+    rows=(
+        Row(
+            benchmark="start",
+            what="to a step",
+            ours=Measurement(samples_s=(4.1, 4.0, 4.4)),
+            theirs=Measurement(samples_s=(4.0, 4.2, 3.9)),
+            goal=Goal(of="ratio", most=1.05),
+        ),
+        Row(
+            benchmark="render",
+            what="alone",
+            ours=Measurement(samples_s=(0.3, 0.3, 0.31)),
+            goal=Goal(of="ratio", most=0.5),
+            note="peer not installed",
+        ),
+        Row(
+            benchmark="help",
+            what="slow",
+            ours=Measurement(samples_s=(0.3, 0.3, 0.3)),
+            goal=Goal(of="seconds", most=0.25),
+        ),
+    ),
+)
+
+
+TABLE = """\
+what              ours                   theirs                 ratio  goal           ok
+start: to a step  4.10 s (4.00 to 4.40)  4.00 s (3.90 to 4.20)  1.025  ratio <= 1.05  yes
+render: alone     300 ms (300 to 310)    -                      -      ratio <= 0.5   -
+help: slow        300 ms (300 to 300)    -                      -      <= 0.25 s      NO
+
+Median (fastest to slowest) of 3 interleaved runs. 2 cores, torch 2.13.0.
+render: peer not installed
+"""
+
+MARKDOWN = """\
+```
+python -m benchmarks start
+```
+
+| what | ours | theirs | ratio | goal | ok |
+| --- | --- | --- | --- | --- | --- |
+| start: to a step | 4.10 s (4.00 to 4.40) | 4.00 s (3.90 to 4.20) | 1.025 | ratio <= 1.05 | yes |
+| render: alone | 300 ms (300 to 310) | - | - | ratio <= 0.5 | - |
+| help: slow | 300 ms (300 to 300) | - | - | <= 0.25 s | NO |
+
+Median (fastest to slowest) of 3 interleaved runs. 2 cores, torch 2.13.0.
+
+render: peer not installed."""
+
+
+def test_the_table_is_aligned_and_tells_how_it_was_measured() -> None:
+    assert render_table(REPORT) == TABLE
+
+
+def test_the_section_of_the_docs_holds_the_command_and_the_notes() -> None:
+    assert render_markdown(REPORT) == MARKDOWN
+
+
+@pytest.mark.parametrize(
+    ("samples_s", "text"),
+    [
+        ((0.0,), "0.00 us (0.00 to 0.00)"),
+        ((0.0000123,), "12.3 us (12.3 to 12.3)"),
+        ((0.2, 0.25, 1.2345), "250 ms (200 to 1234)"),
+        ((0.9996, 0.9999), "1.00 s (1.00 to 1.00)"),
+        ((0.0009999,), "1.00 ms (1.00 to 1.00)"),
+        ((12.34,), "12.3 s (12.3 to 12.3)"),
+        ((1234.5,), "1230 s (1234 to 1234)"),
+    ],
+)
+def test_three_digits_are_told_in_the_unit_that_suits_the_median(
+    samples_s: tuple[float, ...], text: str
+) -> None:
+    assert format_measurement(Measurement(samples_s=samples_s)) == text
+
+
+def test_results_replace_what_stood_between_the_markers() -> None:
+    page = f"# Title\n\n{BEGIN}\n\nold\n\n{END}\n\nend\n"
+    once = replace_results(page, "new")
+    assert once == f"# Title\n\n{BEGIN}\n\nnew\n\n{END}\n\nend\n"
+    assert replace_results(once, "new") == once
+
+
+@pytest.mark.parametrize("page", ["", BEGIN, f"text {END}"])
+def test_a_page_without_its_markers_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        replace_results(page, "new")
