@@ -16,10 +16,12 @@ from pathlib import Path
 from launcher.agent import preload
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook
+from launcher.agent.gpu import GpuGate, open_devices
 from launcher.agent.node import Node, say
 from launcher.agent.report import AgentReport, Ledger
 from launcher.agent.settings import AgentSettings, NodeTask
-from launcher.clock import SystemClock
+from launcher.agent.watchdog import Watchdog
+from launcher.clock import Clock, SystemClock
 
 PRELOAD_LIMIT_S = 180.0
 _FABRIC = "lightning.fabric"
@@ -39,11 +41,18 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     book = FaultBook(
         max_restarts=task.node.max_restarts, same_failure_limit=settings.same_failure_limit
     )
-    node = Node(attempts, book, ledger, clock)
+    gate = GpuGate(
+        open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
+    )
+    node = Node(attempts, book, ledger, gate, clock)
+    watchdog = Watchdog(attempts, settings, ledger, clock)
+    _start_health(settings, node, watchdog, clock)
     from launcher.agent import launch
 
     forks = warm is not None and warm.wait()
+    watchdog.start()
     reason, detail = launch.run_elastic_agent(task, node, archive, forks=forks)
+    watchdog.stop()
     return AgentReport(
         reason=reason,
         detail=detail,
@@ -53,12 +62,28 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     )
 
 
+def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:
+    if settings.health_port is None:
+        return
+    from launcher.agent.health import read_health, start_health_server
+
+    book = watchdog.book if settings.hang_min_s > 0 else None
+    try:
+        port = start_health_server(
+            settings.health_host, settings.health_port, lambda: read_health(node, book, clock)
+        )
+    except OSError as error:
+        say(f"no health server on port {settings.health_port}: {error}")
+        return
+    say(f"health: http://{settings.health_host}:{port}/healthz")
+
+
 def archive_path() -> str:
     """The zipapp that this code runs from. Raises RuntimeError where it is none."""
     archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
     if archive is None:
         raise RuntimeError("the agent runs from its archive: build it with render_agent_archive")
-    return os.path.abspath(archive)
+    return os.path.abspath(str(archive))
 
 
 class _Warm:
@@ -69,6 +94,7 @@ class _Warm:
 
         self._report = scratch / "preload.json"
         self._report.unlink(missing_ok=True)
+        self._named = task.settings.preload
         modules = plan_preload(task.settings, _read_sources(task.node.command))
         # The server has '' on its path, and 3.11's does not take its parent's; both are undone
         # in it before it imports anything of the image.
@@ -107,7 +133,7 @@ class _Warm:
                 time.sleep(0.01)
                 continue
             for name, problem in report["problems"].items():
-                if name != "torch":
+                if name != "torch" and (name != _FABRIC or _FABRIC in self._named):
                     say(f"preload: {name} cannot be imported ({problem}); going on without it")
             return str(report["refused"])
         return f"the warm process was not ready after {PRELOAD_LIMIT_S:.0f} s"
@@ -122,10 +148,7 @@ def plan_preload(settings: AgentSettings, sources: Mapping[str, bytes]) -> tuple
 
 def _read_sources(command: tuple[str, ...]) -> dict[str, bytes]:
     """The script, or the files of the package behind ``-m``, to see what they mention."""
-    if command[0] != "-m":
-        paths = [Path(command[0])]
-    else:
-        paths = _module_files(command[1])
+    paths = _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]
     found = {}
     for path in paths:
         try:

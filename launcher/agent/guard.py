@@ -91,12 +91,15 @@ def _run(
             processes.die_with_parent(guard_pid)
         except processes.ParentGoneError:
             os._exit(128 + signal.SIGKILL)
-        worker.run(worker.Script(argv=argv, sys_path=sys_path, folder=place.folder), _hide_and(prepare))
+        worker.run(
+            worker.Script(argv=argv, sys_path=sys_path, folder=place.folder), _hide_and(prepare)
+        )
     watch = _Watch(pid, parent_pid, place)
     status = watch.wait()
     code = os.waitstatus_to_exitcode(status)
     processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
     _write_exit(place, code, watch.was_asked)
+    _remove_if_empty(place.folder / contract.STACKS_FILE)
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if code != 0:
         _end_like(code)
@@ -187,6 +190,12 @@ def _write_exit(place: _Place, code: int, was_asked: bool) -> None:
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(record))
         temporary.replace(path)
+
+
+def _remove_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
 
 
 def _end_like(code: int) -> NoReturn:

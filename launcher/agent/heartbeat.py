@@ -99,9 +99,7 @@ def _register(module: ModuleType, writer: HeartbeatWriter) -> None:
     def on_step(_optimizer: object, _args: object, _kwargs: object) -> None:
         writer.step()
 
-    hook: Callable[[Any], Any] | None = getattr(
-        module, "register_optimizer_step_post_hook", None
-    )
+    hook: Callable[[Any], Any] | None = getattr(module, "register_optimizer_step_post_hook", None)
     if hook is not None:
         hook(on_step)
 

@@ -84,9 +84,7 @@ SOURCES: Mapping[str, Source] = {
 }
 
 
-def identify(
-    task: NodeTask, environ: Mapping[str, str], host_name: str | None = None
-) -> NodeTask:
+def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None = None) -> NodeTask:
     """The task with this node's own index, address, log folder and part in the rendezvous.
 
     Raises InputError where the place that should know the index does not say it.

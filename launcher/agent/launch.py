@@ -20,8 +20,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import guard
+from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
-from launcher.agent.node import GpuBusyError, Node
+from launcher.agent.node import Node
 from launcher.agent.settings import NodeTask
 from launcher.agent.watched import NodeEnding, register_watched
 from launcher.node_plan import Static
@@ -117,7 +118,7 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             node.ends = node.attempts.end()
             return Reason.TRAINING_FAILED, ""
         case GpuBusyError():
-            return Reason.GPU_BUSY, "the dead workers' GPU memory did not become free"
+            return Reason.GPU_BUSY, str(error)
         case RendezvousClosedError():
             return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
         case RendezvousTimeoutError():

@@ -33,7 +33,9 @@ class RunFolderLogs(LogsSpecs):
         """Makes the folders, and adds to each worker's environment what the guard needs."""
         ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
         workers = self._attempts.begin(ranks)
-        self._ledger.write("workers-started", attempt=self._attempts.number, ranks=[*ranks.values()])
+        self._ledger.write(
+            "workers-started", attempt=self._attempts.number, ranks=[*ranks.values()]
+        )
         for worker in workers:
             self._add_variables(envs[worker.local_rank], worker)
         stdouts = {w.local_rank: str(w.folder / contract.STDOUT_FILE) for w in workers}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, describe
+from launcher.agent.gpu import GpuGate
 from launcher.agent.report import Ledger
 from launcher.clock import Clock
-from launcher.state import Reason
 
 
 def say(text: str) -> None:
@@ -44,16 +42,16 @@ class Phases:
 class Node:
     """The state behind one start of the agent; written by its main thread, read by others."""
 
-    def __init__(self, attempts: Attempts, book: FaultBook, ledger: Ledger, clock: Clock) -> None:
+    def __init__(
+        self, attempts: Attempts, book: FaultBook, ledger: Ledger, gate: GpuGate, clock: Clock
+    ) -> None:
         self.attempts, self.book, self.ledger = attempts, book, ledger
         self.phases = Phases(since=clock.monotonic())
         self.node_rank = 0
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
         self.had_rendezvous = False
-        self.gpu_wait: Callable[[], float | None] = lambda: 0.0
-        self._clock = clock
-        self._was_healthy = threading.Event()
+        self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:
         """The agent's main thread goes on to something else."""
@@ -91,21 +89,8 @@ class Node:
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
-    def on_healthy(self) -> None:
-        """torch's agent looks after running workers; called many times a second."""
-        if not self._was_healthy.is_set():
-            self._was_healthy.set()
-
     def wait_for_gpus(self) -> None:
         """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""
-        waited_s = self.gpu_wait()
-        if waited_s is None:
-            raise GpuBusyError
+        waited_s = self._gate.wait()
         if waited_s > 0.5:
             self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)
-
-
-class GpuBusyError(Exception):
-    """GPU memory of dead workers did not become free in time."""
-
-    reason = Reason.GPU_BUSY

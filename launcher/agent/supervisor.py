@@ -204,9 +204,7 @@ class Supervisor:
     def _be_agent(self, task: NodeTask, report_file: Path) -> int:
         from launcher.agent.engine import run_agent
 
-        report = run_agent(
-            task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
-        )
+        report = run_agent(task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger)
         report.write(report_file)
         return int(EXIT_CODE_OF_REASON[report.reason])
 
@@ -276,9 +274,7 @@ def plan_round(task: NodeTask, number: int) -> NodeTask:
     if stores := task.settings.stores:
         store = stores[number % len(stores)]
         is_host = store.node_index == task.node.node_index
-        new = replace(
-            new, endpoint_host=store.host, endpoint_port=store.port, is_host=is_host
-        )
+        new = replace(new, endpoint_host=store.host, endpoint_port=store.port, is_host=is_host)
     return replace(task, node=replace(task.node, rendezvous=new))
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from torch.distributed import PrefixStore, Store
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -27,6 +27,8 @@ from launcher.state import Reason
 
 if TYPE_CHECKING:
     from launcher.agent.node import Node
+
+T = TypeVar("T")
 
 _FAULTS_KEY = "worker-faults"
 _FAULT_IN_ROUND_KEY = "launcher/worker-fault"
@@ -46,7 +48,7 @@ def register_watched(backend: str, node: Node) -> str:
     name = f"launcher-{backend}"
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
-        config = {key: value for key, value in params.config.items()}
+        config = dict(params.config)
         inner = rendezvous_handler_registry.create_handler(
             RendezvousParameters(
                 backend=backend,
@@ -124,14 +126,13 @@ class WatchedHandler(RendezvousHandler):
             raise NodeEnding(told, "another node ended the run") from None
 
     def num_nodes_waiting(self) -> int:
-        self._node.on_healthy()
         return self._inner.num_nodes_waiting()
 
     def is_closed(self) -> bool:
         return self._inner.is_closed()
 
     def set_closed(self) -> None:
-        self._inner.set_closed()
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def get_run_id(self) -> str:
         return self._inner.get_run_id()
@@ -165,8 +166,8 @@ class JobFaults:
         """Takes the new round's store, and looks at what other nodes have counted."""
         if info.world_size == 1 and self._job is None:
             return None
-        self._round = PrefixStore("launcher", info.store)
-        self._job = PrefixStore("launcher/job", _base_of(info.store))
+        self._round = dist.PrefixStore("launcher", info.store)
+        self._job = dist.PrefixStore("launcher/job", _base_of(info.store))
         total = self._with_store(lambda job, _: int(job.add(_FAULTS_KEY, 0)), 0)
         return self._book.judge_count(max(self._own, total), self._last)
 
@@ -177,16 +178,16 @@ class JobFaults:
     def told(self) -> Reason | None:
         """The reason that another node left."""
 
-        def read(job: Store, _: Store) -> Reason | None:
+        def read(job: dist.Store, _: dist.Store) -> Reason | None:
             return Reason(job.get(_VERDICT_KEY).decode()) if job.check([_VERDICT_KEY]) else None
 
         return self._with_store(read, None)
 
-    def _add(self, job: Store, round_store: Store) -> int:
+    def _add(self, job: dist.Store, round_store: dist.Store) -> int:
         first_to_say_so = int(round_store.add(_FAULT_IN_ROUND_KEY, 1)) == 1
         return int(job.add(_FAULTS_KEY, 1 if first_to_say_so else 0))
 
-    def _with_store(self, act: Callable[[Store, Store], Any], otherwise: Any) -> Any:
+    def _with_store(self, act: Callable[[dist.Store, dist.Store], T], otherwise: T) -> T:
         if self._job is None or self._round is None:
             return otherwise
         try:
@@ -195,8 +196,8 @@ class JobFaults:
             return otherwise
 
 
-def _base_of(store: Store) -> Store:
+def _base_of(store: dist.Store) -> dist.Store:
     """The store beneath all prefixes, which outlives a round."""
-    while isinstance(store, PrefixStore):
+    while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store

@@ -136,8 +136,7 @@ def _run_file(module: types.ModuleType, path: str) -> None:
         source = Path(path).read_bytes()
     except OSError as error:
         sys.stderr.write(
-            f"{sys.executable}: can't open file {full!r}: "
-            f"[Errno {error.errno}] {error.strerror}\n"
+            f"{sys.executable}: can't open file {full!r}: [Errno {error.errno}] {error.strerror}\n"
         )
         raise SystemExit(2) from None
     loader = importlib.machinery.SourceFileLoader("__main__", full)

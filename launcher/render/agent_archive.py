@@ -63,7 +63,5 @@ def rename(source: str) -> str:
                 raise ValueError(f"line {node.lineno}: use `from {PACKAGE}... import ...`")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
             line = lines[node.lineno - 1]
-            lines[node.lineno - 1] = line.replace(
-                f"from {PACKAGE}", f"from {PRIVATE_PACKAGE}", 1
-            )
+            lines[node.lineno - 1] = line.replace(f"from {PACKAGE}", f"from {PRIVATE_PACKAGE}", 1)
     return "".join(lines)
