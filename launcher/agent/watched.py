@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -166,8 +166,8 @@ class JobFaults:
         """Takes the new round's store, and looks at what other nodes have counted."""
         if info.world_size == 1 and self._job is None:
             return None
-        self._round = dist.PrefixStore("launcher", info.store)
-        self._job = dist.PrefixStore("launcher/job", _base_of(info.store))
+        self._round = PrefixStore("launcher", info.store)
+        self._job = PrefixStore("launcher/job", _base_of(info.store))
         total = self._with_store(lambda job, _: int(job.add(_FAULTS_KEY, 0)), 0)
         return self._book.judge_count(max(self._own, total), self._last)
 
@@ -178,16 +178,16 @@ class JobFaults:
     def told(self) -> Reason | None:
         """The reason that another node left."""
 
-        def read(job: dist.Store, _: dist.Store) -> Reason | None:
+        def read(job: Store, _: Store) -> Reason | None:
             return Reason(job.get(_VERDICT_KEY).decode()) if job.check([_VERDICT_KEY]) else None
 
         return self._with_store(read, None)
 
-    def _add(self, job: dist.Store, round_store: dist.Store) -> int:
+    def _add(self, job: Store, round_store: Store) -> int:
         first_to_say_so = int(round_store.add(_FAULT_IN_ROUND_KEY, 1)) == 1
         return int(job.add(_FAULTS_KEY, 1 if first_to_say_so else 0))
 
-    def _with_store(self, act: Callable[[dist.Store, dist.Store], T], otherwise: T) -> T:
+    def _with_store(self, act: Callable[[Store, Store], T], otherwise: T) -> T:
         if self._job is None or self._round is None:
             return otherwise
         try:
@@ -196,8 +196,8 @@ class JobFaults:
             return otherwise
 
 
-def _base_of(store: dist.Store) -> dist.Store:
+def _base_of(store: Store) -> Store:
     """The store beneath all prefixes, which outlives a round."""
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store

@@ -108,7 +108,7 @@ def _execute(script: Script) -> None:
     sys.argv[:] = script.argv
     path = script.argv[0]
     if os.path.isdir(path) or zipfile.is_zipfile(path):
-        sys.path.insert(0, path)
+        sys.path.insert(0, os.path.abspath(path))
         _run_as_main("__main__", False)
         return
     _put_first(os.path.dirname(os.path.realpath(path)))
@@ -131,7 +131,7 @@ def _run_as_main(name: str, alter_argv: bool = True) -> None:
 
 
 def _run_file(module: types.ModuleType, path: str) -> None:
-    full = os.path.abspath(path)
+    full = os.path.join(os.getcwd(), path)
     try:
         source = Path(path).read_bytes()
     except OSError as error:
@@ -174,9 +174,8 @@ def _write_error_file(error: BaseException) -> None:
 
 
 def _own_part(found: TracebackType | None) -> TracebackType | None:
-    """Without the frames that are ours and runpy's."""
-    foreign = {__file__, runpy.__file__, "<frozen runpy>"}
-    while found is not None and found.tb_frame.f_code.co_filename in foreign:
+    """Without the frames that are ours."""
+    while found is not None and found.tb_frame.f_code.co_filename == _own_part.__code__.co_filename:
         found = found.tb_next
     return found
 
@@ -197,6 +196,7 @@ def _open_streams() -> None:
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        vars(raw)["name"] = f"<{name}>"
         errors = "backslashreplace" if name == "stderr" else old.errors
         stream = io.TextIOWrapper(
             raw,

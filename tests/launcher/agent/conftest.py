@@ -1,0 +1,37 @@
+"""The agent's archive, and nodes that must leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.render.agent_archive import read_agent_sources, render_agent_archive
+from tests.launcher.agent.place import Place
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archive") / "agent.pyz"
+    path.write_bytes(render_agent_archive(read_agent_sources()))
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, archive: Path) -> Iterator[Place]:
+    node = Place(tmp_path, archive)
+    yield node
+    if node.process is not None and node.process.poll() is None:
+        node.process.send_signal(signal.SIGTERM)
+        try:
+            node.process.wait(20)
+        except subprocess.TimeoutExpired:
+            node.process.kill()
+            node.process.wait(20)
+    left = node.processes()
+    for process in left:
+        process.kill()
+    assert left == [], f"a test left processes behind: {left}"
