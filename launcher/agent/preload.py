@@ -23,7 +23,7 @@ ORDER = "LAUNCHER_PRELOAD_ORDER"
 
 SERVER_PID = 0
 STDIN_FD = 0
-MAIN: object = None
+MAIN = multiprocessing.current_process()
 """multiprocessing's object for a main process; only the server still has one."""
 SYS_PATH: tuple[str, ...] = ()
 """What a script's sys.path holds behind its first entry."""

@@ -120,6 +120,7 @@ class Watchdog:
         self.book = SilenceBook(self._limits)
         self._attempts, self._ledger, self._clock = attempts, ledger, clock
         self._attempt = -1
+        self._ended_attempt = -1
         self._has_stepped = False
         self._cpu: tuple[float, float] | None = None
         self._stopping = threading.Event()
@@ -142,6 +143,9 @@ class Watchdog:
             self._attempt, self._has_stepped, self._cpu = self._attempts.number, False, None
             self.book.new_attempt()
         beats, workers = self._attempts.beats(), self._attempts.workers
+        if self._ended_attempt == self._attempt:
+            # Its heartbeats stay as they are until the next attempt begins.
+            return
         self._note_first_step(beats)
         silent = self.book.find_silent(beats, self._clock.monotonic())
         busy = self._is_busy(beats) if len(silent) == len(workers) > 0 else self._forget_cpu()
@@ -193,8 +197,7 @@ class Watchdog:
         self._wait_for_stacks(workers)
         for beat in beats.values():
             processes.send(beat.pid, signal.SIGKILL)
-        self.book.new_attempt()
-        self._stopping.wait(STACKS_LIMIT_S)
+        self._ended_attempt = self._attempt
 
     def _wait_for_stacks(self, workers: tuple[WorkerPlace, ...]) -> None:
         deadline = self._clock.monotonic() + STACKS_LIMIT_S

@@ -26,11 +26,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from launcher import contract
 from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
 from launcher.errors import ExitCode
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 Prepare = Callable[[], None]
 
@@ -228,7 +231,7 @@ def _start_heartbeat() -> None:
 # -- only where forked from the warm process ---------------------------------------------------
 
 
-def leave_multiprocessing(kept_fds: Collection[int], stdin_fd: int, main: object) -> None:
+def leave_multiprocessing(kept_fds: Collection[int], stdin_fd: int, main: BaseProcess) -> None:
     """Undoes that this process was made by a fork server: to the script it is a main process.
 
     ``main`` is what multiprocessing took the server itself for.
@@ -241,6 +244,8 @@ def leave_multiprocessing(kept_fds: Collection[int], stdin_fd: int, main: object
             with contextlib.suppress(OSError):
                 os.close(fd)
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    # The fork server's client has given it the name of a child.
+    main.name = "MainProcess"
     vars(process).update(_current_process=main, _parent_process=None)
     vars(process)["_children"].clear()
     set_start_method(None, force=True)
@@ -262,13 +267,12 @@ def _forget(owner: object, **values: object) -> None:
 
 
 def reseed() -> None:
-    """Random state as a fresh process has it, not the one that all forks share.
+    """Random state as a fresh process has it: from the system, not the one that forks share.
 
-    torch's own default generator starts from the same constant in every process; it goes back
-    there. numpy's starts from the system's randomness; Python's reseeds itself at a fork.
+    Python's own reseeds itself at a fork; CUDA's generators do not exist yet.
     """
     torch = sys.modules["torch"]
-    torch.default_generator.manual_seed(torch.Generator().initial_seed())
+    torch.default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy"].random.seed()
     threads = os.environ.get("OMP_NUM_THREADS", "")
