@@ -167,7 +167,10 @@ def _with_fresh_seat(state: State) -> State:
 
 # -- the next operation ------------------------------------------------------------------------
 def _begin(state: State) -> tuple[State, Action | None]:
-    return state, Swap("", first_head(state)) if state.waiting else None
+    """Before anything is known; the beat comes first, because others read that of any leader."""
+    if state.due:
+        return state, Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
+    return state, Swap("", first_head(state)) if state.waiting or state.closing else None
 
 
 def _next(state: State, now: float) -> tuple[State, Action | None]:

@@ -102,10 +102,11 @@ class State:
 
 def status_of(state: State) -> str:
     """What a beat says besides life: waiting for, or running in, which round."""
-    assert state.head is not None
     if state.leaving:
         return "l"
-    return f"j{state.head.epoch}" if state.waiting else f"r{state.entered}"
+    if state.waiting and state.head is not None:
+        return f"j{state.head.epoch}"
+    return f"r{state.entered}"
 
 
 def status_in(text: str) -> str:
