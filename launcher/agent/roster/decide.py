@@ -105,8 +105,8 @@ def _may_admit(state: State, head: Head, now: float) -> bool:
         return True
     if not state.leads:
         return False
-    calm = now - state.phase_at >= state.rules.growth_pause_s or head.cause is not Cause.JOINED
     rules = state.rules
+    calm = now - state.grown_at >= rules.growth_pause_s
     patience = rules.admit_limit_s if rules.held else min(rules.last_call_s, rules.interval_s)
     return calm and now - state.waiters_at >= patience
 

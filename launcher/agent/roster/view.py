@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -63,6 +64,7 @@ class State:
     seats: tuple[str, ...] = ()
     looked_at: float | None = None
     phase_at: float = 0.0
+    grown_at: float = -math.inf
     arrived: tuple[str, ...] = ()
     arrived_at: float = 0.0
     waiters: tuple[str, ...] = ()
@@ -152,6 +154,8 @@ def adopt(state: State, text: str, now: float) -> State:
     state = replace(state, text=text, head=head)
     if old is None or (old.epoch, old.phase) != (head.epoch, head.phase):
         state = replace(state, phase_at=now, arrived=(), arrived_at=now, waiters=())
+        if head.phase is Phase.SEALED and head.cause is Cause.JOINED:
+            state = replace(state, grown_at=now)
     if not state.leads or old is None or old.epoch != head.epoch:
         state = replace(state, sealing=(), cards={}, taken=None, written="")
     return state
@@ -183,7 +187,7 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
             heard = tuple(s for s in heard if s not in state.members)
     elif head.phase is Phase.FORMING or not state.belongs:
         heard = (head.leader,)
-    if head.phase is Phase.SEALED and state.belongs:
+    if state.belongs:
         suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
         heard += plan_watched(state.members, state.seat, head.gone, suspects, state.rules.width)
     beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)

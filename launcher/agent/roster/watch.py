@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-SUSPECT_INTERVALS = 3
+SUSPECT_INTERVALS = 2
 """Pulses without a change after which a watcher also looks at the nodes behind the silent one."""
 
 

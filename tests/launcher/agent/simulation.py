@@ -16,6 +16,7 @@ from launcher.agent.roster.head import Membership, format_card, parse_head
 from launcher.agent.roster.machine import start, step
 from launcher.agent.roster.view import State, nodes_waiting, pause_s
 from launcher.agent.roster.words import (
+    Admit,
     Close,
     Deliver,
     Done,
@@ -171,6 +172,9 @@ class Node:
         self.running = None
         self.handle(Leave())
         self.at(2.0, lambda: setattr(self, "left", True))
+
+    def admit(self) -> None:
+        self.handle(Admit())
 
     def close(self, reason: str) -> None:
         self.handle(Close(reason))
