@@ -12,8 +12,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 
-LAYERS: dict[int, set[str]] = {
+LAYERS: dict[float, set[str]] = {
     0: {"", "errors", "clock", "contract", "state", "node_plan"},
+    # The agent in the node: beside the planning, never above it.
+    0.5: {"agent", "agent.roster"}
+    | {f"agent.roster.{name}" for name in ("head", "watch", "words", "view", "decide", "machine")}
+    | {f"agent.roster.{name}" for name in ("settings", "fencing", "store", "shell", "handler")},
     1: {
         "job",
         "job_types",
