@@ -59,6 +59,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
         attempts=attempts.count,
         restarts=dict(book.restarts),
         ends=node.ends,
+        carried=node.link.carried() if node.link else {},
     )
 
 

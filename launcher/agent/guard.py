@@ -149,6 +149,8 @@ def _grace_s(place: _Place) -> float:
     """SIGTERM without a request means a restart, which must not wait for a slow handler."""
     try:
         request = json.loads((place.node_dir / contract.STOP_REQUEST_FILE).read_text())
+        if request["reason"] == contract.STOP_REASON_RESIZE:
+            return place.exit_grace_s
         return max(place.exit_grace_s, float(request["deadline"]) - time.time())
     except (OSError, ValueError, KeyError, TypeError):
         return place.exit_grace_s

@@ -21,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import guard
 from launcher.agent.gpu import GpuBusyError
+from launcher.agent.link import ROSTER
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
 from launcher.agent.settings import NodeTask
@@ -53,12 +54,7 @@ def run_elastic_agent(
 def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
     plan, settings = task.node, task.settings
     static = isinstance(plan.rendezvous, Static)
-    logs = RunFolderLogs(
-        node.attempts,
-        node.ledger,
-        exit_grace_s=settings.exit_grace_s,
-        max_restarts=plan.max_restarts,
-    )
+    logs = RunFolderLogs(node, exit_grace_s=settings.exit_grace_s, max_restarts=plan.max_restarts)
     values: dict[str, Any] = {
         "min_nodes": plan.min_nodes,
         "max_nodes": plan.max_nodes,
@@ -99,11 +95,13 @@ def _rdzv_configs(task: NodeTask) -> dict[str, str]:
     if isinstance(rendezvous, Static):
         return {"rank": str(task.node.node_index)}
     configs = dict(rendezvous.conf)
-    if rendezvous.backend in ("c10d", "roster"):
+    if rendezvous.backend in ("c10d", ROSTER):
         # Inferred, it is wrong for Services, CNAMEs and second interfaces.
         configs["is_host"] = "1" if rendezvous.is_host else "0"
-    if rendezvous.backend == "roster":
+    if rendezvous.backend == ROSTER:
         configs["node_index"] = str(task.node.node_index)
+        configs["max_restarts"] = str(task.node.max_restarts)
+        configs["hold_newcomers"] = "1"
     return configs
 
 
@@ -113,6 +111,9 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
         case NodeEnding(reason=reason, detail=detail):
             return reason, detail
         case SignalException():
+            if node.link:
+                # The others re-form at once, and need not find out.
+                node.link.leave()
             return Reason.PREEMPTED, str(error)
         case ChildFailedError():
             node.ends = node.attempts.end()

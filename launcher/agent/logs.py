@@ -8,8 +8,8 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 
 from launcher import contract
 from launcher.agent import guard
-from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.agent.report import Ledger
+from launcher.agent.attempts import WorkerPlace
+from launcher.agent.node import Node
 
 
 class RunFolderLogs(LogsSpecs):
@@ -18,11 +18,10 @@ class RunFolderLogs(LogsSpecs):
     torch calls ``reify`` once for each start of the worker group.
     """
 
-    def __init__(
-        self, attempts: Attempts, ledger: Ledger, *, exit_grace_s: float, max_restarts: int
-    ) -> None:
-        super().__init__(str(attempts.node_dir), redirects=Std.ALL, tee=Std.ALL)
-        self._attempts, self._ledger = attempts, ledger
+    def __init__(self, node: Node, *, exit_grace_s: float, max_restarts: int) -> None:
+        super().__init__(str(node.attempts.node_dir), redirects=Std.ALL, tee=Std.ALL)
+        self._node = node
+        self._attempts, self._ledger = node.attempts, node.ledger
         self._exit_grace_s, self._max_restarts = exit_grace_s, max_restarts
 
     @property
@@ -49,6 +48,9 @@ class RunFolderLogs(LogsSpecs):
         )
 
     def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
+        generation = self._node.link.generation() if self._node.link else None
+        if generation is not None:
+            env[contract.GENERATION] = str(generation)
         env.update(
             {
                 "TORCHELASTIC_ERROR_FILE": str(worker.folder / contract.ERROR_FILE),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, describe
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import Ledger
 from launcher.clock import Clock
+
+if TYPE_CHECKING:
+    from launcher.agent.link import Link
 
 
 def say(text: str) -> None:
@@ -51,6 +55,7 @@ class Node:
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
         self.had_rendezvous = False
+        self.link: Link | None = None
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:

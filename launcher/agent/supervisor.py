@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +134,8 @@ class Supervisor:
         began_at = self._clock.monotonic()
         number = 0
         while True:
-            self._report = self._run_agent(plan_round(self._task, number))
+            task = plan_round(self._task, number, self._report.carried)
+            self._report = self._run_agent(task)
             self._attempts += self._report.attempts
             self._report.attempts = self._attempts
             number += 1
@@ -262,15 +264,17 @@ class Supervisor:
             processes.send(self._agent_pid, signal.SIGTERM)
 
 
-def plan_round(task: NodeTask, number: int) -> NodeTask:
+def plan_round(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
     """The task for the ``number``-th start: a failed agent closes its run id for ever.
 
-    Every node computes the same id and the same store from the same number.
+    ``carried`` is what the last start knew and a new store does not. Every node computes the
+    same id and the same store from the same number.
     """
     rendezvous = task.node.rendezvous
     if number == 0 or isinstance(rendezvous, Static):
         return task
-    new = replace(rendezvous, id=f"{rendezvous.id}.s{number}")
+    conf = tuple({**dict(rendezvous.conf), **carried}.items())
+    new = replace(rendezvous, id=f"{rendezvous.id}.s{number}", conf=conf)
     if stores := task.settings.stores:
         store = stores[number % len(stores)]
         is_host = store.node_index == task.node.node_index

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -22,7 +23,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher import contract
-from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd
+from launcher.agent.admission import Admission, is_for_resize
+from launcher.agent.faults import FaultBook, GiveUp, WorkerEnd, describe
+from launcher.agent.link import Link, register
+from launcher.clock import SystemClock
 from launcher.state import Reason
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
 def register_watched(backend: str, node: Node) -> str:
     """Registers the handler under a name of its own, which is returned."""
     name = f"launcher-{backend}"
+    register(backend)
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
         config = dict(params.config)
@@ -72,6 +77,8 @@ class WatchedHandler(RendezvousHandler):
 
     def __init__(self, name: str, inner: RendezvousHandler, node: Node) -> None:
         self._name, self._inner, self._node = name, inner, node
+        self._link = node.link = Link(inner)
+        self._admission = Admission(node.attempts.node_dir, self._link.admit, SystemClock())
         self._faults = JobFaults(node.book)
         self._has_run = False
 
@@ -87,45 +94,49 @@ class WatchedHandler(RendezvousHandler):
         node = self._node
         if self._has_run:
             self._judge_last_attempt()
+            self._admission.new_attempt()
             node.wait_for_gpus()
         node.enter("rendezvous")
         try:
             info = self._inner.next_rendezvous()
-        except Exception:
+        except RendezvousClosedError:
             self._raise_verdict()
             raise
         node.on_rendezvous(info.rank, info.world_size)
-        if give_up := self._faults.share(info):
+        if not self._link.counts_faults and (give_up := self._faults.share(info)):
             self._end(give_up)
         self._has_run = True
         return info
 
     def _judge_last_attempt(self) -> None:
         node = self._node
-        if (node.attempts.node_dir / contract.STOP_REQUEST_FILE).exists():
+        node_dir = node.attempts.node_dir
+        if (node_dir / contract.STOP_REQUEST_FILE).exists() and not is_for_resize(node_dir):
             # Not an error: the others re-form, so the rendezvous must stay open.
             raise SignalException("asked to stop", signal.SIGTERM)
         ends, verdict = node.judge()
         if isinstance(verdict, GiveUp):
             self._end(verdict)
-        elif verdict.counts and (give_up := self._faults.count(ends)):
+        if verdict.counts and (give_up := self._faults.count(ends)):
             self._end(give_up)
-        self._log_restart(verdict, ends)
+        node.on_restart(verdict.cause, ends)
 
-    def _log_restart(self, verdict: Restart | GiveUp, ends: tuple[WorkerEnd, ...]) -> None:
-        if isinstance(verdict, Restart):
-            self._node.on_restart(verdict.cause, ends)
-
-    def _end(self, give_up: GiveUp) -> None:
+    def _end(self, give_up: GiveUp) -> NoReturn:
         self._faults.tell(give_up)
+        self._link.close()
         raise NodeEnding(give_up.reason, give_up.detail)
 
     def _raise_verdict(self) -> None:
-        """Where another node ended the run, its reason is ours."""
-        if told := self._faults.told():
-            raise NodeEnding(told, "another node ended the run") from None
+        """Where another node ended the run, or both did by count, its reason is ours."""
+        told = self._faults.told() or self._link.closed_reason()
+        if told is Reason.COMPLETED or told is None:
+            return
+        ends = self._node.ends
+        detail = f"last: {describe(ends[0])}" if ends else "another node ended the run"
+        raise NodeEnding(told, detail) from None
 
     def num_nodes_waiting(self) -> int:
+        self._admission.look(self._link.newcomers())
         return self._inner.num_nodes_waiting()
 
     def is_closed(self) -> bool:

@@ -24,6 +24,20 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(tmp_path: Path, archive: Path) -> Iterator[Place]:
     node = Place(tmp_path, archive)
     yield node
+    end(node)
+
+
+@pytest.fixture
+def places(tmp_path: Path, archive: Path) -> Iterator[list[Place]]:
+    """Three nodes that share a folder."""
+    nodes = [Place(tmp_path, archive, index) for index in range(3)]
+    yield nodes
+    for node in nodes:
+        end(node)
+
+
+def end(node: Place) -> None:
+    """Stops a node that still runs; fails where a process of it is left."""
     if node.process is not None and node.process.poll() is None:
         node.process.send_signal(signal.SIGTERM)
         try:

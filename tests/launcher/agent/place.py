@@ -39,10 +39,10 @@ def is_living(process: psutil.Process) -> bool:
 class Place:
     """One node in a folder of its own."""
 
-    def __init__(self, folder: Path, archive: Path) -> None:
-        self.folder, self.archive = folder, archive
+    def __init__(self, folder: Path, archive: Path, index: int = 0) -> None:
+        self.folder, self.archive, self.index = folder, archive, index
         self.run_dir = folder / "run"
-        self.node_dir = self.run_dir / "nodes/0/0"
+        self.node_dir = self.run_dir / f"nodes/{index}/0"
         self.label = uuid.uuid4().hex
         self.process: subprocess.Popen[bytes] | None = None
         self.env = {
@@ -65,6 +65,9 @@ class Place:
         max_nodes: int = 1,
         max_restarts: int = 3,
         env: tuple[tuple[str, str], ...] = (),
+        backend: str = "c10d",
+        port: int = 0,
+        conf: tuple[tuple[str, str], ...] = (),
         **settings: Any,
     ) -> Path:
         """Writes the node plan; settings that are not given suit tests."""
@@ -77,16 +80,21 @@ class Place:
             ("CUDA_VISIBLE_DEVICES", ""),
         )
         node = NodePlan(
-            node_index=0,
+            node_index=self.index,
             incarnation=0,
-            name="node-0",
+            name=f"node-{self.index}",
             local_addr="127.0.0.1",
             min_nodes=min_nodes,
             max_nodes=max_nodes,
             nproc_per_node=nproc,
             max_restarts=max_restarts,
             rendezvous=Elastic(
-                backend="c10d", endpoint_host="127.0.0.1", endpoint_port=0, id="t", is_host=True
+                backend=backend,
+                endpoint_host="127.0.0.1",
+                endpoint_port=port,
+                id="t",
+                is_host=self.index == 0,
+                conf=conf,
             ),
             command=command or ("script.py",),
             workdir=str(self.folder),
@@ -96,13 +104,17 @@ class Place:
             device_ids=(),
             log_dir=str(self.node_dir),
         )
-        path = self.folder / "node-plan.json"
+        path = self.folder / f"node-plan-{self.index}.json"
         path.write_text(NodeTask(node=node, settings=AgentSettings(**settings)).to_json())
         return path
 
     def start(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, str(self.archive), str(self.folder / "node-plan.json")]
-        with (self.folder / "console.log").open("wb") as console:
+        argv = [
+            sys.executable,
+            str(self.archive),
+            str(self.folder / f"node-plan-{self.index}.json"),
+        ]
+        with (self.folder / f"console-{self.index}.log").open("wb") as console:
             self.process = subprocess.Popen(
                 argv,
                 cwd=self.folder,
@@ -117,18 +129,20 @@ class Place:
         return self.start().wait(LIMIT_S)
 
     def console(self) -> str:
-        return (self.folder / "console.log").read_text(errors="replace")
+        return (self.folder / f"console-{self.index}.log").read_text(errors="replace")
 
     def outcome(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.node_dir / "outcome.json").read_text())
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        path = self.run_dir / "ledger/agent-0-0.jsonl"
+        path = self.run_dir / f"ledger/agent-{self.index}-0.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def events_or_none(self) -> list[dict[str, Any]]:
-        return self.events() if (self.run_dir / "ledger/agent-0-0.jsonl").exists() else []
+        return (
+            self.events() if (self.run_dir / f"ledger/agent-{self.index}-0.jsonl").exists() else []
+        )
 
     def rank(self, rank: int = 0, attempt: int = 0) -> Path:
         return self.node_dir / f"attempt-{attempt}/rank-{rank}"

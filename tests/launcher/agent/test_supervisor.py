@@ -205,7 +205,7 @@ def test_usr1_reaches_the_scripts(place: Place) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema": 0}', "not json"])
 def test_a_plan_that_cannot_be_read_is_bad_input(place: Place, text: str) -> None:
-    (place.folder / "node-plan.json").write_text(text)
+    (place.folder / "node-plan-0.json").write_text(text)
     assert place.run() == 2
     assert "node plan cannot be read" in place.console()
 
