@@ -110,7 +110,8 @@ class FaultBook:
     def judge(self, ends: tuple[WorkerEnd, ...], steps: int) -> Restart | GiveUp:
         """What follows an attempt of ``steps`` optimizer steps that ended so."""
         causes = [end for end in sort_ends(ends) if not end.is_collateral]
-        if not ends:
+        if all(end.cause == "terminated" for end in ends):
+            # The agent itself ended them, because the group is another one now.
             return self._restart(Restart(cause="membership"))
         if causes and all(end.has_left for end in causes):
             return self._restart(Restart(cause="preempted"))
