@@ -54,7 +54,12 @@ def run_elastic_agent(
 def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
     plan, settings = task.node, task.settings
     static = isinstance(plan.rendezvous, Static)
-    logs = RunFolderLogs(node, exit_grace_s=settings.exit_grace_s, max_restarts=plan.max_restarts)
+    logs = RunFolderLogs(
+        node,
+        exit_grace_s=settings.exit_grace_s,
+        max_restarts=plan.max_restarts,
+        tee=settings.tee,
+    )
     values: dict[str, Any] = {
         "min_nodes": plan.min_nodes,
         "max_nodes": plan.max_nodes,

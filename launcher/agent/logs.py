@@ -18,9 +18,13 @@ class RunFolderLogs(LogsSpecs):
     torch calls ``reify`` once for each start of the worker group.
     """
 
-    def __init__(self, node: Node, *, exit_grace_s: float, max_restarts: int) -> None:
-        super().__init__(str(node.attempts.node_dir), redirects=Std.ALL, tee=Std.ALL)
-        self._node = node
+    def __init__(
+        self, node: Node, *, exit_grace_s: float, max_restarts: int, tee: bool = True
+    ) -> None:
+        super().__init__(
+            str(node.attempts.node_dir), redirects=Std.ALL, tee=Std.ALL if tee else Std.NONE
+        )
+        self._node, self._copies = node, tee
         self._attempts, self._ledger = node.attempts, node.ledger
         self._exit_grace_s, self._max_restarts = exit_grace_s, max_restarts
 
@@ -42,8 +46,8 @@ class RunFolderLogs(LogsSpecs):
         return LogsDest(
             stdouts=stdouts,
             stderrs=stderrs,
-            tee_stdouts=dict(stdouts),
-            tee_stderrs=dict(stderrs),
+            tee_stdouts=dict(stdouts) if self._copies else {},
+            tee_stderrs=dict(stderrs) if self._copies else {},
             error_files={w.local_rank: str(w.folder / contract.ERROR_FILE) for w in workers},
         )
 

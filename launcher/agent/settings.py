@@ -56,6 +56,9 @@ class AgentSettings:
     health_host: str = "127.0.0.1"
     health_port: int | None = None
     """None: no health server. 0: any free port, named in the log."""
+    tee: bool = True
+    """Copy the workers' output to the node's console; False where somebody follows the files,
+    which spares every restart the tenth of a second in which torch ends its copying threads."""
     monitor_interval_s: float = 0.05
     """How often workers and membership are looked at."""
 
