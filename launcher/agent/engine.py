@@ -1,15 +1,12 @@
-"""The agent's own process: warm process first, then torch, then torch's elastic agent.
+"""The agent's own process: torch, the warm process forked from it, torch's elastic agent.
 
-Imports torch only inside functions, because the fork server must be started before; then
-both import it side by side.
+Imports torch only inside functions: between the import and the fork nothing may start a thread.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +20,6 @@ from launcher.agent.settings import AgentSettings, NodeTask
 from launcher.agent.watchdog import Watchdog
 from launcher.clock import Clock, SystemClock
 
-PRELOAD_LIMIT_S = 180.0
 _FABRIC = "lightning.fabric"
 
 
@@ -34,7 +30,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     """
     archive = archive_path()
     settings = task.settings
-    warm = _Warm(task, scratch, archive) if settings.start == "fork" else None
+    forks = settings.start == "fork" and warm_up(task, scratch)
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)
@@ -49,7 +45,6 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     _start_health(settings, node, watchdog, clock)
     from launcher.agent import launch
 
-    forks = warm is not None and warm.wait()
     watchdog.start()
     reason, detail = launch.run_elastic_agent(task, node, archive, forks=forks)
     watchdog.stop()
@@ -87,57 +82,23 @@ def archive_path() -> str:
     return os.path.abspath(str(archive))
 
 
-class _Warm:
-    """The fork server, started at construction; ``wait`` says whether it may be forked."""
+def warm_up(task: NodeTask, scratch: Path) -> bool:
+    """Imports what workers need and starts the process that forks them.
 
-    def __init__(self, task: NodeTask, scratch: Path, archive: str) -> None:
-        from multiprocessing import forkserver
-
-        self._report = scratch / "preload.json"
-        self._report.unlink(missing_ok=True)
-        self._named = task.settings.preload
-        modules = plan_preload(task.settings, _read_sources(task.node.command))
-        # The server has '' on its path, and 3.11's does not take its parent's; both are undone
-        # in it before it imports anything of the image.
-        ours: dict[str, str | None] = {
-            "PYTHONPATH": os.pathsep.join(filter(None, (archive, os.environ.get("PYTHONPATH")))),
-            "PYTHONSAFEPATH": "1",
-        }
-        theirs = {name: os.environ.get(name) for name in ours}
-        order = {
-            "report": str(self._report),
-            "agent_pid": os.getpid(),
-            "archive": archive,
-            "modules": modules,
-            "environment": theirs,
-        }
-        preload.restore_environment({**ours, preload.ORDER: json.dumps(order)})
-        try:
-            forkserver.set_forkserver_preload([preload.__name__])
-            forkserver.ensure_running()
-        finally:
-            preload.restore_environment({**theirs, preload.ORDER: None})
-
-    def wait(self) -> bool:
-        """Blocks until the imports are done. Says in one line why it falls back, if it does."""
-        refused = self._read_refusal()
-        if refused:
-            say(f"start: fork is not possible here ({refused}); starting fresh interpreters")
-        return not refused
-
-    def _read_refusal(self) -> str:
-        deadline = time.monotonic() + PRELOAD_LIMIT_S
-        while time.monotonic() < deadline:
-            try:
-                report = json.loads(self._report.read_text())
-            except (OSError, ValueError):
-                time.sleep(0.01)
-                continue
-            for name, problem in report["problems"].items():
-                if name != "torch" and (name != _FABRIC or _FABRIC in self._named):
-                    say(f"preload: {name} cannot be imported ({problem}); going on without it")
-            return str(report["refused"])
-        return f"the warm process was not ready after {PRELOAD_LIMIT_S:.0f} s"
+    False, and one line saying why, where nothing can be forked here; workers then start fresh.
+    Must come before anything in this process starts a thread.
+    """
+    named = task.settings.preload
+    problems = preload.import_all(plan_preload(task.settings, _read_sources(task.node.command)))
+    for name, problem in problems.items():
+        if name in named:
+            say(f"preload: {name} cannot be imported ({problem}); going on without it")
+    refused = preload.find_refusal(problems)
+    if refused:
+        say(f"start: fork is not possible here ({refused}); starting fresh interpreters")
+        return False
+    preload.start_server(scratch / "fork")
+    return True
 
 
 def plan_preload(settings: AgentSettings, sources: Mapping[str, bytes]) -> tuple[str, ...]:

@@ -1,79 +1,58 @@
-"""The warm process: imported by multiprocessing's fork server, once, before it forks anything.
+"""The warm process: forked from the agent once torch is imported, it forks every worker.
 
-multiprocessing swallows a failing import, so what happened is written to a file.
+The agent and all its workers import torch once between them. multiprocessing's own fork server
+serves; only its start is ours, because it would start an interpreter that imports all again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
-import json
+import inspect
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import traceback
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
-from launcher.agent import guard, processes
-
-ORDER = "LAUNCHER_PRELOAD_ORDER"
-"""JSON: report file, agent's pid, modules, and the environment to go back to."""
+from launcher.agent import processes
+from launcher.errors import ExitCode
 
 SERVER_PID = 0
 STDIN_FD = 0
+"""The agent's standard input, which multiprocessing closes; torchrun's workers have it too."""
 MAIN = multiprocessing.current_process()
-"""multiprocessing's object for a main process; only the server still has one."""
+"""multiprocessing's object for a main process; its forks have others."""
 SYS_PATH: tuple[str, ...] = ()
 """What a script's sys.path holds behind its first entry."""
 KEPT_FDS: frozenset[int] = frozenset()
 """Descriptors that the imports opened and that forks must keep."""
 
+_SERVER_FIELDS = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
+_KNOWN_SIGNATURE = ["listener_fd", "alive_r", "preload", "main_path", "sys_path"]
 
-def prepare(order: dict[str, Any]) -> None:
-    """Imports what workers need and reports whether this process may be forked."""
-    global SERVER_PID, STDIN_FD, MAIN, SYS_PATH, KEPT_FDS
-    processes.die_with_parent(order["agent_pid"])
-    SERVER_PID = os.getpid()
-    # multiprocessing is about to close it; workers get the agent's, as torchrun's do.
-    STDIN_FD = os.dup(0)
-    MAIN = multiprocessing.current_process()
-    sys.path.remove(order["archive"])
-    restore_environment(order["environment"])
-    SYS_PATH = tuple(sys.path)
+
+def import_all(modules: tuple[str, ...]) -> dict[str, str]:
+    """Imports torch and ``modules`` here; returns what failed, and why."""
+    global SYS_PATH, KEPT_FDS
+    # sys.path[0] is the agent's archive, which no script should see.
+    SYS_PATH = tuple(sys.path[1:])
     before = _open_fds()
-    problems = _import_all(tuple(order["modules"]))
-    KEPT_FDS = _open_fds() - before
-    report = {"problems": problems, "refused": _refusal(problems)}
-    gc.collect()
-    gc.freeze()
-    path = Path(order["report"])
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(report))
-    temporary.replace(path)
-
-
-def restore_environment(values: dict[str, str | None]) -> None:
-    """Sets or removes variables; None means that one was not set."""
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def _import_all(modules: tuple[str, ...]) -> dict[str, str]:
     problems = {}
     for name in ("torch", "torch.distributed.elastic.multiprocessing.api", *modules):
         try:
             importlib.import_module(name)
         except BaseException as error:
             problems[name] = f"{type(error).__name__}: {error}"
+    KEPT_FDS = _open_fds() - before
     return problems
 
 
-def _refusal(problems: dict[str, str]) -> str:
+def find_refusal(problems: dict[str, str]) -> str:
     """Why this process must not be forked; empty where it may."""
     if "torch" in problems:
         return f"torch cannot be imported: {problems['torch']}"
@@ -83,16 +62,53 @@ def _refusal(problems: dict[str, str]) -> str:
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"an imported module has started threads ({threads - 1})"
+    server = vars(forkserver).get("_forkserver")
+    signature = list(inspect.signature(forkserver.main).parameters)
+    if signature != _KNOWN_SIGNATURE or not all(hasattr(server, name) for name in _SERVER_FIELDS):
+        return f"Python {sys.version_info[0]}.{sys.version_info[1]} has another fork server"
     return ""
+
+
+def start_server(address: Path) -> None:
+    """Forks the server, which listens at ``address``; only where nothing refuses it.
+
+    The server and what it forks die with this process.
+    """
+    resource_tracker.ensure_running()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    address.chmod(0o600)
+    listener.listen()
+    alive_r, alive_w = os.pipe()
+    # Forks share what the collector never touches again.
+    gc.collect()
+    gc.freeze()
+    agent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(alive_w)
+        _serve(listener.detach(), alive_r, agent_pid)
+    os.close(alive_r)
+    listener.close()
+    server = vars(forkserver)["_forkserver"]
+    for name, value in zip(_SERVER_FIELDS, (str(address), alive_w, pid), strict=True):
+        setattr(server, name, value)
+
+
+def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
+    global SERVER_PID, STDIN_FD
+    try:
+        processes.die_with_parent(agent_pid)
+        SERVER_PID = os.getpid()
+        STDIN_FD = os.dup(0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        forkserver.main(listener_fd, alive_r, [])
+    except (SystemExit, processes.ParentGoneError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(int(ExitCode.AGENT_FAILED))
 
 
 def _open_fds() -> frozenset[int]:
     return frozenset(int(name) for name in os.listdir("/proc/self/fd"))
-
-
-if ORDER in os.environ:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _order = json.loads(os.environ.pop(ORDER))
-    _ENTRY = guard.enter_forked
-    with contextlib.suppress(processes.ParentGoneError):
-        prepare(_order)

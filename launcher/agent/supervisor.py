@@ -160,6 +160,7 @@ class Supervisor:
             return AgentReport(reason=self._stop.reason)
         report_file = self._scratch / "report.json"
         report_file.unlink(missing_ok=True)
+        (self._scratch / "fork").unlink(missing_ok=True)
         oom_kills = read_oom_kills()
         self._agent_pid = self._fork_agent(task, report_file)
         status = self._wait_for_agent()
