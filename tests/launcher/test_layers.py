@@ -17,7 +17,7 @@ LAYERS: dict[float, set[str]] = {
     # The agent in the node: beside the planning, never above it.
     0.5: {"agent", "agent.roster"}
     | {f"agent.roster.{name}" for name in ("head", "watch", "words", "view", "decide", "machine")}
-    | {f"agent.roster.{name}" for name in ("settings", "fencing", "store", "shell", "handler")},
+    | {f"agent.roster.{name}" for name in ("settings", "fencing", "store", "shell", "handler", "backend")},
     1: {
         "job",
         "job_types",

@@ -82,6 +82,7 @@ class State:
     sealing: tuple[str, ...] = ()
     cards: Mapping[str, Member] = field(default_factory=dict)
     taking: bool = False
+    taking_at: float = 0.0
     taken: int | None = None
     written: str = ""
 
@@ -168,8 +169,8 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
     beats = listen(state.beats, heard, elapsed_s)
     state = replace(state, beats=beats, looked=True, looked_at=now)
-    if SEATS in values:
-        state = replace(state, seats=tuple(values[SEATS].split()))
+    if SEATS in values and (seats := tuple(values[SEATS].split())) != state.seats:
+        state = replace(state, seats=seats, looked=False)  # who is new is looked at right away
     state = adopt(state, values[HEAD], now)
     if state.waiting and state.head and state.head.phase is Phase.FORMING:
         state = replace(state, waited_s=state.waited_s + elapsed_s)
@@ -191,7 +192,7 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
         suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
         heard += plan_watched(state.members, state.seat, head.gone, suspects, state.rules.width)
     beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)
-    return (HEAD, SEATS, *beats) if state.leads else (HEAD, *beats)
+    return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
 
 def answered(state: State, event: Done | Values | Swapped, now: float) -> State:

@@ -23,9 +23,10 @@ def launch(
 ) -> None:
     """One node: ``elastic_launch`` without a single restart to spend, and how it ended."""
     os.environ |= {"TORCH_ELASTIC_WORKER_IDENTICAL": "1", "TOLD": told}
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from launcher.agent.roster.handler import register
+    from launcher.agent.roster.backend import register
 
     registration = register()
     restarts = conf.pop("agent_restarts", 0)
@@ -45,6 +46,10 @@ def launch(
     try:
         elastic_launch(config, "/bin/sh")(script)
         ended = "returned"
+    except SignalException as error:
+        assert registration.handler
+        registration.handler.leave()
+        ended = type(error).__name__
     except BaseException as error:
         ended = type(error).__name__
     assert registration.handler

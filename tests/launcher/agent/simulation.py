@@ -79,6 +79,7 @@ class Node:
     running: Membership | None = None
     refused: Refuse | None = None
     joining: bool = False
+    storage_hangs: bool = False
     deferred: list[Callable[[], None]] = field(default_factory=list)
     history: list[Membership] = field(default_factory=list)
     operations: Counter[str] = field(default_factory=Counter)
@@ -113,6 +114,8 @@ class Node:
                     self.send(action)
 
     def take(self) -> None:
+        if self.storage_hangs:
+            return
         self.world.generation += 1
         number = self.world.generation
         self.at(self.world.delay(), lambda: self.handle(Generation(number)))
@@ -204,17 +207,18 @@ class World:
         self.order += 1
         heapq.heappush(self.queue, (self.now + delay_s, self.order, act))
 
-    def add(self, index: int, rules: Rules | None = None) -> Node:
+    def add(self, index: int, joins: bool = True) -> Node:
         nonce = f"n{len(self.nodes)}"
         node = Node(
             world=self,
             name=f"{index}/{nonce}",
-            state=start(rules or self.rules, index, nonce),
+            state=start(self.rules, index, nonce),
             offset_s=self.random.uniform(-1e6, 1e6),
             rate=self.random.uniform(0.99, 1.01),
         )
         self.nodes.append(node)
-        node.rejoin()
+        if joins:
+            node.rejoin()
         node.at(self.delay(), node.pulse)
         node.at(self.random.uniform(0, MONITOR_S), node.monitor)
         return node

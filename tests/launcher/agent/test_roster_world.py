@@ -278,6 +278,25 @@ def test_a_closed_run_refuses_all_who_ask_and_leaves_the_running_alone() -> None
     world.until(lambda: nodes[1].refused is not None, 2)
 
 
+def test_a_node_that_never_joined_can_close_the_run() -> None:
+    world = World(FENCED)
+    first = world.add(0, joins=False)
+    world.run(1)
+    first.close("finished")
+    world.run(1)
+    late = world.add(1)
+    world.until(lambda: late.refused is not None, 2)
+
+
+def test_a_leader_whose_shared_storage_hangs_gives_the_lead_away() -> None:
+    world, nodes = formed(FENCED, 0, 1, 2)
+    leader = next(n for n in nodes if n.state.leads)
+    leader.storage_hangs = True
+    leader.rejoin()
+    world.until(lambda: world.together(*nodes), 2 * LIMIT_S)
+    assert not leader.state.leads
+
+
 # -- random schedules ----------------------------------------------------------------------------
 MOVES = st.one_of(
     st.tuples(st.just("join"), st.integers(0, 5)),
