@@ -257,7 +257,9 @@ class World:
 
     # -- what is true now
     def alive(self) -> list[Node]:
-        return [n for n in self.nodes if not (n.dead or n.frozen or n.left or n.refused)]
+        gone = (n for n in self.nodes if n.dead or n.frozen or n.state.leaving or n.refused)
+        without = {n.name for n in gone}
+        return [n for n in self.nodes if n.name not in without]
 
     def together(self, *nodes: Node) -> bool:
         """Whether exactly these nodes run in one membership."""
