@@ -151,8 +151,9 @@ def _says(state: State, seat: str, status: str) -> bool:
     if seat == state.seat:
         return state.said == status
     beat = state.beats.get(seat)
-    alive = beat is not None and beat.silent_s < state.rules.detection_limit_s
-    return alive and beat is not None and status_in(beat.text) == status
+    if beat is None or beat.silent_s >= state.rules.detection_limit_s:
+        return False
+    return status_in(beat.text) == status and (beat.moved or not state.cautious)
 
 
 def decide_members(state: State, now: float) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ class State:
     ring_key: str = ""
     beats: Mapping[str, Beat] = field(default_factory=dict)
     seats: tuple[str, ...] = ()
+    cautious: bool = False
     looked_at: float | None = None
     phase_at: float = 0.0
     grown_at: float = -math.inf
@@ -157,6 +158,10 @@ def adopt(state: State, text: str, now: float) -> State:
         state = replace(state, phase_at=now, arrived=(), arrived_at=now, waiters=())
         if head.phase is Phase.SEALED and head.cause is Cause.JOINED:
             state = replace(state, grown_at=now)
+        state = replace(state, cautious=False)
+    elif head.phase is Phase.FORMING and head.leader == state.seat != old.leader:
+        # who came under the leader before may have died with it
+        state = replace(state, cautious=True)
     if not state.leads or old is None or old.epoch != head.epoch:
         state = replace(state, sealing=(), cards={}, taken=None, written="")
     return state

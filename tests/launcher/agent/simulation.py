@@ -125,6 +125,9 @@ class Node:
         self.operations["keys"] += len(action.keys) if isinstance(action, Read) else 1
 
         def arrive() -> None:
+            if self.world.now < self.world.store_frozen_until:
+                self.world.at(self.world.store_frozen_until - self.world.now, arrive)
+                return
             reply = self.world.store.carry_out(action)
             self.at(self.world.delay(), lambda: self.handle(reply))
 
@@ -191,6 +194,7 @@ class World:
         self.random = random.Random(seed)
         self.delay_s = delay_s
         self.stop_s = 0.05
+        self.store_frozen_until = 0.0
         self.now = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.order = 0
