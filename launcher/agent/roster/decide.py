@@ -123,12 +123,19 @@ def waiters(state: State) -> tuple[str, ...]:
 
 # -- a round that forms --------------------------------------------------------------------------
 def _handed_over(state: State, head: Head, now: float) -> Head | None:
-    """A leader whose own workers take too long to stop gives the lead to one who is there."""
-    if not state.leads or (state.waiting and state.seat not in head.gone):
+    """A leader that cannot seal gives the lead to a node that is there.
+
+    Its own workers take too long to stop, or shared storage does not answer it.
+    """
+    if not state.leads:
+        return None
+    rules = state.rules
+    absent = not state.waiting and now - state.phase_at >= rules.regroup_limit_s
+    stuck = state.taking and now - state.taking_at >= rules.detection_limit_s
+    if not (absent or stuck or state.seat in head.gone):
         return None
     heir = next((s for s in arrived(state) if s != state.seat), None)
-    late = now - state.phase_at >= state.rules.regroup_limit_s
-    return heads.lead(head, heir) if heir and (late or state.seat in head.gone) else None
+    return heads.lead(head, heir) if heir else None
 
 
 def arrived(state: State) -> tuple[str, ...]:
@@ -144,8 +151,9 @@ def _says(state: State, seat: str, status: str) -> bool:
     if seat == state.seat:
         return state.said == status
     beat = state.beats.get(seat)
-    alive = beat is not None and beat.silent_s < state.rules.detection_limit_s
-    return alive and beat is not None and status_in(beat.text) == status
+    if beat is None or beat.silent_s >= state.rules.detection_limit_s:
+        return False
+    return status_in(beat.text) == status and (beat.moved or not state.cautious)
 
 
 def decide_members(state: State, now: float) -> tuple[str, ...]:

@@ -1,14 +1,7 @@
 """``roster`` for torch's elastic agent: a ``RendezvousHandler`` on its public interface alone.
 
 ``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart; that is
-how a lost node, a newcomer and a departure reach it. Once per process::
-
-    registration = register()          # before elastic_launch
-    elastic_launch(LaunchConfig(rdzv_backend="roster", ...), ...)
-    registration.handler               # the engine's view of the run
-
-Set TORCH_ELASTIC_WORKER_IDENTICAL=1 in the agent's environment: torch then numbers the workers
-without the store, in which it would wait for a node that is lost at that moment.
+how a lost node, a newcomer and a departure reach it. ``backend.py`` makes it known to torch.
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ import logging
 import socket
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -27,19 +20,16 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
-    rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.roster.fencing import Fence
 from launcher.agent.roster.head import FAILED, FINISHED, Membership, Phase, format_card
-from launcher.agent.roster.settings import Settings, parse_settings
+from launcher.agent.roster.settings import Settings
 from launcher.agent.roster.shell import Shell
-from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
+from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
 from launcher.agent.roster.view import State, nodes_waiting, status_in
 from launcher.agent.roster.watch import Beat, listen, silent
 from launcher.agent.roster.words import (
@@ -56,8 +46,8 @@ from launcher.agent.roster.words import (
 from launcher.clock import Clock, SystemClock
 
 BACKEND = "roster"
-DEFAULT_PORT = 29400
 FENCE_LOOK_S = 5.0
+CONNECT_SLACK_S = 1.0
 PARTING_LIMIT_S = 2.0
 LINGER_LIMIT_S = 10.0
 LINGER_STEP_S = 0.05
@@ -91,6 +81,7 @@ class RosterHandler(RendezvousHandler):
         local_addr: str,
         settings: Settings,
         store: StoreProcess | None = None,
+        on_membership: Callable[[Membership], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -98,6 +89,8 @@ class RosterHandler(RendezvousHandler):
         self._addr = local_addr
         self._settings = settings
         self._store = store
+        self._on_membership = on_membership
+        self._told_epoch = 0
         self._clock = clock or SystemClock()
         self._fence = Fence(settings.fence_path, run_id) if settings.fence_path else None
         self._fence_looked_at = self._clock.monotonic()
@@ -117,8 +110,10 @@ class RosterHandler(RendezvousHandler):
             connect=self._connect,
             clock=self._clock,
             silence_s=settings.silence_s,
+            where=f" at {endpoint.host}:{endpoint.port}",
         )
-        self._shell.begin(settings.connect_timeout_s)
+        # torch gives up by itself when nothing listens; this is for a host that is frozen
+        self._shell.begin(settings.connect_timeout_s + CONNECT_SLACK_S)
 
     def _connect(self) -> StoreClient:
         """Two connections: one beats, the other may block with the caller; runs in the thread."""
@@ -160,7 +155,12 @@ class RosterHandler(RendezvousHandler):
         """
         self._shell.check()
         self._look_at_fence()
-        return nodes_waiting(self._shell.state)
+        state = self._shell.state
+        waiting = nodes_waiting(state)
+        if waiting and state.head and state.head.epoch != self._told_epoch:
+            self._told_epoch = state.head.epoch
+            log.info("roster: the group re-forms, because of: %s", state.head.cause.value)
+        return waiting
 
     def is_closed(self) -> bool:
         head = self._shell.state.head
@@ -253,6 +253,8 @@ class RosterHandler(RendezvousHandler):
             len(membership.members),
             membership.cause.value,
         )
+        if self._on_membership is not None:
+            self._on_membership(membership)
         assert self._caller is not None
         return RendezvousInfo(
             self._caller.part(f"agent-{membership.epoch}"),
@@ -334,52 +336,3 @@ def _has_parted(state: State) -> bool:
 
 def _is_closed(state: State) -> bool:
     return state.head is not None and state.head.phase is Phase.CLOSED
-
-
-def create_handler(params: RendezvousParameters) -> RosterHandler:
-    """What torch's registry calls; raises ``ValueError`` for a wrong configuration.
-
-    Every key of ``params.config`` is described in ``Settings``. With ``is_host`` the store is
-    started here, unless something serves the endpoint already.
-    """
-    settings = parse_settings(params.config)
-    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
-    store = None
-    if settings.is_host:
-        with contextlib.suppress(RendezvousConnectionError):
-            store = serve_forked(port, settings.host)
-    endpoint = Endpoint(host=host, port=store.port if store else port)
-    try:
-        return RosterHandler(
-            endpoint=endpoint,
-            run_id=params.run_id,
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
-            local_addr=params.local_addr or socket.getfqdn(),
-            settings=settings,
-            store=store,
-        )
-    except BaseException:
-        if store:
-            store.stop()
-        raise
-
-
-class Registration:
-    """Gives the engine the handler that torch makes for itself."""
-
-    def __init__(self) -> None:
-        self.handler: RosterHandler | None = None
-
-    def create(self, params: RendezvousParameters) -> RosterHandler:
-        self.handler = create_handler(params)
-        return self.handler
-
-
-_registration = Registration()
-
-
-def register() -> Registration:
-    """Makes ``rdzv_backend="roster"`` known to torch in this process; idempotent."""
-    rendezvous_handler_registry.register(BACKEND, _registration.create)
-    return _registration

@@ -203,7 +203,9 @@ def _seal(state: State, now: float) -> tuple[State, Action | None]:
     if exhausted(state):
         return state, Swap(state.text, format_head(heads.close(head, EXHAUSTED)))
     if state.taken is None and state.rules.fenced:
-        return replace(state, taking=True), None if state.taking else TakeGeneration()
+        if state.taking:
+            return state, None
+        return replace(state, taking=True, taking_at=now), TakeGeneration()
     if chosen != state.sealing:
         state = replace(state, sealing=chosen, cards={}, written="")
     if not state.cards:

@@ -51,10 +51,12 @@ class Shell:
         connect: Callable[[], StoreClient],
         clock: Clock,
         silence_s: float,
+        where: str = "",
     ) -> None:
         self._connect = connect
         self._clock = clock
         self._silence_s = silence_s
+        self._where = where
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
         self._state = start(rules, index, nonce)
@@ -74,13 +76,11 @@ class Shell:
     def begin(self, timeout_s: float) -> None:
         """Starts the thread and waits for the store; raises ``RendezvousConnectionError``."""
         self._thread.start()
-        deadline = self._clock.monotonic() + timeout_s
         with self._changed:
             self._changed.wait_for(lambda: self._connected or self._failure, timeout_s)
             if not self._connected and self._failure is None:
-                waited_s = timeout_s + self._clock.monotonic() - deadline
                 self._failure = RendezvousConnectionError(
-                    f"the rendezvous store did not answer within {waited_s:.1f} s"
+                    f"the rendezvous store{self._where} did not answer within {timeout_s:g} s"
                 )
         self.check()
 
@@ -103,7 +103,7 @@ class Shell:
             silent_s = self._clock.monotonic() - self._heard_at
             if self._failure is None and self._connected and silent_s > self._silence_s:
                 self._failure = RendezvousConnectionError(
-                    f"the rendezvous store has been silent for {silent_s:.1f} s"
+                    f"the rendezvous store{self._where} has been silent for {silent_s:.1f} s"
                 )
             if self._failure is not None:
                 raise self._failure

@@ -216,12 +216,19 @@ def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
     raise RendezvousConnectionError(f"no rendezvous store can listen on {host}:{port}: {said}")
 
 
+def _close_all_but(kept: int) -> None:
+    """Pipes and sockets of the parent would otherwise stay open for as long as the store lives."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
 def _serve(parent: int, host: str, port: int, writer: int) -> None:
     """The life of the store's process; never returns."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     try:
+        _close_all_but(writer)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         store = TCPStore(host, port, is_master=True, wait_for_workers=False)

@@ -62,6 +62,7 @@ class State:
     ring_key: str = ""
     beats: Mapping[str, Beat] = field(default_factory=dict)
     seats: tuple[str, ...] = ()
+    cautious: bool = False
     looked_at: float | None = None
     phase_at: float = 0.0
     grown_at: float = -math.inf
@@ -82,6 +83,7 @@ class State:
     sealing: tuple[str, ...] = ()
     cards: Mapping[str, Member] = field(default_factory=dict)
     taking: bool = False
+    taking_at: float = 0.0
     taken: int | None = None
     written: str = ""
 
@@ -156,6 +158,10 @@ def adopt(state: State, text: str, now: float) -> State:
         state = replace(state, phase_at=now, arrived=(), arrived_at=now, waiters=())
         if head.phase is Phase.SEALED and head.cause is Cause.JOINED:
             state = replace(state, grown_at=now)
+        state = replace(state, cautious=False)
+    elif head.phase is Phase.FORMING and head.leader == state.seat != old.leader:
+        # who came under the leader before may have died with it
+        state = replace(state, cautious=True)
     if not state.leads or old is None or old.epoch != head.epoch:
         state = replace(state, sealing=(), cards={}, taken=None, written="")
     return state
@@ -168,8 +174,8 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
     beats = listen(state.beats, heard, elapsed_s)
     state = replace(state, beats=beats, looked=True, looked_at=now)
-    if SEATS in values:
-        state = replace(state, seats=tuple(values[SEATS].split()))
+    if SEATS in values and (seats := tuple(values[SEATS].split())) != state.seats:
+        state = replace(state, seats=seats, looked=False)  # who is new is looked at right away
     state = adopt(state, values[HEAD], now)
     if state.waiting and state.head and state.head.phase is Phase.FORMING:
         state = replace(state, waited_s=state.waited_s + elapsed_s)
@@ -191,7 +197,7 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
         suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
         heard += plan_watched(state.members, state.seat, head.gone, suspects, state.rules.width)
     beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)
-    return (HEAD, SEATS, *beats) if state.leads else (HEAD, *beats)
+    return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
 
 def answered(state: State, event: Done | Values | Swapped, now: float) -> State:

@@ -16,10 +16,12 @@ SUSPECT_INTERVALS = 2
 
 @dataclass(frozen=True)
 class Beat:
-    """The last text seen of a node, and for how many watched seconds it has not changed."""
+    """The last text seen of a node, for how many watched seconds it has not changed, and whether
+    it ever did: a first sight proves no life."""
 
     text: str
     silent_s: float = 0.0
+    moved: bool = False
 
 
 def listen(
@@ -32,8 +34,12 @@ def listen(
     result = {}
     for seat, text in heard.items():
         old = known.get(seat)
-        still = old is not None and old.text == text
-        result[seat] = Beat(text, old.silent_s + elapsed_s if old and still else 0.0)
+        if old is None:
+            result[seat] = Beat(text)
+        elif old.text == text:
+            result[seat] = Beat(text, old.silent_s + elapsed_s, old.moved)
+        else:
+            result[seat] = Beat(text, 0.0, moved=True)
     return result
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["launcher.agent.roster.handler"])
+CONTEXT.set_forkserver_preload(["launcher.agent.roster.backend"])
 
 
 def live(told: str, index: int, port: int, nnodes: tuple[int, int], config: dict[str, Any]) -> None:
     """An agent without workers: re-forms whenever it is told to, until it is refused."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from launcher.agent.roster.handler import create_handler
+    from launcher.agent.roster.backend import create_handler
 
     def tell(what: str, **more: Any) -> None:
         with open(told, "a") as file:

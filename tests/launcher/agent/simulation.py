@@ -79,6 +79,7 @@ class Node:
     running: Membership | None = None
     refused: Refuse | None = None
     joining: bool = False
+    storage_hangs: bool = False
     deferred: list[Callable[[], None]] = field(default_factory=list)
     history: list[Membership] = field(default_factory=list)
     operations: Counter[str] = field(default_factory=Counter)
@@ -113,6 +114,8 @@ class Node:
                     self.send(action)
 
     def take(self) -> None:
+        if self.storage_hangs:
+            return
         self.world.generation += 1
         number = self.world.generation
         self.at(self.world.delay(), lambda: self.handle(Generation(number)))
@@ -122,6 +125,9 @@ class Node:
         self.operations["keys"] += len(action.keys) if isinstance(action, Read) else 1
 
         def arrive() -> None:
+            if self.world.now < self.world.store_frozen_until:
+                self.world.at(self.world.store_frozen_until - self.world.now, arrive)
+                return
             reply = self.world.store.carry_out(action)
             self.at(self.world.delay(), lambda: self.handle(reply))
 
@@ -188,6 +194,7 @@ class World:
         self.random = random.Random(seed)
         self.delay_s = delay_s
         self.stop_s = 0.05
+        self.store_frozen_until = 0.0
         self.now = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.order = 0
@@ -204,17 +211,18 @@ class World:
         self.order += 1
         heapq.heappush(self.queue, (self.now + delay_s, self.order, act))
 
-    def add(self, index: int, rules: Rules | None = None) -> Node:
+    def add(self, index: int, joins: bool = True) -> Node:
         nonce = f"n{len(self.nodes)}"
         node = Node(
             world=self,
             name=f"{index}/{nonce}",
-            state=start(rules or self.rules, index, nonce),
+            state=start(self.rules, index, nonce),
             offset_s=self.random.uniform(-1e6, 1e6),
             rate=self.random.uniform(0.99, 1.01),
         )
         self.nodes.append(node)
-        node.rejoin()
+        if joins:
+            node.rejoin()
         node.at(self.delay(), node.pulse)
         node.at(self.random.uniform(0, MONITOR_S), node.monitor)
         return node
@@ -253,7 +261,9 @@ class World:
 
     # -- what is true now
     def alive(self) -> list[Node]:
-        return [n for n in self.nodes if not (n.dead or n.frozen or n.left or n.refused)]
+        gone = (n for n in self.nodes if n.dead or n.frozen or n.state.leaving or n.refused)
+        without = {n.name for n in gone}
+        return [n for n in self.nodes if n.name not in without]
 
     def together(self, *nodes: Node) -> bool:
         """Whether exactly these nodes run in one membership."""

@@ -99,16 +99,43 @@ def test_a_freeze_shorter_than_the_limit_changes_nothing() -> None:
     assert world.counts() == {}
 
 
-def test_a_frozen_store_is_no_loss_of_nodes() -> None:
-    world, nodes = formed(FENCED, 0, 1, 2)
-    for node in nodes:
-        node.freeze()
-    world.run(3 * LIMIT_S)
-    for node in nodes:
-        node.wake()
-    world.run(2 * LIMIT_S)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_store_that_froze_for_long_is_no_loss_of_nodes(seed: int) -> None:
+    world, nodes = formed(FENCED, 0, 1, 2, seed=seed)
+    world.store_frozen_until = world.now + 3 * LIMIT_S
+    world.run(5 * LIMIT_S)
     assert world.together(*nodes)
     assert world.counts() == {}
+
+
+def test_a_woken_node_is_back_in_the_round_that_could_not_do_without_it() -> None:
+    world, nodes = formed(Rules(min_nodes=2, max_nodes=2, fenced=True), 0, 1)
+    nodes[1].freeze()
+    world.run(3 * LIMIT_S)
+    assert nodes[0].joining
+    nodes[1].wake()
+    world.until(lambda: world.together(*nodes), 3)
+
+
+def test_a_node_struck_off_while_it_waits_takes_a_fresh_seat() -> None:
+    world, nodes = formed(Rules(min_nodes=3, max_nodes=3, fenced=True), 0, 1, 2)
+    nodes[0].kill()
+    world.until(lambda: all(n.joining for n in nodes[1:]), LIMIT_S + 2)
+    follower = next(n for n in nodes[1:] if not n.state.leads)
+    follower.freeze()
+    world.run(2 * LIMIT_S)
+    follower.wake()
+    replacement = world.add(0)
+    world.until(lambda: world.together(replacement, *nodes[1:]), 5)
+
+
+def test_the_first_to_come_may_die_before_the_first_membership() -> None:
+    world = World(Rules(min_nodes=2, max_nodes=4, fenced=True, last_call_s=1.0))
+    first = world.add(0)
+    world.run(1)
+    first.kill()
+    nodes = [world.add(1), world.add(2)]
+    world.until(lambda: world.together(*nodes), LIMIT_S + 3)
 
 
 def test_a_worker_fault_is_counted_once_for_the_whole_group() -> None:
@@ -276,6 +303,25 @@ def test_a_closed_run_refuses_all_who_ask_and_leaves_the_running_alone() -> None
     assert nodes[1].running
     nodes[0].close("failed")
     world.until(lambda: nodes[1].refused is not None, 2)
+
+
+def test_a_node_that_never_joined_can_close_the_run() -> None:
+    world = World(FENCED)
+    first = world.add(0, joins=False)
+    world.run(1)
+    first.close("finished")
+    world.run(1)
+    late = world.add(1)
+    world.until(lambda: late.refused is not None, 2)
+
+
+def test_a_leader_whose_shared_storage_hangs_gives_the_lead_away() -> None:
+    world, nodes = formed(FENCED, 0, 1, 2)
+    leader = next(n for n in nodes if n.state.leads)
+    leader.storage_hangs = True
+    leader.rejoin()
+    world.until(lambda: world.together(*nodes), 2 * LIMIT_S)
+    assert not leader.state.leads
 
 
 # -- random schedules ----------------------------------------------------------------------------
