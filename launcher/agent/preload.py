@@ -41,6 +41,8 @@ def import_all(modules: tuple[str, ...]) -> dict[str, str]:
     global SYS_PATH, KEPT_FDS
     # sys.path[0] is the agent's archive, which no script should see.
     SYS_PATH = tuple(sys.path[1:])
+    # Its pipe is the agent's own; each worker that needs a tracker starts one, as it would alone.
+    resource_tracker.ensure_running()
     before = _open_fds()
     problems = {}
     for name in ("torch", "torch.distributed.elastic.multiprocessing.api", *modules):
@@ -74,7 +76,6 @@ def start_server(address: Path) -> None:
 
     The server and what it forks die with this process.
     """
-    resource_tracker.ensure_running()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     address.chmod(0o600)
