@@ -112,4 +112,14 @@ def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
 
 
 def _open_fds() -> frozenset[int]:
-    return frozenset(int(name) for name in os.listdir("/proc/self/fd"))
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return frozenset(fd for fd in listed if _is_open(fd))
+
+
+def _is_open(fd: int) -> bool:
+    # The listing has a descriptor of its own, which is closed by now.
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
