@@ -39,8 +39,9 @@ _KNOWN_SIGNATURE = ["listener_fd", "alive_r", "preload", "main_path", "sys_path"
 def import_all(modules: tuple[str, ...]) -> dict[str, str]:
     """Imports torch and ``modules`` here; returns what failed, and why."""
     global SYS_PATH, KEPT_FDS
-    # sys.path[0] is the agent's archive, which no script should see.
-    SYS_PATH = tuple(sys.path[1:])
+    # The agent's archive, which no script should see, and which importlib.metadata would open.
+    archive = sys.path.pop(0)
+    SYS_PATH = tuple(sys.path)
     # Its pipe is the agent's own; each worker that needs a tracker starts one, as it would alone.
     resource_tracker.ensure_running()
     before = _open_fds()
@@ -51,6 +52,7 @@ def import_all(modules: tuple[str, ...]) -> dict[str, str]:
         except BaseException as error:
             problems[name] = f"{type(error).__name__}: {error}"
     KEPT_FDS = _open_fds() - before
+    sys.path.insert(0, archive)
     return problems
 
 
