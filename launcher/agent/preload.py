@@ -39,8 +39,11 @@ _KNOWN_SIGNATURE = ["listener_fd", "alive_r", "preload", "main_path", "sys_path"
 def import_all(modules: tuple[str, ...]) -> dict[str, str]:
     """Imports torch and ``modules`` here; returns what failed, and why."""
     global SYS_PATH, KEPT_FDS
-    # sys.path[0] is the agent's archive, which no script should see.
-    SYS_PATH = tuple(sys.path[1:])
+    # The agent's archive, which no script should see, and which importlib.metadata would open.
+    archive = sys.path.pop(0)
+    SYS_PATH = tuple(sys.path)
+    # Its pipe is the agent's own; each worker that needs a tracker starts one, as it would alone.
+    resource_tracker.ensure_running()
     before = _open_fds()
     problems = {}
     for name in ("torch", "torch.distributed.elastic.multiprocessing.api", *modules):
@@ -49,6 +52,7 @@ def import_all(modules: tuple[str, ...]) -> dict[str, str]:
         except BaseException as error:
             problems[name] = f"{type(error).__name__}: {error}"
     KEPT_FDS = _open_fds() - before
+    sys.path.insert(0, archive)
     return problems
 
 
@@ -74,7 +78,6 @@ def start_server(address: Path) -> None:
 
     The server and what it forks die with this process.
     """
-    resource_tracker.ensure_running()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     address.chmod(0o600)
@@ -111,4 +114,14 @@ def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
 
 
 def _open_fds() -> frozenset[int]:
-    return frozenset(int(name) for name in os.listdir("/proc/self/fd"))
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return frozenset(fd for fd in listed if _is_open(fd))
+
+
+def _is_open(fd: int) -> bool:
+    # The listing has a descriptor of its own, which is closed by now.
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
