@@ -41,7 +41,7 @@ $(READY): pyproject.toml
 
 run-local: $(READY) ## train jobs/digits.yaml here: in Docker if it is there, else as processes
 	@[[ "$(ON)" == local ]] || $(build-if-possible)
-	@$(BIN)/launcher run $(JOB) --nnodes $(NODES) --nproc-per-node $(GPUS) $(if $(ON),--on $(ON)) $(ARGS)
+	@$(BIN)/launcher run $(JOB) --nnodes $(NODES) --nproc-per-node $(GPUS) $(if $(ON),--on $(ON)) $(if $(IMAGE),--image $(IMAGE)) $(ARGS)
 
 test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missing
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
