@@ -20,7 +20,7 @@ include images/image.mk
 
 # A second when nothing changed, so that an edit of train/ is in the image it runs in.
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
-  2>/dev/null | grep -q nvidia && echo cuda || echo cpu) images/build --if-possible
+  2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
 .PHONY: help setup run-local test soak lint format bench docs clean
 
@@ -41,14 +41,14 @@ $(READY): pyproject.toml
 
 run-local: $(READY) ## train jobs/digits.yaml here: in Docker if it is there, else as processes
 	@[[ "$(ON)" == local ]] || $(build-if-possible)
-	@$(BIN)/launcher run $(JOB) --nnodes $(NODES) --nproc-per-node $(GPUS) $(if $(ON),--on $(ON)) $(ARGS)
+	@$(BIN)/launcher run $(JOB) --nnodes $(NODES) --nproc-per-node $(GPUS) $(if $(ON),--on $(ON)) $(if $(IMAGE),--image $(IMAGE)) $(ARGS)
 
 test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missing
-	@FLAVOR=cpu images/build --if-possible
+	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 soak: $(READY) ## run everything, the long tests too
-	@FLAVOR=cpu images/build --if-possible
+	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
 
 lint: $(READY) ## check style and types
