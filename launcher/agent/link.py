@@ -26,9 +26,9 @@ _REASONS = {
 def register(backend: str) -> None:
     """Makes the backend known to torch; its own are known already."""
     if backend == ROSTER:
-        from launcher.agent.roster import handler
+        from launcher.agent.roster import backend as roster
 
-        handler.register()
+        roster.register()
 
 
 class Link:

@@ -22,7 +22,10 @@ LAYERS: dict[float, set[str]] = {
     | {f"agent.{name}" for name in ("logs", "watched", "launch", "engine", "supervisor")}
     | {"agent.__main__"}
     | {f"agent.roster.{name}" for name in ("head", "watch", "words", "view", "decide", "machine")}
-    | {f"agent.roster.{name}" for name in ("settings", "fencing", "store", "shell", "handler", "backend")},
+    | {
+        f"agent.roster.{name}"
+        for name in ("settings", "fencing", "store", "shell", "handler", "backend")
+    },
     1: {
         "job",
         "job_types",

@@ -11,6 +11,8 @@ import pytest
 from launcher.agent.settings import StoreEndpoint
 from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
+pytestmark = pytest.mark.slow
+
 WAITING = """
 import os, pathlib, sys, time
 world = os.environ["WORLD_SIZE"]

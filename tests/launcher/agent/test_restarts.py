@@ -11,6 +11,8 @@ import pytest
 
 from tests.launcher.agent.place import LIMIT_S, Place
 
+pytestmark = pytest.mark.slow
+
 STARTS = ["fresh", "fork"]
 COLLECTIVE = """
 import os, pathlib, sys, time

@@ -14,6 +14,8 @@ from launcher.agent.roster.store import serve_forked
 from tests.launcher.agent.elastic_process import HEADER, SLEEP, Agents
 from tests.launcher.agent.node_process import wait_until
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 1.0
 SLACK_S = 1.0
 

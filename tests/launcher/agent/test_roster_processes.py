@@ -14,6 +14,8 @@ import pytest
 from launcher.agent.roster.store import StoreProcess, serve_forked
 from tests.launcher.agent.node_process import Node, Nodes, wait_until
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 1.0
 SLACK_S = 1.0
 

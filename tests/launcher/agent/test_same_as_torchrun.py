@@ -12,6 +12,8 @@ import pytest
 
 from tests.launcher.agent.place import LIMIT_S, Place
 
+pytestmark = pytest.mark.slow
+
 OBSERVER = """
 import atexit, json, multiprocessing, os, pathlib, random, signal, sys, threading
 def double(n): return 2 * n

@@ -14,6 +14,8 @@ import pytest
 from launcher import contract
 from tests.launcher.agent.place import LIMIT_S, Place, is_living, wait_until
 
+pytestmark = pytest.mark.slow
+
 TREE = """
 import os, pathlib, signal, subprocess, sys, time
 if os.fork() == 0:

@@ -16,6 +16,8 @@ from launcher import contract
 from launcher.agent import guard
 from tests.launcher.agent.place import wait_until
 
+pytestmark = pytest.mark.slow
+
 ENDINGS = {
     "falls off its end": "print('done')",
     "sys.exit()": "import sys; sys.exit()",
