@@ -136,7 +136,7 @@ def test_digits_goes_on_from_its_checkpoint_when_a_static_node_is_killed(
     launcher: Runner, engine: Any
 ) -> None:
     job = str(ROOT / "jobs/digits.yaml")
-    argv = ("--on", "docker", "--nnodes", "2", "--nproc-per-node", "1", "--", "--epochs=40")
+    argv = ("--on", "docker", "--nnodes", "2", "--nproc-per-node", "1", "--", "--epochs=20")
     process = launcher.start("run", job, *argv)
     wait_until(lambda: has(launcher, "checkpoints/step-*"), limit_s=120)
     (run_id,) = launcher.run_ids()
@@ -230,6 +230,7 @@ def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(launcher: Runner)
     assert "done world_size=2" in done.stderr
 
 
+@pytest.mark.slow  # the same scripts run on local processes in every CI
 @pytest.mark.parametrize("example", ["fabric.py", "trainer.py"])
 def test_lightning_scripts_that_know_nothing_of_this_project_run(
     launcher: Runner, example: str
