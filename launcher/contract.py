@@ -21,6 +21,12 @@ PROGRESS = "LAUNCHER_PROGRESS"
 """``bar`` where a terminal shows rank 0, ``lines`` where none does."""
 STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
+NODE_DIR = "LAUNCHER_NODE_DIR"
+"""This incarnation's folder inside RUN_DIR, set by the agent: the place of the stop files."""
+HEARTBEAT = "LAUNCHER_HEARTBEAT"
+"""The worker's heartbeat file, set by the agent; laid out as ``HEARTBEAT_FORMAT``."""
+GENERATION = "LAUNCHER_GENERATION"
+"""The fencing generation of this membership, set by the agent; absent where nothing fences."""
 RUN_DIR = "RUN_DIR"
 """The run folder as the node sees it."""
 CHECKPOINT_DIR = "CHECKPOINT_DIR"
@@ -45,6 +51,55 @@ CONSOLE_FILE = "console.log"
 CHECKPOINTS_DIR = "checkpoints"
 """CHECKPOINT_DIR of a job that names none."""
 LATEST_LINK = "latest"
+LEDGER_DIR = "ledger"
+
+# -- what the agent leaves in a node's folder, nodes/<index>/<incarnation>/ ---------------------
+# OUTCOME_FILE is the node's own there: {"schema": 1, "node_index", "incarnation", "reason" (of
+# state.Reason), "exit_code", "detail", "attempts", "restarts": {cause: count}, "started_at",
+# "finished_at", "first": FAILURE or null, "collateral": [FAILURE, ...]}, where FAILURE is
+# {"attempt", "rank", "local_rank", "exit_code" (negative for a signal), "at", "cause" ("exit",
+# "signal", "hang", "out-of-memory", "terminated"), "message", "log" (relative to RUN_DIR)}.
+NODE_OUTCOME_SCHEMA = 1
+ATTEMPT_FOLDER = "attempt-{attempt}"
+"""One start of this node's workers, 0-based and never used again by the same incarnation."""
+RANK_FOLDER = "rank-{rank}"
+"""One worker's folder inside it, by global rank."""
+STDOUT_FILE = "stdout"
+STDERR_FILE = "stderr"
+ERROR_FILE = "error.json"
+"""The uncaught exception, laid out as torch does: ``{"message": {"message", "extraInfo"}}``."""
+EXIT_FILE = "exit.json"
+"""How the worker ended: ``{"rank", "local_rank", "exit_code", "terminated", "at", "steps"}``;
+``exit_code`` is negative for a signal, ``terminated`` says that the agent had asked it to end."""
+STACKS_FILE = "stacks.txt"
+"""Python stacks of all threads, written when the watchdog found the worker hanging."""
+
+# -- stopping is a conversation; all three files lie in NODE_DIR ---------------------------------
+STOP_READY_FILE = "stop-ready"
+"""The training creates it when it speaks this protocol; the agent removes it at each start."""
+STOP_REQUEST_FILE = "stop-request"
+"""The supervisor asks: ``{"reason", "at", "deadline"}``, times in seconds since the epoch."""
+STOP_REASON_RESIZE = "resize"
+"""The reason of a request where nodes wait to come in; all others are of ``state.Reason``."""
+STOP_ACK_FILE = "stop-ack"
+"""The training answers with what it committed: ``{"step": int, "checkpoint": str}``. SIGTERM
+comes after it, or when the deadline is near; without a request SIGTERM means: exit now."""
+
+# -- heartbeat -----------------------------------------------------------------------------------
+HEARTBEAT_FORMAT = "<8siqdd32s"
+"""As ``struct`` has it: magic, pid, optimizer steps, time of this beat, end of the phase (0:
+what was learned), name of the phase; times are seconds of CLOCK_MONOTONIC."""
+HEARTBEAT_MAGIC = b"LNBEAT1\0"
+
+# -- ledger --------------------------------------------------------------------------------------
+LEDGER_SCHEMA = 1
+AGENT_LEDGER = "agent-{node_index}-{incarnation}.jsonl"
+"""The agent's part, in LEDGER_DIR, one JSON object in each line: ``schema``, ``source``
+("agent"), ``node_index``, ``incarnation``, ``attempt``, ``event``, ``at`` (epoch), ``monotonic_s``,
+and what the event adds. Events: agent-started, rendezvous-began, rendezvous-ended (rank,
+world_size, both of nodes), workers-started, first-step, worker-ended (rank, exit_code, cause),
+hang (rank, silent_s, limit_s), gpu-wait (waited_s), restart (cause), stop-requested (reason),
+stop-acknowledged (step), store-lost, agent-ended (reason, exit_code)."""
 
 # -- labels of images, containers and networks ----------------------------------------------
 LABEL_RUN_ID = "launcher.run-id"

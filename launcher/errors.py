@@ -27,6 +27,12 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
     KILLED = 137
     PREEMPTED = 143
+    # Above the signals (128 + 64), so that none of them is taken for a signal's.
+    RENDEZVOUS_UNREACHABLE = 193
+    RENDEZVOUS_CLOSED = 194
+    STORE_LOST = 195
+    AGENT_FAILED = 196
+    GPU_BUSY = 197
 
 
 class LauncherError(Exception):

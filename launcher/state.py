@@ -53,6 +53,16 @@ class Reason(enum.Enum):
     KILLED = "killed"
     LAUNCHER_LOST = "launcher-lost"
     """The launcher that followed the run died; the ending was found by a later call."""
+    RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable"
+    """No store answered, or too few nodes came, before the time was over."""
+    RENDEZVOUS_CLOSED = "rendezvous-closed"
+    """Another node had ended the run's rendezvous; that node knows why."""
+    STORE_LOST = "store-lost"
+    """The rendezvous' store went away, and no other took over."""
+    AGENT_FAILED = "agent-failed"
+    """The agent itself broke down: a fault of the image, of the machine or of this project."""
+    GPU_BUSY = "gpu-busy"
+    """The dead workers' GPU memory did not become free."""
 
 
 TERMINAL_STATES = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED})
@@ -85,6 +95,11 @@ STATE_OF_REASON: Mapping[Reason, RunState] = MappingProxyType(
         Reason.PREEMPTED: RunState.STOPPED,
         Reason.KILLED: RunState.STOPPED,
         Reason.LAUNCHER_LOST: RunState.STOPPED,
+        Reason.RENDEZVOUS_UNREACHABLE: RunState.FAILED,
+        Reason.RENDEZVOUS_CLOSED: RunState.FAILED,
+        Reason.STORE_LOST: RunState.FAILED,
+        Reason.AGENT_FAILED: RunState.FAILED,
+        Reason.GPU_BUSY: RunState.FAILED,
     }
 )
 
@@ -102,6 +117,11 @@ EXIT_CODE_OF_REASON: Mapping[Reason, ExitCode] = MappingProxyType(
         Reason.PREEMPTED: ExitCode.PREEMPTED,
         Reason.KILLED: ExitCode.KILLED,
         Reason.LAUNCHER_LOST: ExitCode.KILLED,
+        Reason.RENDEZVOUS_UNREACHABLE: ExitCode.RENDEZVOUS_UNREACHABLE,
+        Reason.RENDEZVOUS_CLOSED: ExitCode.RENDEZVOUS_CLOSED,
+        Reason.STORE_LOST: ExitCode.STORE_LOST,
+        Reason.AGENT_FAILED: ExitCode.AGENT_FAILED,
+        Reason.GPU_BUSY: ExitCode.GPU_BUSY,
     }
 )
 
@@ -119,5 +139,37 @@ FAULT_OF_REASON: Mapping[Reason, Fault | None] = MappingProxyType(
         Reason.PREEMPTED: Fault.PLATFORM,
         Reason.KILLED: Fault.PLATFORM,
         Reason.LAUNCHER_LOST: Fault.PLATFORM,
+        Reason.RENDEZVOUS_UNREACHABLE: Fault.PLATFORM,
+        Reason.RENDEZVOUS_CLOSED: Fault.PLATFORM,
+        Reason.STORE_LOST: Fault.PLATFORM,
+        Reason.AGENT_FAILED: Fault.PLATFORM,
+        Reason.GPU_BUSY: Fault.PLATFORM,
     }
 )
+
+REASON_OF_EXIT_CODE: Mapping[ExitCode, Reason] = MappingProxyType(
+    {
+        ExitCode.OK: Reason.COMPLETED,
+        ExitCode.TRAINING_FAILED: Reason.TRAINING_FAILED,
+        ExitCode.BAD_INPUT: Reason.BAD_INPUT,
+        ExitCode.TARGET_UNREACHABLE: Reason.TARGET_UNREACHABLE,
+        ExitCode.INTERRUPTED: Reason.INTERRUPTED,
+        ExitCode.KILLED: Reason.KILLED,
+        ExitCode.PREEMPTED: Reason.PREEMPTED,
+        ExitCode.RENDEZVOUS_UNREACHABLE: Reason.RENDEZVOUS_UNREACHABLE,
+        ExitCode.RENDEZVOUS_CLOSED: Reason.RENDEZVOUS_CLOSED,
+        ExitCode.STORE_LOST: Reason.STORE_LOST,
+        ExitCode.AGENT_FAILED: Reason.AGENT_FAILED,
+        ExitCode.GPU_BUSY: Reason.GPU_BUSY,
+    }
+)
+"""What an agent's exit code says where its own report is lost; the reverse is not unique."""
+
+RETRY_FROM = 128
+"""The border that Kubernetes' ``ExitCode`` policy draws: from here on a retry is worth it."""
+
+
+def reason_of_exit_code(code: int) -> Reason:
+    """The reason behind any exit code of an agent, shell style: 128 + n for signal n."""
+    known = {int(member): reason for member, reason in REASON_OF_EXIT_CODE.items()}
+    return known.get(code, Reason.KILLED if code > RETRY_FROM else Reason.TRAINING_FAILED)

@@ -12,8 +12,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 
-LAYERS: dict[int, set[str]] = {
+LAYERS: dict[float, set[str]] = {
     0: {"", "errors", "clock", "contract", "state", "node_plan"},
+    # The agent in the node: beside the planning, never above it.
+    0.5: {"agent", "agent.roster"}
+    | {f"agent.{name}" for name in ("processes", "heartbeat", "settings", "faults", "report")}
+    | {f"agent.{name}" for name in ("attempts", "gpu", "node", "stopping", "identity", "worker")}
+    | {f"agent.{name}" for name in ("guard", "preload", "watchdog", "health", "admission", "link")}
+    | {f"agent.{name}" for name in ("logs", "watched", "launch", "engine", "supervisor")}
+    | {"agent.__main__"}
+    | {f"agent.roster.{name}" for name in ("head", "watch", "words", "view", "decide", "machine")}
+    | {
+        f"agent.roster.{name}"
+        for name in ("settings", "fencing", "store", "shell", "handler", "backend")
+    },
     1: {
         "job",
         "job_types",
@@ -25,7 +37,14 @@ LAYERS: dict[int, set[str]] = {
         "lines",
     },
     2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"},
-    3: {"render", "render.shell", "render.local", "render.docker", "by_hand"},
+    3: {
+        "render",
+        "render.shell",
+        "render.local",
+        "render.docker",
+        "render.agent_archive",
+        "by_hand",
+    },
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     5: {"decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
@@ -123,6 +142,30 @@ def test_planning_and_rendering_for_docker_never_import_torch_or_docker() -> Non
         "import launcher.jobfile, launcher.plan, launcher.render.docker, launcher.targets.docker,"
         " launcher.targets.local, sys; sys.exit(bool({'torch', 'docker'} & set(sys.modules)))"
     )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+AGENT = [module for module in modules() if module.split(".")[0] == "agent"]
+
+
+@pytest.mark.parametrize("module", AGENT)
+def test_the_agent_imports_the_standard_library_torch_and_l0_alone(module: str) -> None:
+    ours = {name for name in imports_of(module) if name.split(".")[0] != "agent"}
+    assert ours <= LAYERS[0]
+    found = set()
+    for node in ast.walk(ast.parse(path_of(module).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "the archive renames absolute imports"
+            found.add(node.module or "")
+    others = {name.split(".")[0] for name in found} - sys.stdlib_module_names
+    assert others <= {"launcher", "torch"}
+
+
+@pytest.mark.parametrize("module", ["supervisor", "guard", "worker", "preload", "engine", "health"])
+def test_these_parts_of_the_agent_do_not_import_torch(module: str) -> None:
+    code = f"import launcher.agent.{module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

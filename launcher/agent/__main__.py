@@ -1,0 +1,23 @@
+"""``python agent.pyz node-plan.json``: supervises one node. LAUNCHER_NODE_PLAN may name the file.
+
+``python agent.pyz worker SCRIPT ...`` is how the agent itself starts a fresh worker.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code; ``argv`` is ``sys.argv``."""
+    if argv[1:2] == ["worker"]:
+        from launcher.agent import guard
+
+        guard.enter_fresh(tuple(argv[2:]))
+    from launcher.agent import supervisor
+
+    return supervisor.main(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

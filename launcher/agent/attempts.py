@@ -1,0 +1,96 @@
+"""One start of this node's workers after the other: folders, heartbeats, how each ended."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import contract
+from launcher.agent.faults import WorkerEnd
+from launcher.agent.heartbeat import Beat, create_heartbeat, read_heartbeat
+from launcher.agent.report import read_ends, read_oom_kills
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlace:
+    """Where one worker of the present attempt writes."""
+
+    rank: int
+    local_rank: int
+    folder: Path
+    heartbeat: Path
+
+
+class Attempts:
+    """The attempts of one incarnation; nothing here ever removes what one has written.
+
+    The agent's main thread begins and ends them; other threads read ``workers`` and ``beats``.
+    """
+
+    def __init__(self, node_dir: Path, run_dir: Path, scratch: Path) -> None:
+        self.node_dir = node_dir
+        self.workers: tuple[WorkerPlace, ...] = ()
+        self.number = _last_number(node_dir)
+        self.count = 0
+        self._run_dir, self._scratch = run_dir, scratch
+        self._hung: set[int] = set()
+        self._oom_kills = 0
+        self._lock = threading.Lock()
+
+    def begin(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
+        """Makes a new attempt's folders for ``{local rank: rank}``."""
+        (self.node_dir / contract.STOP_READY_FILE).unlink(missing_ok=True)
+        self.number += 1
+        self.count += 1
+        self._oom_kills = read_oom_kills()
+        workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
+        with self._lock:
+            self.workers, self._hung = workers, set()
+        return workers
+
+    def folder(self) -> Path:
+        """The present attempt's."""
+        return self.node_dir / contract.ATTEMPT_FOLDER.format(attempt=self.number)
+
+    def end(self) -> tuple[WorkerEnd, ...]:
+        """How the workers that failed in the present attempt ended, causes first."""
+        return read_ends(
+            self.folder(),
+            self.number,
+            run_dir=self._run_dir,
+            hung=frozenset(self._hung),
+            out_of_memory=read_oom_kills() > self._oom_kills,
+        )
+
+    def beats(self) -> dict[int, Beat]:
+        """What each worker last said, by rank."""
+        with self._lock:
+            workers = self.workers
+        found = {worker.rank: read_heartbeat(worker.heartbeat) for worker in workers}
+        return {rank: beat for rank, beat in found.items() if beat is not None}
+
+    def steps(self) -> int:
+        """Optimizer steps of the present attempt, of the worker that made most."""
+        return max((beat.steps for beat in self.beats().values()), default=0)
+
+    def mark_hung(self, rank: int) -> None:
+        """Says of a worker that is about to be killed why."""
+        with self._lock:
+            self._hung.add(rank)
+
+    def _place(self, rank: int, local_rank: int) -> WorkerPlace:
+        folder = self.folder() / contract.RANK_FOLDER.format(rank=rank)
+        folder.mkdir(parents=True)
+        heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
+        create_heartbeat(heartbeat)
+        return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
+
+
+def _last_number(node_dir: Path) -> int:
+    """The highest attempt that an earlier start of this incarnation's agent made; -1 for none."""
+    pattern = re.compile(contract.ATTEMPT_FOLDER.format(attempt=r"(\d+)"))
+    found = (pattern.fullmatch(path.name) for path in node_dir.glob("attempt-*"))
+    return max((int(match[1]) for match in found if match), default=-1)

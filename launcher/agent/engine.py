@@ -1,0 +1,132 @@
+"""The agent's own process: torch, the warm process forked from it, torch's elastic agent.
+
+Imports torch only inside functions: between the import and the fork nothing may start a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.agent import preload
+from launcher.agent.attempts import Attempts
+from launcher.agent.faults import FaultBook
+from launcher.agent.gpu import GpuGate, open_devices
+from launcher.agent.node import Node, say
+from launcher.agent.report import AgentReport, Ledger
+from launcher.agent.settings import AgentSettings, NodeTask
+from launcher.agent.watchdog import Watchdog
+from launcher.clock import Clock, SystemClock
+
+_FABRIC = "lightning.fabric"
+
+
+def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -> AgentReport:
+    """Runs this node's workers until they are done, and reports how that ended. Blocks.
+
+    Call in a process of its own with one thread; ``scratch`` is a private folder.
+    """
+    archive = archive_path()
+    settings = task.settings
+    forks = settings.start == "fork" and warm_up(task, scratch)
+    clock = SystemClock()
+    node_dir = Path(task.node.log_dir)
+    attempts = Attempts(node_dir, run_dir, scratch)
+    book = FaultBook(
+        max_restarts=task.node.max_restarts, same_failure_limit=settings.same_failure_limit
+    )
+    gate = GpuGate(
+        open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
+    )
+    node = Node(attempts, book, ledger, gate, clock)
+    watchdog = Watchdog(attempts, settings, ledger, clock)
+    _start_health(settings, node, watchdog, clock)
+    from launcher.agent import launch
+
+    watchdog.start()
+    reason, detail = launch.run_elastic_agent(task, node, archive, forks=forks)
+    watchdog.stop()
+    return AgentReport(
+        reason=reason,
+        detail=detail,
+        attempts=attempts.count,
+        restarts=dict(book.restarts),
+        ends=node.ends,
+        carried=node.link.carried() if node.link else {},
+    )
+
+
+def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:
+    if settings.health_port is None:
+        return
+    from launcher.agent.health import read_health, start_health_server
+
+    book = watchdog.book if settings.hang_min_s > 0 else None
+    try:
+        port = start_health_server(
+            settings.health_host, settings.health_port, lambda: read_health(node, book, clock)
+        )
+    except OSError as error:
+        say(f"no health server on port {settings.health_port}: {error}")
+        return
+    say(f"health: http://{settings.health_host}:{port}/healthz")
+
+
+def archive_path() -> str:
+    """The zipapp that this code runs from. Raises RuntimeError where it is none."""
+    archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
+    if archive is None:
+        raise RuntimeError("the agent runs from its archive: build it with render_agent_archive")
+    return os.path.abspath(str(archive))
+
+
+def warm_up(task: NodeTask, scratch: Path) -> bool:
+    """Imports what workers need and starts the process that forks them.
+
+    False, and one line saying why, where nothing can be forked here; workers then start fresh.
+    Must come before anything in this process starts a thread.
+    """
+    named = task.settings.preload
+    problems = preload.import_all(plan_preload(task.settings, _read_sources(task.node.command)))
+    for name, problem in problems.items():
+        if name in named:
+            say(f"preload: {name} cannot be imported ({problem}); going on without it")
+    refused = preload.find_refusal(problems)
+    if refused:
+        say(f"start: fork is not possible here ({refused}); starting fresh interpreters")
+        return False
+    preload.start_server(scratch / "fork")
+    return True
+
+
+def plan_preload(settings: AgentSettings, sources: Mapping[str, bytes]) -> tuple[str, ...]:
+    """What the warm process imports beside torch: what the job names, and Fabric if it is used."""
+    uses_fabric = any(b"lightning" in source for source in sources.values())
+    named = settings.preload
+    return (_FABRIC, *named) if uses_fabric and _FABRIC not in named else named
+
+
+def _read_sources(command: tuple[str, ...]) -> dict[str, bytes]:
+    """The script, or the files of the package behind ``-m``, to see what they mention."""
+    paths = _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]
+    found = {}
+    for path in paths:
+        try:
+            found[str(path)] = path.read_bytes()
+        except OSError:
+            continue
+    return found
+
+
+def _module_files(name: str) -> list[Path]:
+    # Not importlib.util.find_spec: it would import the parents of a dotted name here.
+    parts = name.split(".")
+    for entry in (str(Path.cwd()), *sys.path):
+        folder = Path(entry or ".").joinpath(*parts)
+        if folder.is_dir():
+            return sorted(folder.rglob("*.py"))[:200]
+        if folder.with_suffix(".py").is_file():
+            return [folder.with_suffix(".py")]
+    return []

@@ -1,0 +1,173 @@
+"""Why workers ended, and whether to start them again. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.errors import ExitCode
+from launcher.state import Reason
+
+_COLLATERAL = re.compile(
+    r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
+    r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
+    r"|remote process exited|ncclRemoteError|Connection closed"
+)
+"""What a worker says when another one has gone: true of it, but not the cause."""
+
+_LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
+PEERS_FACTOR = 3
+"""Losing peers without progress may take this much longer to be given up than an own failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnd:
+    """One worker that ended otherwise than with exit code 0; ``at`` is seconds since the epoch."""
+
+    attempt: int
+    rank: int
+    local_rank: int
+    exit_code: int
+    at: float
+    cause: str
+    message: str
+    log: str
+    steps: int = 0
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether it only fell with another one."""
+        return self.cause == "terminated" or bool(_COLLATERAL.search(self.message))
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it says itself that it was asked to leave."""
+        return self.exit_code in _LEFT
+
+    def to_jsonable(self) -> dict[str, Any]:
+        """Plain data for ``outcome.json``."""
+        return asdict(self)
+
+
+def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
+    """Causes before collateral, earlier before later, lower ranks first."""
+    return tuple(sorted(ends, key=lambda end: (end.is_collateral, end.at, end.rank)))
+
+
+def name_cause(exit_code: int, *, terminated: bool, hung: bool, out_of_memory: bool) -> str:
+    """One word for why a worker ended."""
+    if hung:
+        return "hang"
+    if terminated:
+        return "terminated"
+    if out_of_memory and exit_code == -9:
+        return "out-of-memory"
+    return "signal" if exit_code < 0 else "exit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """Start the workers again; ``counts`` where it uses up one of the user's restarts."""
+
+    cause: str
+    counts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """End the run."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """What makes two failures equal, and how far the attempt had come."""
+
+    signature: tuple[object, ...]
+    steps: int
+
+
+class FaultBook:
+    """Remembers how attempts ended and judges the next step.
+
+    ``same_failure_limit`` equal failures in a row without progress end the run. The user's
+    ``max_restarts`` is held against worker faults alone, by ``judge_count``, because the
+    count belongs to the whole job.
+    """
+
+    def __init__(self, *, max_restarts: int, same_failure_limit: int) -> None:
+        self.restarts: Counter[str] = Counter()
+        self._max_restarts = max_restarts
+        self._same_failure_limit = same_failure_limit
+        self._last: _Failure | None = None
+        self._same = 0
+
+    def judge(self, ends: tuple[WorkerEnd, ...], steps: int) -> Restart | GiveUp:
+        """What follows an attempt of ``steps`` optimizer steps that ended so."""
+        causes = [end for end in sort_ends(ends) if not end.is_collateral]
+        if all(end.cause == "terminated" for end in ends):
+            # The agent itself ended them, because the group is another one now.
+            return self._restart(Restart(cause="membership"))
+        if causes and all(end.has_left for end in causes):
+            return self._restart(Restart(cause="preempted"))
+        if causes and causes[0].exit_code == ExitCode.BAD_INPUT:
+            return GiveUp(reason=Reason.BAD_INPUT, detail=describe(causes[0]))
+        first = causes[0] if causes else None
+        if give_up := self._judge_progress(first, steps):
+            return give_up
+        if first is None:
+            return self._restart(Restart(cause="lost-peer"))
+        cause = "hang" if first.cause == "hang" else "worker-fault"
+        return self._restart(Restart(cause=cause, counts=True))
+
+    def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
+        """Ends the run once the whole job has had more worker faults than the user allows."""
+        if faults <= self._max_restarts:
+            return None
+        detail = describe(last) if last else "a worker of another node failed"
+        if last is not None and last.cause == "out-of-memory":
+            return GiveUp(reason=Reason.OUT_OF_MEMORY, detail=detail)
+        if self._max_restarts == 0:
+            return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)
+        used = f"all {self._max_restarts} restarts are used up; last: {detail}"
+        return GiveUp(reason=Reason.RESTARTS_EXHAUSTED, detail=used)
+
+    def _restart(self, restart: Restart) -> Restart:
+        self.restarts[restart.cause] += 1
+        return restart
+
+    def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
+        signature = (first.cause, first.exit_code, first.message) if first else ("lost-peer",)
+        failure = _Failure(signature=signature, steps=steps)
+        same = self._last is not None and _are_same(self._last, failure)
+        self._same = self._same + 1 if same else 1
+        self._last = failure
+        limit = self._same_failure_limit * (1 if first else PEERS_FACTOR)
+        if self._same < limit or limit <= 0:
+            return None
+        what = describe(first) if first else "other nodes went away"
+        return GiveUp(
+            reason=Reason.RESTARTS_EXHAUSTED,
+            detail=f"the same failure {self._same} times without progress: {what}",
+        )
+
+
+def _are_same(one: _Failure, other: _Failure) -> bool:
+    # A failure that repeats itself comes after about the same number of steps.
+    near = abs(one.steps - other.steps) <= max(one.steps, other.steps) // 10
+    return one.signature == other.signature and near
+
+
+def describe(end: WorkerEnd) -> str:
+    """One worker's ending in words."""
+    how = f"signal {-end.exit_code}" if end.exit_code < 0 else f"exit code {end.exit_code}"
+    if end.cause == "hang":
+        how = "it hung"
+    if end.cause == "out-of-memory":
+        how = "out of memory"
+    return f"rank {end.rank}: {how}" + (f" ({end.message})" if end.message else "")

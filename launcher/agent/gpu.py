@@ -1,0 +1,103 @@
+"""Waits until dead workers' GPU memory is free, by the driver's library alone.
+
+``torch.cuda`` would give the agent a context of half a gigabyte on every device. Numbers are
+of whole devices, because in a container the driver does not show other namespaces' processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+
+from launcher.clock import Clock
+
+TOLERANCE_BYTES = 256 << 20
+"""Beyond the memory that was in use before the first workers."""
+_POLL_S = 0.1
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+UsedBytes = Callable[[], Mapping[str, int]]
+
+
+def open_devices(visible: str | None) -> UsedBytes | None:
+    """Reads the used bytes of this node's devices; None where there are none, or no driver.
+
+    ``visible`` is CUDA_VISIBLE_DEVICES: indices or UUIDs. Where it is not set, all devices that
+    the driver shows are the node's: a container is shown its own, numbered anew.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    names = _all_devices(nvml) if visible is None else tuple(visible.replace(" ", "").split(","))
+    handles = {name: handle for name in names if name and (handle := _handle(nvml, name))}
+    if not handles:
+        return None
+    return lambda: {name: _used(nvml, handle) for name, handle in handles.items()}
+
+
+def _all_devices(nvml: ctypes.CDLL) -> tuple[str, ...]:
+    count = ctypes.c_uint()
+    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    return () if failed else tuple(str(index) for index in range(count.value))
+
+
+def _handle(nvml: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
+    handle = ctypes.c_void_p()
+    if name.isdigit():
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+    else:
+        failed = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+    return None if failed else handle
+
+
+def _used(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
+    memory = _Memory()
+    failed = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    return 0 if failed else int(memory.used)
+
+
+class GpuGate:
+    """Remembers what was in use before the first workers, and waits for that again."""
+
+    def __init__(self, used_bytes: UsedBytes | None, limit_s: float, clock: Clock) -> None:
+        self._used_bytes, self._limit_s, self._clock = used_bytes, limit_s, clock
+        self._before = used_bytes() if used_bytes else {}
+
+    def wait(self) -> float:
+        """Blocks until the memory is free; returns the seconds. Raises GpuBusyError."""
+        if self._used_bytes is None:
+            return 0.0
+        start = self._clock.monotonic()
+        while busy := find_busy(self._before, self._used_bytes()):
+            if self._clock.monotonic() - start > self._limit_s:
+                raise GpuBusyError(busy, self._limit_s)
+            self._clock.sleep(_POLL_S)
+        return self._clock.monotonic() - start
+
+
+class GpuBusyError(Exception):
+    """GPU memory did not become free in time; ``str`` says how much on which device."""
+
+    def __init__(self, busy: Mapping[str, int], limit_s: float) -> None:
+        devices = ", ".join(f"device {name}: {used >> 20} MiB" for name, used in busy.items())
+        super().__init__(
+            f"GPU memory is still in use {limit_s:.0f} s after the workers ended ({devices}); "
+            "see nvidia-smi for what holds it"
+        )
+
+
+def find_busy(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Devices with more memory in use than before, and how many bytes more."""
+    more = {name: used - before.get(name, 0) for name, used in now.items()}
+    return {name: extra for name, extra in more.items() if extra > TOLERANCE_BYTES}

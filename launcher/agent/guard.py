@@ -1,0 +1,218 @@
+"""The guard: one small process above each worker, which passes signals on and cleans up.
+
+torch's agent sees the guard; the script runs in the guard's only child. That closes what a
+script can do to an agent that calls it as a function: ``os._exit(0)`` is a success, a signal
+is a signal, a handler that only sets a flag cannot hold up a restart, and whatever the script
+leaves running ends with it. Standard library only; one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from launcher import contract
+from launcher.agent import processes, worker
+from launcher.agent.heartbeat import read_heartbeat
+
+WORKER_DIR = "LAUNCHER_WORKER_DIR"
+"""The worker's log folder, for the guard alone."""
+EXIT_GRACE_S = "LAUNCHER_EXIT_GRACE_S"
+PARENT_PID = "LAUNCHER_PARENT_PID"
+PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID)
+"""Not for the script to see."""
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_BLOCKED = frozenset({*_ENDING, *_PASSED_ON, signal.SIGCHLD})
+_POLITE_S = 1.0
+"""What the children of a script that ended well get between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """What the guard was told by its environment."""
+
+    folder: Path
+    node_dir: Path
+    heartbeat: Path
+    exit_grace_s: float
+    rank: int
+    local_rank: int
+
+
+def enter_forked(*argv: str) -> None:
+    """A worker forked from the warm process: the function that torch's agent calls."""
+    from launcher.agent import preload
+
+    def prepare() -> None:
+        worker.leave_multiprocessing(preload.KEPT_FDS, preload.STDIN_FD, preload.MAIN)
+        worker.reseed()
+
+    _run(argv, preload.SERVER_PID, preload.SYS_PATH, prepare)
+
+
+def enter_fresh(argv: tuple[str, ...]) -> NoReturn:
+    """A worker of its own interpreter: the command that torch's agent starts."""
+    parent_pid = int(os.environ.get(PARENT_PID, os.getppid()))
+    # sys.path[0] is the agent's archive, which no script should see.
+    _run(argv, parent_pid, tuple(sys.path[1:]), lambda: None)
+    sys.exit(0)
+
+
+def _run(
+    argv: tuple[str, ...],
+    parent_pid: int,
+    sys_path: tuple[str, ...],
+    prepare: worker.Prepare,
+) -> None:
+    """Returns when the script succeeded; otherwise ends this process as the script ended."""
+    place = _read_place(os.environ)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    processes.adopt_orphans()
+    try:
+        processes.die_with_parent(parent_pid, signal.SIGTERM)
+    except processes.ParentGoneError:
+        os._exit(128 + signal.SIGKILL)
+    guard_pid = os.getpid()
+    _flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            processes.die_with_parent(guard_pid)
+        except processes.ParentGoneError:
+            os._exit(128 + signal.SIGKILL)
+        worker.run(
+            worker.Script(argv=argv, sys_path=sys_path, folder=place.folder), _hide_and(prepare)
+        )
+    watch = _Watch(pid, parent_pid, place)
+    status = watch.wait()
+    code = os.waitstatus_to_exitcode(status)
+    processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
+    _write_exit(place, code, watch.was_asked)
+    _remove_if_empty(place.folder / contract.STACKS_FILE)
+    signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    if code != 0:
+        _end_like(code)
+
+
+class _Watch:
+    """Waits for the script and passes signals on to it."""
+
+    def __init__(self, pid: int, parent_pid: int, place: _Place) -> None:
+        self.was_asked = False
+        self._pid, self._parent_pid, self._place = pid, parent_pid, place
+        self._kill_at: float | None = None
+
+    def wait(self) -> int:
+        """The script's wait status."""
+        while True:
+            if (status := processes.reap().get(self._pid)) is not None:
+                return status
+            self._on_signal(_next_signal(self._kill_at))
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                processes.send(self._pid, signal.SIGKILL)
+                self._kill_at = time.monotonic() + 1.0
+
+    def _on_signal(self, signum: int | None) -> None:
+        if os.getppid() != self._parent_pid:
+            # The agent is gone, and with it everybody who could wait for this worker.
+            processes.end_children()
+            os._exit(128 + signal.SIGKILL)
+        if signum in _PASSED_ON and signum is not None:
+            processes.send(self._pid, signum)
+        elif signum in _ENDING and signum is not None:
+            self.was_asked = True
+            processes.send(self._pid, signum)
+            processes.send(self._pid, signal.SIGCONT)
+            grace_s = _grace_s(self._place)
+            self._kill_at = self._kill_at or time.monotonic() + grace_s
+
+
+def _next_signal(until: float | None) -> int | None:
+    if until is None:
+        return signal.sigwait(_BLOCKED)
+    found = signal.sigtimedwait(_BLOCKED, max(0.0, until - time.monotonic()))
+    return None if found is None else found.si_signo
+
+
+def _grace_s(place: _Place) -> float:
+    """SIGTERM without a request means a restart, which must not wait for a slow handler."""
+    try:
+        request = json.loads((place.node_dir / contract.STOP_REQUEST_FILE).read_text())
+        if request["reason"] == contract.STOP_REASON_RESIZE:
+            return place.exit_grace_s
+        return max(place.exit_grace_s, float(request["deadline"]) - time.time())
+    except (OSError, ValueError, KeyError, TypeError):
+        return place.exit_grace_s
+
+
+def _read_place(environ: Mapping[str, str]) -> _Place:
+    return _Place(
+        folder=Path(environ[WORKER_DIR]),
+        node_dir=Path(environ[contract.NODE_DIR]),
+        heartbeat=Path(environ[contract.HEARTBEAT]),
+        exit_grace_s=float(environ[EXIT_GRACE_S]),
+        rank=int(environ["RANK"]),
+        local_rank=int(environ["LOCAL_RANK"]),
+    )
+
+
+def _hide_and(prepare: worker.Prepare) -> worker.Prepare:
+    def prepare_all() -> None:
+        for name in PRIVATE_VARIABLES:
+            os.environ.pop(name, None)
+        prepare()
+
+    return prepare_all
+
+
+def _write_exit(place: _Place, code: int, was_asked: bool) -> None:
+    beat = read_heartbeat(place.heartbeat)
+    record = {
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "exit_code": code,
+        "terminated": was_asked,
+        "at": time.time(),
+        "steps": beat.steps if beat else 0,
+    }
+    path = place.folder / contract.EXIT_FILE
+    # A full disk must not turn a good ending into a bad one.
+    with contextlib.suppress(OSError):
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(record))
+        temporary.replace(path)
+
+
+def _remove_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
+def _end_like(code: int) -> NoReturn:
+    _flush()
+    if code < 0:
+        # The script may have dumped its core already; one is enough.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code if code > 0 else 128 - code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

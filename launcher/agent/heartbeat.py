@@ -1,0 +1,132 @@
+"""A worker's heartbeat: a small mapped file that the worker writes and the agent reads.
+
+The worker entry beats after every optimizer step, of any script; a training that knows the
+contract announces phases and how long they may take. Layout: ``contract.HEARTBEAT_FORMAT``.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from launcher import contract
+
+_LAYOUT = struct.Struct(contract.HEARTBEAT_FORMAT)
+_MAGIC = contract.HEARTBEAT_MAGIC
+_OPTIMIZER_MODULE = "torch.optim.optimizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What a worker last said. Times are seconds of the machine's monotonic clock.
+
+    ``until`` is the end that the worker itself gave its phase, 0 where it gave none.
+    """
+
+    pid: int
+    steps: int
+    at: float
+    until: float
+    phase: str
+
+
+class HeartbeatWriter:
+    """The worker's side. Beating costs about a microsecond and never blocks."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+        self._steps = 0
+        self.enter("start", 0.0)
+
+    def step(self) -> None:
+        """An optimizer step is done."""
+        self._steps += 1
+        self._write("step", 0.0)
+
+    def enter(self, phase: str, limit_s: float) -> None:
+        """A phase begins that may take ``limit_s`` seconds; 0 leaves it to what was learned."""
+        self._write(phase, time.monotonic() + limit_s if limit_s else 0.0)
+
+    def _write(self, phase: str, until: float) -> None:
+        now = time.monotonic()
+        _LAYOUT.pack_into(
+            self._map, 0, _MAGIC, os.getpid(), self._steps, now, until, phase.encode()
+        )
+
+
+def create_heartbeat(path: Path) -> None:
+    """Makes an empty heartbeat file for a worker that is about to start."""
+    path.write_bytes(bytes(_LAYOUT.size))
+
+
+def read_heartbeat(path: Path) -> Beat | None:
+    """None before the worker first wrote, or where the file is gone or half written."""
+    try:
+        data = path.read_bytes()
+        magic, pid, steps, at, until, phase = _LAYOUT.unpack(data)
+    except (OSError, struct.error):
+        return None
+    if magic != _MAGIC:
+        return None
+    name = phase.rstrip(b"\0").decode(errors="replace")
+    return Beat(pid=pid, steps=steps, at=at, until=until, phase=name)
+
+
+def beat_after_steps(writer: HeartbeatWriter) -> None:
+    """Beats after every optimizer step, now or as soon as the script imports torch.
+
+    torch is not imported for it: a script may set variables before it does so itself.
+    """
+    module = sys.modules.get(_OPTIMIZER_MODULE)
+    if module is not None:
+        _register(module, writer)
+    else:
+        sys.meta_path.insert(0, _AfterImport(lambda module: _register(module, writer)))
+
+
+def _register(module: ModuleType, writer: HeartbeatWriter) -> None:
+    def on_step(_optimizer: object, _args: object, _kwargs: object) -> None:
+        writer.step()
+
+    hook: Callable[[Any], Any] | None = getattr(module, "register_optimizer_step_post_hook", None)
+    if hook is not None:
+        hook(on_step)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back once the optimizer's module is imported, and leaves ``sys.meta_path`` again."""
+
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _OPTIMIZER_MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, self._then)
+        return spec
+
+
+def _call_after(loader: Any, then: Callable[[ModuleType], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        then(module)
+
+    loader.exec_module = exec_module

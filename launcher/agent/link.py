@@ -1,0 +1,82 @@
+"""What the agent asks of a rendezvous handler beyond torch's interface.
+
+The project's own backend answers; with a stock one each question has an answer that is right
+for torch's handlers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+from launcher.state import Reason
+
+if TYPE_CHECKING:
+    from launcher.agent.roster.handler import RosterHandler
+
+ROSTER = "roster"
+_REASONS = {
+    "finished": Reason.COMPLETED,
+    "failed": Reason.TRAINING_FAILED,
+    "restarts-exhausted": Reason.RESTARTS_EXHAUSTED,
+}
+
+
+def register(backend: str) -> None:
+    """Makes the backend known to torch; its own are known already."""
+    if backend == ROSTER:
+        from launcher.agent.roster import backend as roster
+
+        roster.register()
+
+
+class Link:
+    """One handler, asked in one way whatever its backend is."""
+
+    def __init__(self, handler: RendezvousHandler) -> None:
+        own = handler.get_backend() == ROSTER
+        self._roster = cast("RosterHandler", handler) if own else None
+
+    @property
+    def counts_faults(self) -> bool:
+        """Whether the handler itself counts worker faults over the whole job."""
+        return self._roster is not None
+
+    def close(self) -> None:
+        """Ends the run for all nodes, because of a failure; torch closes stock handlers itself."""
+        if self._roster is not None:
+            self._roster.close("failed")
+
+    def leave(self) -> None:
+        """Says that this node goes, so that the others need not find out."""
+        if self._roster is not None:
+            self._roster.leave()
+
+    def closed_reason(self) -> Reason | None:
+        """Why the run was closed, where the handler knows."""
+        return _REASONS.get(self._roster.closed_reason) if self._roster is not None else None
+
+    def generation(self) -> int | None:
+        """The fencing generation of the present membership; None where nothing fences."""
+        membership = self._roster.membership if self._roster is not None else None
+        return membership.generation if membership is not None else None
+
+    def newcomers(self) -> int:
+        """Nodes that wait for ``admit``."""
+        return self._roster.newcomers if self._roster is not None else 0
+
+    def admit(self) -> None:
+        """Lets them in."""
+        if self._roster is not None:
+            self._roster.admit()
+
+    def carried(self) -> dict[str, str]:
+        """Configuration for the handler of a next store, which starts without memory."""
+        if self._roster is None or self._roster.membership is None:
+            return {}
+        return {
+            "nodes_before": str(len(self._roster.membership.members)),
+            "faults_before": str(self._roster.counts.get("fault", 0)),
+            "generation_before": str(self._roster.membership.generation),
+        }

@@ -1,0 +1,101 @@
+"""What the agent knows of its node while it runs, and tells the ledger and the health server."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from launcher.agent.attempts import Attempts
+from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, describe
+from launcher.agent.gpu import GpuGate
+from launcher.agent.report import Ledger
+from launcher.clock import Clock
+
+if TYPE_CHECKING:
+    from launcher.agent.link import Link
+
+
+def say(text: str) -> None:
+    """One line on the node's console."""
+    sys.stderr.write(f"[agent] {text}\n")
+    sys.stderr.flush()
+
+
+@dataclass(kw_only=True)
+class Phases:
+    """Seconds spent in each phase of the agent; the present one is open."""
+
+    name: str = "start"
+    since: float = 0.0
+    spent_s: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, name: str, now: float) -> None:
+        """Ends the present phase."""
+        self.spent_s[self.name] += int((now - self.since) * 1000)
+        self.name, self.since = name, now
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """All phases so far, the open one included."""
+        spent = dict(self.spent_s)
+        spent[self.name] = spent.get(self.name, 0) + int((now - self.since) * 1000)
+        return {name: milliseconds / 1000 for name, milliseconds in spent.items()}
+
+
+class Node:
+    """The state behind one start of the agent; written by its main thread, read by others."""
+
+    def __init__(
+        self, attempts: Attempts, book: FaultBook, ledger: Ledger, gate: GpuGate, clock: Clock
+    ) -> None:
+        self.attempts, self.book, self.ledger = attempts, book, ledger
+        self.phases = Phases(since=clock.monotonic())
+        self.node_rank = 0
+        self.num_nodes = 0
+        self.ends: tuple[WorkerEnd, ...] = ()
+        self.had_rendezvous = False
+        self.link: Link | None = None
+        self._gate, self._clock = gate, clock
+
+    def enter(self, phase: str) -> None:
+        """The agent's main thread goes on to something else."""
+        self.phases.enter(phase, self._clock.monotonic())
+        if phase == "rendezvous":
+            self.ledger.write("rendezvous-began", attempt=self.attempts.number)
+
+    def on_rendezvous(self, node_rank: int, num_nodes: int) -> None:
+        """A round is complete; both numbers count nodes, not workers."""
+        self.node_rank, self.num_nodes, self.had_rendezvous = node_rank, num_nodes, True
+        self.enter("run")
+        self.ledger.write(
+            "rendezvous-ended",
+            attempt=self.attempts.number + 1,
+            rank=node_rank,
+            world_size=num_nodes,
+        )
+
+    def judge(self) -> tuple[tuple[WorkerEnd, ...], Restart | GiveUp]:
+        """How the last attempt ended, and what follows."""
+        self.enter("restart")
+        self.ends = self.attempts.end()
+        for end in self.ends:
+            self.ledger.write(
+                "worker-ended",
+                attempt=end.attempt,
+                rank=end.rank,
+                exit_code=end.exit_code,
+                cause=end.cause,
+            )
+        return self.ends, self.book.judge(self.ends, self.attempts.steps())
+
+    def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
+        """The workers will be started again."""
+        self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
+        say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
+
+    def wait_for_gpus(self) -> None:
+        """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""
+        waited_s = self._gate.wait()
+        if waited_s > 0.5:
+            self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)

@@ -1,0 +1,127 @@
+"""The warm process: forked from the agent once torch is imported, it forks every worker.
+
+The agent and all its workers import torch once between them. multiprocessing's own fork server
+serves; only its start is ours, because it would start an interpreter that imports all again.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import traceback
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import NoReturn
+
+from launcher.agent import processes
+from launcher.errors import ExitCode
+
+SERVER_PID = 0
+STDIN_FD = 0
+"""The agent's standard input, which multiprocessing closes; torchrun's workers have it too."""
+MAIN = multiprocessing.current_process()
+"""multiprocessing's object for a main process; its forks have others."""
+SYS_PATH: tuple[str, ...] = ()
+"""What a script's sys.path holds behind its first entry."""
+KEPT_FDS: frozenset[int] = frozenset()
+"""Descriptors that the imports opened and that forks must keep."""
+
+_SERVER_FIELDS = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
+_KNOWN_SIGNATURE = ["listener_fd", "alive_r", "preload", "main_path", "sys_path"]
+
+
+def import_all(modules: tuple[str, ...]) -> dict[str, str]:
+    """Imports torch and ``modules`` here; returns what failed, and why."""
+    global SYS_PATH, KEPT_FDS
+    # The agent's archive, which no script should see, and which importlib.metadata would open.
+    archive = sys.path.pop(0)
+    SYS_PATH = tuple(sys.path)
+    # Its pipe is the agent's own; each worker that needs a tracker starts one, as it would alone.
+    resource_tracker.ensure_running()
+    before = _open_fds()
+    problems = {}
+    for name in ("torch", "torch.distributed.elastic.multiprocessing.api", *modules):
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            problems[name] = f"{type(error).__name__}: {error}"
+    KEPT_FDS = _open_fds() - before
+    sys.path.insert(0, archive)
+    return problems
+
+
+def find_refusal(problems: dict[str, str]) -> str:
+    """Why this process must not be forked; empty where it may."""
+    if "torch" in problems:
+        return f"torch cannot be imported: {problems['torch']}"
+    torch = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        return "an imported module has initialised CUDA"
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"an imported module has started threads ({threads - 1})"
+    server = vars(forkserver).get("_forkserver")
+    signature = list(inspect.signature(forkserver.main).parameters)
+    if signature != _KNOWN_SIGNATURE or not all(hasattr(server, name) for name in _SERVER_FIELDS):
+        return f"Python {sys.version_info[0]}.{sys.version_info[1]} has another fork server"
+    return ""
+
+
+def start_server(address: Path) -> None:
+    """Forks the server, which listens at ``address``; only where nothing refuses it.
+
+    The server and what it forks die with this process.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    address.chmod(0o600)
+    listener.listen()
+    alive_r, alive_w = os.pipe()
+    # Forks share what the collector never touches again.
+    gc.collect()
+    gc.freeze()
+    agent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(alive_w)
+        _serve(listener.detach(), alive_r, agent_pid)
+    os.close(alive_r)
+    listener.close()
+    server = vars(forkserver)["_forkserver"]
+    for name, value in zip(_SERVER_FIELDS, (str(address), alive_w, pid), strict=True):
+        setattr(server, name, value)
+
+
+def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
+    global SERVER_PID, STDIN_FD
+    try:
+        processes.die_with_parent(agent_pid)
+        SERVER_PID = os.getpid()
+        STDIN_FD = os.dup(0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        forkserver.main(listener_fd, alive_r, [])
+    except (SystemExit, processes.ParentGoneError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(int(ExitCode.AGENT_FAILED))
+
+
+def _open_fds() -> frozenset[int]:
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return frozenset(fd for fd in listed if _is_open(fd))
+
+
+def _is_open(fd: int) -> bool:
+    # The listing has a descriptor of its own, which is closed by now.
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

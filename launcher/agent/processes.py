@@ -1,0 +1,141 @@
+"""Linux processes: a child's life tied to its parent's, and the end of whole trees.
+
+Standard library only. Process groups cannot do this: every worker is a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_POLL_S = 0.005
+# They end by themselves once their clients have gone, and unlink shared memory before they do.
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+
+
+class ParentGoneError(Exception):
+    """The parent died before the child could tie its life to it."""
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of all descendants whose own parent dies."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int, signum: signal.Signals = signal.SIGKILL) -> None:
+    """Sends this process ``signum`` when its parent dies. Raises ParentGoneError if it has."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent_pid:
+        raise ParentGoneError(f"process {parent_pid} has gone")
+
+
+def _prctl(option: int, value: int) -> None:
+    # Fails only where the kernel is no Linux; there the sweep at the end must do.
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def send(pid: int, signum: int) -> bool:
+    """Signals a process; False where it has gone."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def reap() -> dict[int, int]:
+    """Collects all children that have ended: their wait statuses by pid. Does not wait."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = status
+    return ended
+
+
+def children_of(pid: int) -> tuple[int, ...]:
+    """Direct children of a process, ended ones that nobody reaped included."""
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        if not Path("/proc/self/task").joinpath(str(os.getpid()), "children").exists():
+            return _children_by_scan(pid)
+    except (OSError, ValueError):
+        pass
+    return tuple(found)
+
+
+def tree_of(pid: int) -> tuple[int, ...]:
+    """A process and all its descendants."""
+    found = [pid]
+    for one in found:
+        found += [child for child in children_of(one) if child not in found]
+    return tuple(found)
+
+
+def _children_by_scan(pid: int) -> tuple[int, ...]:
+    # Kernels without CONFIG_PROC_CHILDREN.
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if entry.name.isdigit() and int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return tuple(found)
+
+
+def cpu_seconds(pids: tuple[int, ...]) -> float:
+    """Processor time that living processes have used so far, their reaped children's included."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def end_children(*, polite_s: float = 0.0, cleaner_s: float = 0.5, limit_s: float = 10.0) -> int:
+    """Kills and reaps every descendant; returns how many had to be killed.
+
+    Only for a process that adopts orphans. For ``polite_s`` seconds they get SIGTERM before
+    SIGKILL; processes that unlink shared memory get ``cleaner_s`` to end by themselves.
+    Blocks until none is left, ``limit_s`` at most: uninterruptible sleep outlives SIGKILL.
+    """
+    start = time.monotonic()
+    asked: set[int] = set()
+    killed: set[int] = set()
+    while (passed_s := time.monotonic() - start) < limit_s:
+        reap()
+        left = children_of(os.getpid())
+        if not left:
+            break
+        for pid in left:
+            if passed_s < cleaner_s and _is_cleaner(pid):
+                continue
+            if passed_s < polite_s:
+                if pid not in asked and send(pid, signal.SIGTERM):
+                    asked.add(pid)
+            elif send(pid, signal.SIGKILL):
+                killed.add(pid)
+        time.sleep(_POLL_S)
+    return len(killed)
+
+
+def _is_cleaner(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in _CLEANERS)

@@ -1,0 +1,189 @@
+"""What the agent writes for others: the ledger, and the node's outcome. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher import contract
+from launcher.agent.faults import WorkerEnd, name_cause, sort_ends
+from launcher.clock import Clock
+from launcher.state import Reason
+
+TAIL_BYTES = 4096
+_CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
+
+
+class Ledger:
+    """This agent's part of the run's ledger; a disk that refuses never stops the training."""
+
+    def __init__(self, path: Path, clock: Clock, *, node_index: int, incarnation: int) -> None:
+        self._path, self._clock = path, clock
+        self._fixed = {
+            "schema": contract.LEDGER_SCHEMA,
+            "source": "agent",
+            "node_index": node_index,
+            "incarnation": incarnation,
+        }
+
+    def write(self, event: str, *, attempt: int | None = None, **values: Any) -> None:
+        """Appends one event; a line is one write, so that processes may share the file."""
+        now = {"at": self._clock.wall(), "monotonic_s": self._clock.monotonic()}
+        line = json.dumps({**self._fixed, "attempt": attempt, "event": event, **now, **values})
+        with contextlib.suppress(OSError), self._path.open("a") as file:
+            file.write(line + "\n")
+
+
+def ledger_path(run_dir: Path, node_index: int, incarnation: int) -> Path:
+    """Where the agent's part of the ledger lies; makes the folder."""
+    folder = run_dir / contract.LEDGER_DIR
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    name = contract.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
+    return folder / name
+
+
+@dataclass(kw_only=True)
+class AgentReport:
+    """How one start of the agent ended, as it tells the supervisor."""
+
+    reason: Reason
+    detail: str = ""
+    attempts: int = 0
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    ends: tuple[WorkerEnd, ...] = ()
+    carried: Mapping[str, str] = field(default_factory=dict)
+    """Rendezvous configuration for the next start, which finds a new store."""
+
+    def write(self, path: Path) -> None:
+        """Replaces the file."""
+        data = {**vars(self), "reason": self.reason.value}
+        data["ends"] = [end.to_jsonable() for end in self.ends]
+        write_atomically(path, json.dumps(data))
+
+
+def read_agent_report(path: Path) -> AgentReport | None:
+    """None where the agent died before it could say anything."""
+    try:
+        data = json.loads(path.read_text())
+        ends = tuple(WorkerEnd(**end) for end in data.pop("ends"))
+        return AgentReport(**{**data, "reason": Reason(data["reason"]), "ends": ends})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def read_ends(
+    folder: Path, attempt: int, *, run_dir: Path, hung: frozenset[int], out_of_memory: bool
+) -> tuple[WorkerEnd, ...]:
+    """The workers of one attempt's folder that ended badly, causes first."""
+    found = []
+    for path in sorted(folder.glob(f"*/{contract.EXIT_FILE}")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            record = json.loads(path.read_text())
+            if record["exit_code"] != 0:
+                found.append(_read_end(record, path.parent, attempt, run_dir, hung, out_of_memory))
+    return sort_ends(found)
+
+
+def _read_end(
+    record: dict[str, Any],
+    folder: Path,
+    attempt: int,
+    run_dir: Path,
+    hung: frozenset[int],
+    out_of_memory: bool,
+) -> WorkerEnd:
+    cause = name_cause(
+        record["exit_code"],
+        terminated=record["terminated"],
+        hung=record["rank"] in hung,
+        out_of_memory=out_of_memory,
+    )
+    return WorkerEnd(
+        attempt=attempt,
+        rank=record["rank"],
+        local_rank=record["local_rank"],
+        exit_code=record["exit_code"],
+        at=record["at"],
+        cause=cause,
+        message=_read_message(folder, record["exit_code"]),
+        log=os.path.relpath(folder, run_dir),
+        steps=record["steps"],
+    )
+
+
+def _read_message(folder: Path, exit_code: int) -> str:
+    """The uncaught exception's line; for an abort, whatever the last line on stderr says."""
+    try:
+        message = json.loads((folder / contract.ERROR_FILE).read_text())["message"]
+        text = message["message"] if isinstance(message, dict) else message
+        return str(text).partition("\n")[0][:500]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    if exit_code != -6:
+        return ""
+    lines = read_tail(folder / contract.STDERR_FILE).splitlines()
+    return lines[-1][:500] if lines else ""
+
+
+def read_tail(path: Path) -> str:
+    """The end of a text that may be anything; empty where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="backslashreplace")
+    except OSError:
+        return ""
+
+
+def read_oom_kills(path: Path = _CGROUP_EVENTS) -> int:
+    """How many processes of this container the kernel killed for memory; 0 where unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+def write_outcome(
+    path: Path,
+    report: AgentReport,
+    *,
+    exit_code: int,
+    node_index: int,
+    incarnation: int,
+    started_at: float,
+    finished_at: float,
+) -> None:
+    """The node's ``outcome.json``; its schema is in ``contract``."""
+    causes = [end for end in report.ends if not end.is_collateral]
+    first = causes[0] if causes else (report.ends[0] if report.ends else None)
+    outcome = {
+        "schema": contract.NODE_OUTCOME_SCHEMA,
+        "node_index": node_index,
+        "incarnation": incarnation,
+        "reason": report.reason.value,
+        "exit_code": exit_code,
+        "detail": report.detail,
+        "attempts": report.attempts,
+        "restarts": dict(report.restarts),
+        "started_at": started_at,
+        "finished_at": finished_at,
+        "first": first.to_jsonable() if first else None,
+        "collateral": [end.to_jsonable() for end in report.ends if end is not first],
+    }
+    with contextlib.suppress(OSError):
+        write_atomically(path, json.dumps(outcome, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that no reader sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,229 @@
+"""What the head should become, as one node sees it: pure rules over ``State``.
+
+Anyone may strike off a silent or leaving member, or re-open a round that broke; all else (whom to
+admit, when to seal) is the leader's alone. A change that others beat us to simply fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from launcher.agent.roster import head as heads
+from launcher.agent.roster.head import Cause, Head, Phase, index_of, rank_order
+from launcher.agent.roster.view import State, status_in
+from launcher.agent.roster.watch import silent
+
+COMING_INTERVALS = 4
+"""Pulses for which a later round waits for newcomers that are known to be on their way."""
+
+
+def decide_change(state: State, now: float) -> Head | None:
+    """The head to propose, sealing apart; ``None`` when all is as it should be."""
+    head = state.head
+    assert head is not None
+    if head.phase is Phase.CLOSED:
+        worse = head.closed == heads.FINISHED and state.closing not in ("", heads.FINISHED)
+        return heads.close(head, state.closing) if worse else None
+    if state.closing:
+        return heads.close(head, state.closing)
+    if state.leaving:
+        return _without_me(state, head)
+    return (
+        _without_the_lost(state, head)
+        or _without_the_replaced(state, head)
+        or (_reopened(state, head, now) if head.phase is Phase.SEALED else None)
+        or (_handed_over(state, head, now) if head.phase is Phase.FORMING else None)
+    )
+
+
+# -- who is gone -------------------------------------------------------------------------------
+def _without_me(state: State, head: Head) -> Head | None:
+    heir = _heir(state, head) if state.leads else head.leader
+    if state.belongs:
+        return heads.strike(head, {state.seat: Cause.LEFT}, heir or head.leader)
+    return heads.lead(head, heir) if state.leads and heir else None
+
+
+def _heir(state: State, head: Head) -> str | None:
+    """Who leads after this leader: a living member, else whoever waits."""
+    quiet = silent(state.beats, state.rules.detection_limit_s)
+    others = [s for s in (*state.members, *arrived(state)) if s != state.seat]
+    return next((s for s in others if s not in head.gone and s not in quiet), None)
+
+
+def _without_the_lost(state: State, head: Head) -> Head | None:
+    quiet = silent(state.beats, state.rules.detection_limit_s)
+    lost = {s: Cause.LOST for s in state.members if s in quiet and s not in head.gone}
+    if not (state.belongs or state.waiting):
+        return None
+    orphaned = head.leader in quiet
+    if lost:
+        return heads.strike(head, lost, state.seat if orphaned else head.leader)
+    return heads.lead(head, state.seat) if orphaned else None
+
+
+def _without_the_replaced(state: State, head: Head) -> Head | None:
+    if not state.leads:
+        return None
+    old = tuple(s for s in replaced(state) if s not in head.gone)
+    members = {s: Cause.REPLACED for s in old if s in state.members}
+    if members:
+        heir = _heir(state, head) if state.seat in members else state.seat
+        return heads.strike(head, members, heir or state.seat)
+    return heads.mark_replaced(head, old) if old else None
+
+
+def replaced(state: State) -> tuple[str, ...]:
+    """Seats whose index a node that came later, and waits now, has taken."""
+    present = {*state.members, *waiters(state), *arrived(state)}
+    newest: dict[int, str] = {}
+    for seat in state.seats:
+        if seat in present:
+            newest[index_of(seat)] = seat
+    return tuple(s for s in state.seats if s in present and newest[index_of(s)] != s)
+
+
+# -- a sealed round that has to open again -------------------------------------------------------
+def _reopened(state: State, head: Head, now: float) -> Head | None:
+    if state.belongs and state.waiting and state.entered == head.epoch:
+        return heads.open_round(head, Cause.FAULT)
+    if state.fenced_out and not state.fenced_out.foreign and state.leads:
+        return heads.open_round(head, Cause.FENCED)
+    if state.belongs and head.newcomers and _may_admit(state, head, now):
+        return heads.open_round(head, Cause.JOINED)
+    if state.leads:
+        room = state.rules.max_nodes - head.nodes
+        newcomers = min(room, len(waiters(state)))
+        return heads.announce(head, newcomers) if newcomers != head.newcomers else None
+    return None
+
+
+def _may_admit(state: State, head: Head, now: float) -> bool:
+    """Newcomers come in one go, not too often, and when the group allows it or has had its time."""
+    if state.admitted == head.epoch:
+        return True
+    if not state.leads:
+        return False
+    rules = state.rules
+    calm = now - state.grown_at >= rules.growth_pause_s
+    patience = rules.admit_limit_s if rules.held else min(rules.last_call_s, rules.interval_s)
+    return calm and now - state.waiters_at >= patience
+
+
+def waiters(state: State) -> tuple[str, ...]:
+    """Living nodes outside the sealed membership that wait to come in, first come first."""
+    head = state.head
+    assert head is not None
+    if head.phase is not Phase.SEALED:
+        return ()
+    outside = (s for s in state.seats if s not in state.members and s not in head.gone)
+    return tuple(s for s in outside if _says(state, s, f"j{head.epoch}"))
+
+
+# -- a round that forms --------------------------------------------------------------------------
+def _handed_over(state: State, head: Head, now: float) -> Head | None:
+    """A leader that cannot seal gives the lead to a node that is there.
+
+    Its own workers take too long to stop, or shared storage does not answer it.
+    """
+    if not state.leads:
+        return None
+    rules = state.rules
+    absent = not state.waiting and now - state.phase_at >= rules.regroup_limit_s
+    stuck = state.taking and now - state.taking_at >= rules.detection_limit_s
+    if not (absent or stuck or state.seat in head.gone):
+        return None
+    heir = next((s for s in arrived(state) if s != state.seat), None)
+    return heads.lead(head, heir) if heir else None
+
+
+def arrived(state: State) -> tuple[str, ...]:
+    """Living nodes that have said they wait for the round being formed, first come first."""
+    head = state.head
+    assert head is not None
+    if head.phase is not Phase.FORMING:
+        return ()
+    return tuple(s for s in state.seats if s not in head.gone and _says(state, s, f"j{head.epoch}"))
+
+
+def _says(state: State, seat: str, status: str) -> bool:
+    if seat == state.seat:
+        return state.said == status
+    beat = state.beats.get(seat)
+    if beat is None or beat.silent_s >= state.rules.detection_limit_s:
+        return False
+    return status_in(beat.text) == status and (beat.moved or not state.cautious)
+
+
+def decide_members(state: State, now: float) -> tuple[str, ...]:
+    """The seats that the leader may seal now, in order of rank; empty while it has to wait."""
+    head, rules = state.head, state.rules
+    assert head is not None
+    if not (state.leads and state.waiting) or head.phase is not Phase.FORMING:
+        return ()
+    here = arrived(state)
+    survivors = tuple(s for s in state.members if s not in head.gone)
+    kept = tuple(s for s in survivors if s in here)
+    chosen = (kept + tuple(s for s in here if s not in survivors))[: rules.max_nodes]
+    if state.seat not in here or len(chosen) < rules.min_nodes or not quorate(state, kept, chosen):
+        return ()
+    full = len(chosen) == rules.max_nodes
+    waited_s = now - state.phase_at
+    if not head.members:
+        ready = full or now - state.arrived_at >= rules.last_call_s
+    elif len(kept) < len(survivors):
+        ready = waited_s >= rules.regroup_limit_s
+    else:
+        on_their_way = waited_s < COMING_INTERVALS * rules.interval_s and _coming(state, here)
+        ready = full or not on_their_way
+    return tuple(sorted(chosen, key=rank_order)) if ready else ()
+
+
+def _coming(state: State, here: tuple[str, ...]) -> bool:
+    """Whether some node outside still waits for the round before, and will see this one soon."""
+    outside = set(state.seats) - set(here) - set(state.members)
+    patience_s = COMING_INTERVALS * state.rules.interval_s
+    return any(
+        status_in(beat.text).startswith("j") and beat.silent_s < patience_s
+        for seat, beat in state.beats.items()
+        if seat in outside
+    )
+
+
+def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> bool:
+    """Without fencing: more than half of the last membership, those who left on purpose apart."""
+    head, rules = state.head, state.rules
+    assert head is not None
+    if rules.fenced:
+        return True
+    if not head.members:
+        return 2 * len(chosen) > rules.nodes_before
+    left = [s for s in state.members if head.gone.get(s) == Cause.LEFT.value]
+    return 2 * len(kept) > len(state.members) - len(left)
+
+
+def exhausted(state: State) -> bool:
+    """Whether one more restart by a worker's fault is more than the user allowed."""
+    head, limit = state.head, state.rules.max_restarts
+    assert head is not None
+    if limit is None or head.cause is not Cause.FAULT:
+        return False
+    return faults(head.counts) >= limit
+
+
+def faults(counts: Mapping[str, int]) -> int:
+    """Restarts that a worker's fault caused, over the whole job."""
+    return counts.get(Cause.FAULT.value, 0)
+
+
+def note_arrivals(state: State, now: float) -> State:
+    """Remembers when the last node came, for last calls and for newcomers that come in a row."""
+    if not state.leads:
+        return state
+    here, outside = arrived(state), waiters(state)
+    if here != state.arrived:
+        state = replace(state, arrived=here, arrived_at=now)
+    if outside != state.waiters:
+        state = replace(state, waiters=outside, waiters_at=now)
+    return state

@@ -1,0 +1,80 @@
+"""Generations: a number per membership, taken by an atomic create on shared storage.
+
+A commit carries the generation of the group that made it, and resume follows only the newest: so
+a node that was frozen or cut off can never win, and no majority is needed for that. ``train``
+reads the same folder; the names below are its contract.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = "generations"
+"""Below the checkpoint folder; files are called ``<8 digits>.json``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A generation that somebody took; ``origin`` names the store it was taken in, if known."""
+
+    number: int
+    origin: str
+
+
+class Fence:
+    """The generations of one checkpoint folder."""
+
+    def __init__(self, checkpoint_dir: Path, run_id: str) -> None:
+        self._folder = checkpoint_dir / FOLDER
+        self._run_id = run_id
+
+    def take(self, origin: str) -> int:
+        """The next number, ours alone; raises ``OSError`` when the folder cannot be written."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            number = self._newest_number() + 1
+            try:
+                handle = os.open(self._path(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                continue
+            with os.fdopen(handle, "w") as file:
+                json.dump({"run_id": self._run_id, "origin": origin}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            self._sync_folder()
+            return number
+
+    def newest(self) -> Taken | None:
+        """The last generation anybody took; its origin is empty while it is being written."""
+        number = self._newest_number()
+        if number == 0:
+            return None
+        try:
+            origin = str(json.loads(self._path(number).read_text())["origin"])
+        except (ValueError, KeyError, OSError):
+            origin = ""
+        return Taken(number=number, origin=origin)
+
+    def _newest_number(self) -> int:
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return 0
+        stems = (name.removesuffix(".json") for name in names)
+        return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.json"
+
+    def _sync_folder(self) -> None:
+        """The name itself has to survive a crash; folders on some file systems refuse to sync."""
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError:
+            pass
+        finally:
+            os.close(handle)

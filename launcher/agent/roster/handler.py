@@ -1,0 +1,338 @@
+"""``roster`` for torch's elastic agent: a ``RendezvousHandler`` on its public interface alone.
+
+``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart; that is
+how a lost node, a newcomer and a departure reach it. ``backend.py`` makes it known to torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from launcher.agent.roster.fencing import Fence
+from launcher.agent.roster.head import FAILED, FINISHED, Membership, Phase, format_card
+from launcher.agent.roster.settings import Settings
+from launcher.agent.roster.shell import Shell
+from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
+from launcher.agent.roster.view import State, nodes_waiting, status_in
+from launcher.agent.roster.watch import Beat, listen, silent
+from launcher.agent.roster.words import (
+    Admit,
+    Close,
+    Deliver,
+    Fenced,
+    Generation,
+    Join,
+    Leave,
+    Refuse,
+    TakeGeneration,
+)
+from launcher.clock import Clock, SystemClock
+
+BACKEND = "roster"
+FENCE_LOOK_S = 5.0
+CONNECT_SLACK_S = 1.0
+PARTING_LIMIT_S = 2.0
+LINGER_LIMIT_S = 10.0
+LINGER_STEP_S = 0.05
+log = logging.getLogger(__name__)
+
+
+class RestartsExhaustedError(RendezvousClosedError):
+    """The job had all the restarts by worker faults that it was allowed; retrying is pointless."""
+
+
+REFUSALS: Mapping[str, type[Exception]] = MappingProxyType(
+    {
+        "closed": RendezvousClosedError,
+        "exhausted": RestartsExhaustedError,
+        "timeout": RendezvousTimeoutError,
+        "state": RendezvousStateError,
+    }
+)
+
+
+class RosterHandler(RendezvousHandler):
+    """One node's part in the run's membership; made by ``create_handler``."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str,
+        settings: Settings,
+        store: StoreProcess | None = None,
+        on_membership: Callable[[Membership], None] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._run_id = run_id
+        self._addr = local_addr
+        self._settings = settings
+        self._store = store
+        self._on_membership = on_membership
+        self._told_epoch = 0
+        self._clock = clock or SystemClock()
+        self._fence = Fence(settings.fence_path, run_id) if settings.fence_path else None
+        self._fence_looked_at = self._clock.monotonic()
+        self._caller: StoreClient | None = None
+        self._membership: Membership | None = None
+        self._port = _HeldPort()
+        if not self._fence and max_nodes > 1:
+            log.warning(
+                "no shared checkpoint folder fences this run: after a loss only more than half "
+                "of the last nodes can go on (set fence_dir to let any %d do so)",
+                min_nodes,
+            )
+        self._shell = Shell(
+            rules=settings.rules(min_nodes, max_nodes),
+            index=settings.node_index,
+            nonce=uuid.uuid4().hex[:8],
+            connect=self._connect,
+            clock=self._clock,
+            silence_s=settings.silence_s,
+            where=f" at {endpoint.host}:{endpoint.port}",
+        )
+        # torch gives up by itself when nothing listens; this is for a host that is frozen
+        self._shell.begin(settings.connect_timeout_s + CONNECT_SLACK_S)
+
+    def _connect(self) -> StoreClient:
+        """Two connections: one beats, the other may block with the caller; runs in the thread."""
+        timeout_s = self._settings.connect_timeout_s
+        self._caller = StoreClient(self._endpoint, self._run_id, timeout_s)
+        return StoreClient(self._endpoint, self._run_id, timeout_s)
+
+    # -- torch's interface ---------------------------------------------------------------------
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Blocks until this node is in a sealed membership; raises as torch documents.
+
+        ``RendezvousClosedError`` (``RestartsExhaustedError`` when that is why),
+        ``RendezvousTimeoutError``, ``RendezvousStateError`` (also when another node has this
+        ``node_index``, or the fence cannot be written), ``RendezvousConnectionError``.
+        """
+        self._shell.check()
+        self._shell.ask(Join(format_card(self._addr, self._port.hold())))
+        while True:
+            match self._shell.next_word():
+                case TakeGeneration():
+                    self._shell.post(Generation(self._take_generation()))
+                case Refuse(kind, text):
+                    self._port.release()
+                    raise REFUSALS[kind](text)
+                case Deliver(membership):
+                    self._port.release()
+                    return self._entered(membership)
+
+    def num_nodes_waiting(self) -> int:
+        """Above zero when the group has to re-form; never blocks on the store.
+
+        Raises ``RendezvousConnectionError`` when the store is gone or silent for too long.
+        """
+        self._shell.check()
+        self._look_at_fence()
+        state = self._shell.state
+        waiting = nodes_waiting(state)
+        if waiting and state.head and state.head.epoch != self._told_epoch:
+            self._told_epoch = state.head.epoch
+            log.info("roster: the group re-forms, because of: %s", state.head.cause.value)
+        return waiting
+
+    def is_closed(self) -> bool:
+        head = self._shell.state.head
+        if head is not None:
+            return head.phase is Phase.CLOSED
+        return self._caller is not None and self._caller.is_closed()
+
+    def set_closed(self) -> None:
+        """The run is over for all: no node will get another rendezvous."""
+        self.close(FINISHED)
+
+    def shutdown(self) -> bool:
+        """Ends this node's part, once; what the others learn depends on how it ends.
+
+        After success the run is closed and nobody is disturbed. While ``ChildFailedError``
+        propagates, the run is closed and the others stop. With any other exception, or when this
+        node is no member, it just leaves and the others re-form.
+        """
+        error = sys.exc_info()[1]
+        state = self._shell.state
+        head = state.head
+        current = head is not None and head.epoch == state.entered and state.belongs
+        try:
+            self._shell.check()
+        except Exception:
+            parted = False
+        else:
+            if isinstance(error, ChildFailedError):
+                self.close(FAILED)
+            elif error is None and current:
+                self.close(FINISHED)
+            parted = self.leave()
+        self._linger(parted)
+        self._shell.end()
+        self._port.release()
+        return parted
+
+    # -- the engine's interface ----------------------------------------------------------------
+    @property
+    def membership(self) -> Membership | None:
+        """The membership that ``next_rendezvous`` returned last, with its generation."""
+        return self._membership
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Rounds by cause over the whole job: fault, lost, left, replaced, joined, fenced."""
+        head = self._shell.state.head
+        return dict(head.counts) if head else {}
+
+    @property
+    def closed_reason(self) -> str:
+        """Why the run was closed: finished, failed, restarts-exhausted, fenced; else empty."""
+        head = self._shell.state.head
+        return head.closed if head else ""
+
+    @property
+    def newcomers(self) -> int:
+        """Nodes that could be admitted; with ``hold_newcomers``, commit and call ``admit``."""
+        head = self._shell.state.head
+        return head.newcomers if head else 0
+
+    @property
+    def store_port(self) -> int:
+        """Where the store is reached; tells which one was found when the endpoint said 0."""
+        return self._endpoint.port
+
+    def admit(self) -> None:
+        """The running group has committed: the waiting newcomers may come in now."""
+        self._shell.post(Admit())
+
+    def leave(self) -> bool:
+        """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
+        self._shell.post(Leave())
+        return self._shell.settle(_has_parted, PARTING_LIMIT_S)
+
+    def close(self, reason: str) -> bool:
+        """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
+        self._shell.post(Close(reason))
+        return self._shell.settle(_is_closed, PARTING_LIMIT_S)
+
+    # -- within --------------------------------------------------------------------------------
+    def _entered(self, membership: Membership) -> RendezvousInfo:
+        self._membership = membership
+        first = membership.members[0]
+        log.info(
+            "roster: epoch %d, generation %d, rank %d of %d, because of: %s",
+            membership.epoch,
+            membership.generation,
+            membership.rank,
+            len(membership.members),
+            membership.cause.value,
+        )
+        if self._on_membership is not None:
+            self._on_membership(membership)
+        assert self._caller is not None
+        return RendezvousInfo(
+            self._caller.part(f"agent-{membership.epoch}"),
+            membership.rank,
+            len(membership.members),
+            RendezvousStoreInfo(first.addr, first.port),
+        )
+
+    def _take_generation(self) -> int | None:
+        head = self._shell.state.head
+        if self._fence is None or head is None:
+            return None
+        try:
+            return self._fence.take(head.origin)
+        except OSError as error:
+            raise RendezvousStateError(
+                f"no generation can be taken in {self._settings.fence_dir}: {error}"
+            ) from error
+
+    def _look_at_fence(self) -> None:
+        """The leader asks now and then whether another group has taken over."""
+        state, now = self._shell.state, self._clock.monotonic()
+        if self._fence is None or not state.leads or now - self._fence_looked_at < FENCE_LOOK_S:
+            return
+        self._fence_looked_at = now
+        newest = self._fence.newest()
+        head = state.head
+        if not newest or not newest.origin or not head or head.phase is not Phase.SEALED:
+            return
+        if newest.number > head.generation:
+            self._shell.post(Fenced(newest.origin != head.origin))
+
+    def _linger(self, parted: bool) -> None:
+        """The host's store outlives the others' need of it, within a limit."""
+        if self._store is None:
+            return
+        if parted and self.is_closed():
+            with contextlib.suppress(RendezvousConnectionError):
+                self._wait_for_the_others()
+        self._store.stop()
+
+    def _wait_for_the_others(self) -> None:
+        """Until each other member has parted or is silent."""
+        assert self._caller is not None
+        others = tuple(s for s in self._shell.state.members if s != self._shell.state.seat)
+        limit_s = self._settings.detection_limit_s
+        end = self._clock.monotonic() + LINGER_LIMIT_S
+        beats: dict[str, Beat] = {}
+        while others and self._clock.monotonic() < end:
+            beats = listen(beats, self._caller.beats_of(others), LINGER_STEP_S)
+            quiet = silent(beats, limit_s)
+            if all(s in quiet or status_in(b.text) == "l" for s, b in beats.items()):
+                return
+            self._clock.sleep(LINGER_STEP_S)
+
+
+class _HeldPort:
+    """A free port kept from others until the membership is sealed."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def hold(self) -> int:
+        self.release()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.bind(("", 0))
+        return int(self._socket.getsockname()[1])
+
+    def release(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _has_parted(state: State) -> bool:
+    closed = state.head is not None and state.head.phase is Phase.CLOSED
+    return state.said == "l" and (closed or not state.belongs)
+
+
+def _is_closed(state: State) -> bool:
+    return state.head is not None and state.head.phase is Phase.CLOSED

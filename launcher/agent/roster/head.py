@@ -1,0 +1,218 @@
+"""The head: the one small value in the store that every node polls and that alone decides.
+
+It changes only by compare-and-swap on its whole text, so that all changes of a run form one
+line; whoever writes on an outdated view fails. All functions here are pure.
+
+    FORMING(n) --seal--> SEALED(n) --open--> FORMING(n + 1) --> ...      any --close--> CLOSED
+
+A *seat* is a node's place at the table: ``<node index>.<random>``. A node that was struck off
+and comes back takes a new seat.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+
+
+class Phase(enum.Enum):
+    """Where the current round stands."""
+
+    FORMING = "forming"
+    SEALED = "sealed"
+    CLOSED = "closed"
+
+
+class Cause(enum.Enum):
+    """Why a round was opened; also the names under which rounds are counted."""
+
+    FIRST = "first"
+    FAULT = "fault"
+    """A worker failed while its group was whole: the only cause that counts as a restart."""
+    LOST = "lost"
+    LEFT = "left"
+    REPLACED = "replaced"
+    """Another node came with the same index: a restarted agent, or two nodes told the same."""
+    JOINED = "joined"
+    FENCED = "fenced"
+    """A generation was taken by a leader of this same store that had lost its lead."""
+
+
+REPLACED = Cause.REPLACED.value
+FINISHED = "finished"
+EXHAUSTED = "restarts-exhausted"
+FAILED = "failed"
+FENCED_OUT = "fenced"
+
+
+class HeadError(ValueError):
+    """The text in the store is no head: somebody else writes under this run's keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The state of the run's membership.
+
+    ``epoch`` is the number of the round being formed or sealed. ``members`` is the key under
+    which the last sealed membership lies, empty before the first; ``nodes`` its size. ``gone``
+    maps those of its seats that were lost or left to why. ``newcomers`` is how many nodes wait
+    that could be admitted. ``counts`` holds sealed rounds by cause. ``origin`` tells one store
+    of a run from the next.
+    """
+
+    origin: str
+    leader: str
+    version: int = 1
+    phase: Phase = Phase.FORMING
+    epoch: int = 1
+    members: str = ""
+    nodes: int = 0
+    generation: int = 0
+    cause: Cause = Cause.FIRST
+    gone: Mapping[str, str] = field(default_factory=dict)
+    newcomers: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    closed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One node of a sealed membership; ``port`` is where its rank 0 may listen."""
+
+    seat: str
+    addr: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """What ``next_rendezvous`` gives one node: its rank among the members in order of index."""
+
+    epoch: int
+    generation: int
+    rank: int
+    members: tuple[Member, ...]
+    cause: Cause
+    counts: Mapping[str, int]
+
+
+def format_head(head: Head) -> str:
+    """One line of JSON, the same for equal heads."""
+    data = asdict(head) | {"phase": head.phase.value, "cause": head.cause.value}
+    return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def parse_head(text: str) -> Head:
+    """The inverse of ``format_head``; raises ``HeadError`` for any other text."""
+    try:
+        data = json.loads(text)
+        if set(data) != {f.name for f in fields(Head)}:
+            raise HeadError(f"the roster's head has other fields than expected: {text[:200]}")
+        return Head(**data | {"phase": Phase(data["phase"]), "cause": Cause(data["cause"])})
+    except (TypeError, ValueError) as error:
+        raise HeadError(f"the roster's head cannot be read: {text[:200]}") from error
+
+
+def format_members(members: tuple[Member, ...]) -> str:
+    return json.dumps([[m.seat, m.addr, m.port] for m in members], separators=(",", ":"))
+
+
+def parse_members(text: str) -> tuple[Member, ...]:
+    """The inverse of ``format_members``; raises ``HeadError`` for any other text."""
+    try:
+        return tuple(Member(seat=s, addr=a, port=int(p)) for s, a, p in json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise HeadError(f"the roster's members cannot be read: {text[:200]}") from error
+
+
+def format_card(addr: str, port: int) -> str:
+    return json.dumps([addr, port])
+
+
+def parse_card(seat: str, text: str) -> Member:
+    addr, port = json.loads(text)
+    return Member(seat=seat, addr=addr, port=int(port))
+
+
+def index_of(seat: str) -> int:
+    """The node index a seat belongs to."""
+    return int(seat.partition(".")[0])
+
+
+def rank_order(seat: str) -> tuple[int, str]:
+    """Sorts seats into ranks: by node index, so that ranks survive restarts."""
+    return index_of(seat), seat
+
+
+def open_round(head: Head, cause: Cause) -> Head:
+    """The running group has to re-form."""
+    return replace(
+        head,
+        version=head.version + 1,
+        phase=Phase.FORMING,
+        epoch=head.epoch + 1,
+        cause=cause,
+        newcomers=0,
+    )
+
+
+def strike(head: Head, gone: Mapping[str, Cause], leader: str) -> Head:
+    """Members are lost or left: the round opens, or the open one learns its true cause."""
+    opened = open_round(head, Cause.LOST) if head.phase is Phase.SEALED else head
+    cause = next(iter(gone.values()))
+    blamed = cause if head.phase is Phase.SEALED or head.cause is Cause.FAULT else head.cause
+    return replace(
+        opened,
+        version=head.version + 1,
+        leader=leader,
+        cause=blamed,
+        gone={**head.gone, **{seat: why.value for seat, why in gone.items()}},
+    )
+
+
+def lead(head: Head, leader: str) -> Head:
+    """Somebody else leads."""
+    return replace(head, version=head.version + 1, leader=leader)
+
+
+def announce(head: Head, newcomers: int) -> Head:
+    """So many nodes wait to be admitted."""
+    return replace(head, version=head.version + 1, newcomers=newcomers)
+
+
+def mark_replaced(head: Head, seats: tuple[str, ...]) -> Head:
+    """Seats outside the membership whose index a newer node has taken; no round opens."""
+    marks = dict.fromkeys(seats, REPLACED)
+    return replace(head, version=head.version + 1, gone={**head.gone, **marks})
+
+
+def seal(
+    head: Head,
+    members: str,
+    seats: tuple[str, ...],
+    generation: int,
+    still_there: frozenset[str] = frozenset(),
+) -> Head:
+    """The round is complete; replaced nodes that are ``still_there`` have yet to learn of it."""
+    counts = dict(head.counts)
+    if head.cause is not Cause.FIRST:
+        counts[head.cause.value] = counts.get(head.cause.value, 0) + 1
+    return replace(
+        head,
+        version=head.version + 1,
+        phase=Phase.SEALED,
+        leader=head.leader if head.leader in seats else seats[0],
+        members=members,
+        nodes=len(seats),
+        generation=generation,
+        gone={s: why for s, why in head.gone.items() if s in still_there and why == REPLACED},
+        newcomers=0,
+        counts=counts,
+    )
+
+
+def close(head: Head, reason: str) -> Head:
+    """No further round will be formed under this run id."""
+    return replace(head, version=head.version + 1, phase=Phase.CLOSED, closed=reason)

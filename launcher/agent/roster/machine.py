@@ -1,0 +1,219 @@
+"""The roster's state machine: (state, event, now) -> (state, actions). Nothing here acts.
+
+A node *pulses*: it writes its beat, looks at the head and at the few nodes it watches, and acts on
+what it saw. Each operation on the store is one action and is answered by one event, so that a
+simulation can stop, delay or lose a node between any two of them. ``now`` is this node's own
+monotonic clock; no value of one node's clock ever reaches another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.agent.roster import head as heads
+from launcher.agent.roster.decide import (
+    decide_change,
+    decide_members,
+    exhausted,
+    note_arrivals,
+    quorate,
+)
+from launcher.agent.roster.head import (
+    EXHAUSTED,
+    REPLACED,
+    Membership,
+    Phase,
+    format_head,
+    format_members,
+)
+from launcher.agent.roster.view import (
+    State,
+    answered,
+    beat_key,
+    card_key,
+    first_head,
+    keys_to_look_at,
+    status_of,
+)
+from launcher.agent.roster.watch import silent
+from launcher.agent.roster.words import (
+    Action,
+    Admit,
+    Close,
+    Deliver,
+    Done,
+    Enlist,
+    Event,
+    Fenced,
+    Generation,
+    Join,
+    Leave,
+    Pulse,
+    Read,
+    Refuse,
+    Rules,
+    Swap,
+    Swapped,
+    TakeGeneration,
+    Values,
+    Write,
+)
+
+MAX_SWAPS_PER_PULSE = 4
+
+
+def start(rules: Rules, index: int, nonce: str) -> State:
+    """A node that has not come yet; ``nonce`` tells its seats from those of its predecessors."""
+    return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0")
+
+
+def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
+    """One event, and what follows: at most one operation on the store, and word to the caller."""
+    state = _take_in(state, event, now)
+    state, word = _settle(state)
+    if state.asked is not None:
+        return state, word
+    state, action = _next(note_arrivals(state, now), now) if state.head else _begin(state)
+    if isinstance(action, Write | Enlist | Read | Swap):
+        state = replace(state, asked=action)
+    return state, (*word, action) if action else word
+
+
+# -- taking in ---------------------------------------------------------------------------------
+def _take_in(state: State, event: Event, now: float) -> State:
+    match event:
+        case Pulse():
+            return _pulse(state)
+        case Join(card):
+            return _pulse(replace(state, waiting=True, card=card, carded="", waited_s=0.0))
+        case Leave():
+            return _pulse(replace(state, leaving=True))
+        case Close(reason):
+            return _pulse(replace(state, closing=reason))
+        case Admit():
+            return replace(state, admitted=state.entered)
+        case Fenced(foreign):
+            closing = heads.FENCED_OUT if foreign else state.closing
+            return replace(state, fenced_out=event, closing=closing)
+        case Generation(number):
+            stale = not state.head or not state.leads or (number or 0) <= state.head.generation
+            return replace(state, taking=False, taken=None if stale else number)
+        case Done() | Values() | Swapped():
+            return answered(state, event, now)
+
+
+def _pulse(state: State) -> State:
+    return replace(state, due=True, looked=False, swaps=0)
+
+
+# -- word to the caller ------------------------------------------------------------------------
+def _settle(state: State) -> tuple[State, tuple[Action, ...]]:
+    """Ends the caller's wait where the head decides it, and replaces a seat that was struck."""
+    head = state.head
+    if head is None or not state.waiting:
+        return state, ()
+    if refusal := _refusal(state):
+        return replace(state, waiting=False), (refusal,)
+    if state.seat in head.gone:
+        return _with_fresh_seat(state), ()
+    known = head.phase is Phase.SEALED and state.ring_key == head.members
+    if not known or not state.belongs or state.entered == head.epoch:
+        return state, ()
+    membership = Membership(
+        epoch=head.epoch,
+        generation=head.generation,
+        rank=state.members.index(state.seat),
+        members=state.ring,
+        cause=head.cause,
+        counts=dict(head.counts),
+    )
+    state = replace(state, waiting=False, entered=head.epoch, fenced_out=None)
+    return state, (Deliver(membership),)
+
+
+def _refusal(state: State) -> Refuse | None:
+    head, rules = state.head, state.rules
+    assert head is not None
+    if head.phase is Phase.CLOSED:
+        kind = "exhausted" if head.closed == EXHAUSTED else "closed"
+        return Refuse(kind, f"the run is closed: {head.closed}")
+    if head.gone.get(state.seat) == REPLACED:
+        text = f"another node came with node_index {state.index}: each node needs its own"
+        return Refuse("state", text)
+    if state.waited_s >= rules.join_timeout_s:
+        return Refuse("timeout", _why_not(state))
+    return None
+
+
+def _why_not(state: State) -> str:
+    head, rules = state.head, state.rules
+    assert head is not None
+    since = f"no membership was formed within {rules.join_timeout_s:g} s"
+    here = state.arrived
+    kept = tuple(s for s in here if s in state.members)
+    if state.leads and len(here) < rules.min_nodes:
+        return f"{since}: {len(here)} of at least {rules.min_nodes} nodes are here"
+    if state.leads and not quorate(state, kept, here):
+        size = head.nodes or rules.nodes_before
+        return f"{since}: {len(here)} nodes are no majority of the last {size}, and nothing fences"
+    return since
+
+
+def _with_fresh_seat(state: State) -> State:
+    turn = state.turn + 1
+    seat = f"{state.index}.{state.nonce}-{turn}"
+    return replace(state, turn=turn, seat=seat, carded="", enlisted="", due=True)
+
+
+# -- the next operation ------------------------------------------------------------------------
+def _begin(state: State) -> tuple[State, Action | None]:
+    """Before anything is known; the beat comes first, because others read that of any leader."""
+    if state.due:
+        return state, Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
+    return state, Swap("", first_head(state)) if state.waiting or state.closing else None
+
+
+def _next(state: State, now: float) -> tuple[State, Action | None]:
+    head = state.head
+    assert head is not None
+    if state.waiting and state.carded != state.card:
+        return state, Write(card_key(state.seat), state.card)
+    if state.due or state.said != status_of(state):
+        return state, Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
+    if state.waiting and state.enlisted != state.seat:
+        return state, Enlist(state.seat)
+    if not state.looked:
+        return state, Read(keys_to_look_at(state))
+    if head.members != state.ring_key:
+        return state, Read((head.members,))
+    if state.swaps >= MAX_SWAPS_PER_PULSE:
+        return state, None
+    if desired := decide_change(state, now):
+        return state, Swap(state.text, format_head(desired))
+    return _seal(state, now)
+
+
+def _seal(state: State, now: float) -> tuple[State, Action | None]:
+    """The leader's way to a membership: generation, cards, the list of members, the head."""
+    head = state.head
+    assert head is not None
+    chosen = decide_members(state, now)
+    if not chosen:
+        return state, None
+    if exhausted(state):
+        return state, Swap(state.text, format_head(heads.close(head, EXHAUSTED)))
+    if state.taken is None and state.rules.fenced:
+        if state.taking:
+            return state, None
+        return replace(state, taking=True, taking_at=now), TakeGeneration()
+    if chosen != state.sealing:
+        state = replace(state, sealing=chosen, cards={}, written="")
+    if not state.cards:
+        return state, Read(tuple(card_key(s) for s in chosen))
+    key = f"members/{head.epoch}-{state.seat}-{head.version}"
+    if state.written != key:
+        members = tuple(state.cards[s] for s in chosen)
+        return replace(state, written=key), Write(key, format_members(members))
+    generation = state.taken or state.rules.generation_before + head.epoch
+    there = frozenset(state.beats) - silent(state.beats, state.rules.detection_limit_s)
+    return state, Swap(state.text, format_head(heads.seal(head, key, chosen, generation, there)))

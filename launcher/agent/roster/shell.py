@@ -1,0 +1,191 @@
+"""The thread around the pure machine: it alone talks to the store, and may hang with it.
+
+The caller's side only posts wishes and reads what was last seen, so that a frozen host never
+blocks it for longer than the silence limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+)
+
+from launcher.agent.roster.head import HeadError
+from launcher.agent.roster.machine import start, step
+from launcher.agent.roster.store import StoreClient
+from launcher.agent.roster.view import State, pause_s
+from launcher.agent.roster.words import (
+    Deliver,
+    Enlist,
+    Event,
+    Pulse,
+    Read,
+    Refuse,
+    Rules,
+    Swap,
+    TakeGeneration,
+    Write,
+)
+from launcher.clock import Clock
+
+Word = Deliver | Refuse | TakeGeneration
+log = logging.getLogger(__name__)
+
+
+class Shell:
+    """One node's heart: pulses by itself, from ``begin`` until ``end``."""
+
+    def __init__(
+        self,
+        *,
+        rules: Rules,
+        index: int,
+        nonce: str,
+        connect: Callable[[], StoreClient],
+        clock: Clock,
+        silence_s: float,
+        where: str = "",
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._silence_s = silence_s
+        self._where = where
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._state = start(rules, index, nonce)
+        self._word: Word | None = None
+        self._failure: RendezvousError | None = None
+        self._heard_at = clock.monotonic()
+        self._connected = False
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="roster", daemon=True)
+
+    # -- the caller's side ---------------------------------------------------------------------
+    @property
+    def state(self) -> State:
+        """What was known at the last pulse."""
+        return self._state
+
+    def begin(self, timeout_s: float) -> None:
+        """Starts the thread and waits for the store; raises ``RendezvousConnectionError``."""
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._connected or self._failure, timeout_s)
+            if not self._connected and self._failure is None:
+                self._failure = RendezvousConnectionError(
+                    f"the rendezvous store{self._where} did not answer within {timeout_s:g} s"
+                )
+        self.check()
+
+    def post(self, event: Event) -> None:
+        """Hands an event to the machine, now rather than at the next pulse."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def ask(self, event: Event) -> None:
+        """Posts an event whose answer ``next_word`` waits for; older answers are dropped."""
+        with self._changed:
+            self._word = None
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises what ended the connection, also when the store has been silent too long."""
+        with self._changed:
+            silent_s = self._clock.monotonic() - self._heard_at
+            if self._failure is None and self._connected and silent_s > self._silence_s:
+                self._failure = RendezvousConnectionError(
+                    f"the rendezvous store{self._where} has been silent for {silent_s:.1f} s"
+                )
+            if self._failure is not None:
+                raise self._failure
+
+    def next_word(self) -> Word:
+        """Blocks until the machine has something to say; raises when the store is gone."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._word or self._failure, self._silence_s / 4)
+                word, self._word = self._word, None
+            if word is not None:
+                return word
+            self.check()
+
+    def settle(self, done: Callable[[State], bool], timeout_s: float) -> bool:
+        """Whether the state got there in time; a lost store ends the wait."""
+        with self._changed:
+            self._changed.wait_for(lambda: done(self._state) or self._failure, timeout_s)
+            return done(self._state)
+
+    def end(self, timeout_s: float = 1.0) -> None:
+        """Stops the thread; one that hangs in a frozen store is left behind as a daemon."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    # -- the thread's side ---------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            client = self._connect()
+            with self._changed:
+                self._connected, self._heard_at = True, self._clock.monotonic()
+                self._changed.notify_all()
+            while not self._ending:
+                self._pulse(client)
+        except RendezvousError as error:
+            self._fail(error)
+        except HeadError as error:
+            self._fail(RendezvousStateError(str(error)))
+        except Exception as error:
+            log.exception("the roster's thread failed")
+            self._fail(RendezvousStateError(f"the roster's thread failed: {error!r}"))
+
+    def _pulse(self, client: StoreClient) -> None:
+        began = self._clock.monotonic()
+        self._handle(client, Pulse())
+        end = began + pause_s(self._state, began)
+        while not self._ending:
+            with self._changed:
+                left_s = end - self._clock.monotonic()
+                self._changed.wait_for(lambda: self._events or self._ending, max(0.0, left_s))
+                event = self._events.popleft() if self._events else None
+            if event is None:
+                return
+            self._handle(client, event)
+            end = min(end, began + pause_s(self._state, began))
+
+    def _handle(self, client: StoreClient, event: Event) -> None:
+        """The event and all operations that follow from it, one after the other."""
+        following: Event | None = event
+        while following is not None and not self._ending:
+            state, actions = step(self._state, following, self._clock.monotonic())
+            operation, following = None, None
+            for action in actions:
+                if isinstance(action, Write | Enlist | Read | Swap):
+                    operation = action
+                else:
+                    self._say(action)
+            with self._changed:
+                self._state = state
+                self._changed.notify_all()
+            if operation is not None:
+                following = client.carry_out(operation)
+                self._heard_at = self._clock.monotonic()
+
+    def _say(self, word: Word) -> None:
+        with self._changed:
+            self._word = word
+
+    def _fail(self, error: RendezvousError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()

@@ -1,0 +1,242 @@
+"""The roster's keys in a ``torch.distributed.TCPStore``, and where that store runs.
+
+The store is a small process forked from one that has already imported torch, so that it neither
+shares the trainers' fate nor costs another interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from launcher.agent.roster.head import Phase, parse_head
+from launcher.agent.roster.view import HEAD, SEATS, beat_key
+from launcher.agent.roster.words import (
+    Done,
+    Enlist,
+    Read,
+    StoreAction,
+    Swap,
+    Swapped,
+    Values,
+    Write,
+)
+
+TCPStore: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
+PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
+"""Untyped, because torch's stub knows neither ``append`` nor that values are bytes."""
+
+PR_SET_PDEATHSIG = 1
+READY_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where a store listens, as a client reaches it."""
+
+    host: str
+    port: int
+
+
+class StoreClient:
+    """One connection to a run's keys; blocks, so only a thread that may hang uses it.
+
+    A server that is frozen answers nothing and raises nothing: whoever needs an end to that keeps
+    a timer. Every failure of the connection raises ``RendezvousConnectionError``.
+    """
+
+    def __init__(self, endpoint: Endpoint, run_id: str, timeout_s: float) -> None:
+        self.endpoint = endpoint
+        self._prefix = f"roster/{run_id}/"
+        self.store = connect(endpoint, timeout_s)
+
+    def carry_out(self, action: StoreAction) -> Done | Values | Swapped:
+        """One operation, answered by the event that the machine expects."""
+        try:
+            return self._carry_out(action)
+        except (RuntimeError, ValueError) as error:
+            raise unreachable(self.endpoint, error) from error
+
+    def _carry_out(self, action: StoreAction) -> Done | Values | Swapped:
+        match action:
+            case Write(key, text):
+                self.store.set(self._prefix + key, text)
+                return Done()
+            case Enlist(seat):
+                self.store.append(self._prefix + SEATS, seat + " ")
+                return Done()
+            case Read(keys):
+                values = self.store.multi_get([self._prefix + key for key in keys])
+                return Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
+            case Swap(expected, desired):
+                text = self.store.compare_set(self._prefix + HEAD, expected, desired)
+                return Swapped(text.decode())
+
+    def part(self, name: str) -> Any:
+        """A ``torch.distributed.Store`` of its own below the run's keys."""
+        return PrefixStore(self._prefix + name, self.store)
+
+    def beats_of(self, seats: Sequence[str]) -> dict[str, str]:
+        """The last beats of seats that exist."""
+        answer = self.carry_out(Read(tuple(beat_key(seat) for seat in seats)))
+        assert isinstance(answer, Values)
+        return {seat: answer.values[beat_key(seat)] for seat in seats}
+
+    def is_running(self) -> bool:
+        """Whether the run has a head here that nobody closed."""
+        return self._phase() not in (None, Phase.CLOSED)
+
+    def is_closed(self) -> bool:
+        return self._phase() is Phase.CLOSED
+
+    def _phase(self) -> Phase | None:
+        try:
+            if not self.store.check([self._prefix + HEAD]):
+                return None
+            return parse_head(self.store.get(self._prefix + HEAD).decode()).phase
+        except RuntimeError as error:
+            raise unreachable(self.endpoint, error) from error
+
+
+def unreachable(endpoint: Endpoint, error: Exception | str) -> RendezvousConnectionError:
+    first_line = str(error).partition("\n")[0]
+    where = f"{endpoint.host}:{endpoint.port}"
+    return RendezvousConnectionError(f"the rendezvous store at {where} is gone: {first_line}")
+
+
+def connect(endpoint: Endpoint, timeout_s: float) -> Any:
+    """A client of the store; raises ``RendezvousConnectionError`` after ``timeout_s``.
+
+    A server that is frozen accepts and then says nothing, in which case this never returns.
+    """
+    try:
+        return TCPStore(
+            endpoint.host,
+            endpoint.port,
+            is_master=False,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise unreachable(endpoint, error) from error
+
+
+def find_store(candidates: Sequence[Endpoint], run_id: str, timeout_s: float) -> Endpoint | None:
+    """The first candidate that serves this run already, if any.
+
+    Asked before a node serves the run itself: a host that came back would otherwise found a
+    second world. Takes at most ``timeout_s`` per candidate that answers to a connection.
+    """
+    for endpoint in candidates:
+        with contextlib.suppress(RendezvousConnectionError):
+            if _answers(endpoint, timeout_s) and _serves(endpoint, run_id, timeout_s):
+                return endpoint
+    return None
+
+
+def _answers(endpoint: Endpoint, timeout_s: float) -> bool:
+    """Whether something listens there; spares torch's retries, which warn at length."""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
+def _serves(endpoint: Endpoint, run_id: str, timeout_s: float) -> bool:
+    """Looks in a process of its own, because a frozen server would block this one for ever."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.write(
+                writer, b"1" if StoreClient(endpoint, run_id, timeout_s).is_running() else b"0"
+            )
+        os._exit(0)
+    os.close(writer)
+    try:
+        ready, _, _ = select.select([reader], [], [], timeout_s)
+        return bool(ready) and os.read(reader, 1) == b"1"
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreProcess:
+    """A running store; dies with the thread that started it, or by ``stop``."""
+
+    pid: int
+    port: int
+
+    def stop(self) -> None:
+        """Idempotent; returns when the process is gone."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
+    """Forks a store that listens on ``port`` (0: any free one) and returns when it does.
+
+    Call it from the main thread of a process that has imported torch and started no thread:
+    the child dies with the calling thread. Raises ``RendezvousConnectionError`` when the port
+    cannot be had.
+    """
+    gc.collect()
+    gc.freeze()
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _serve(parent, host, port, writer)
+    os.close(writer)
+    gc.unfreeze()
+    ready, _, _ = select.select([reader], [], [], READY_LIMIT_S)
+    said = os.read(reader, 4096).decode() if ready else "it did not start in time"
+    os.close(reader)
+    if said.isdigit():
+        return StoreProcess(pid=pid, port=int(said))
+    StoreProcess(pid=pid, port=port).stop()
+    raise RendezvousConnectionError(f"no rendezvous store can listen on {host}:{port}: {said}")
+
+
+def _close_all_but(kept: int) -> None:
+    """Pipes and sockets of the parent would otherwise stay open for as long as the store lives."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _serve(parent: int, host: str, port: int, writer: int) -> None:
+    """The life of the store's process; never returns."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    try:
+        _close_all_but(writer)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False)
+        os.write(writer, str(store.port).encode())
+        os.close(writer)
+        while True:
+            signal.pause()
+    except BaseException as error:
+        os.write(writer, str(error).partition("\n")[0].encode())
+        sys.stderr.flush()
+    os._exit(1)

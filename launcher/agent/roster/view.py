@@ -1,0 +1,248 @@
+"""What one node knows of the run, and how what it sees changes that: pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from launcher.agent.roster.head import (
+    FINISHED,
+    Cause,
+    Head,
+    Member,
+    Phase,
+    format_head,
+    parse_card,
+    parse_head,
+    parse_members,
+)
+from launcher.agent.roster.watch import SUSPECT_INTERVALS, Beat, listen, plan_watched, silent
+from launcher.agent.roster.words import (
+    Done,
+    Enlist,
+    Fenced,
+    Read,
+    Rules,
+    StoreAction,
+    Swap,
+    Swapped,
+    Values,
+    Write,
+)
+
+HEAD = "head"
+SEATS = "seats"
+FAST_FOR_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """All that one node knows and wants."""
+
+    rules: Rules
+    index: int
+    nonce: str
+    seat: str
+    turn: int = 0
+    card: str = ""
+    # wishes
+    waiting: bool = False
+    leaving: bool = False
+    closing: str = ""
+    admitted: int = 0
+    fenced_out: Fenced | None = None
+    # this node in the run
+    entered: int = 0
+    waited_s: float = 0.0
+    # what was seen
+    text: str = ""
+    head: Head | None = None
+    ring: tuple[Member, ...] = ()
+    ring_key: str = ""
+    beats: Mapping[str, Beat] = field(default_factory=dict)
+    seats: tuple[str, ...] = ()
+    cautious: bool = False
+    looked_at: float | None = None
+    phase_at: float = 0.0
+    grown_at: float = -math.inf
+    arrived: tuple[str, ...] = ()
+    arrived_at: float = 0.0
+    waiters: tuple[str, ...] = ()
+    waiters_at: float = 0.0
+    # the pulse under way
+    count: int = 0
+    asked: StoreAction | None = None
+    said: str = ""
+    due: bool = False
+    carded: str = ""
+    enlisted: str = ""
+    looked: bool = True
+    swaps: int = 0
+    # the seal under way, of the leader only
+    sealing: tuple[str, ...] = ()
+    cards: Mapping[str, Member] = field(default_factory=dict)
+    taking: bool = False
+    taking_at: float = 0.0
+    taken: int | None = None
+    written: str = ""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The seats of the last sealed membership, in order of rank."""
+        return tuple(member.seat for member in self.ring)
+
+    @property
+    def leads(self) -> bool:
+        return self.head is not None and self.head.leader == self.seat
+
+    @property
+    def belongs(self) -> bool:
+        """Whether this node is a member that nobody struck off."""
+        return (
+            self.head is not None and self.seat in self.members and self.seat not in self.head.gone
+        )
+
+
+def status_of(state: State) -> str:
+    """What a beat says besides life: waiting for, or running in, which round."""
+    if state.leaving:
+        return "l"
+    if state.waiting and state.head is not None:
+        return f"j{state.head.epoch}"
+    return f"r{state.entered}"
+
+
+def status_in(text: str) -> str:
+    return text.rpartition(" ")[2]
+
+
+def beat_key(seat: str) -> str:
+    return f"beat/{seat}"
+
+
+def card_key(seat: str) -> str:
+    return f"card/{seat}"
+
+
+def nodes_waiting(state: State) -> int:
+    """What ``num_nodes_waiting`` reports: above zero when the group has to re-form."""
+    head = state.head
+    if head is None or state.waiting or state.entered == 0:
+        return 0
+    if head.phase is Phase.CLOSED:
+        return int(head.closed != FINISHED)
+    return int(head.phase is Phase.FORMING or head.epoch != state.entered)
+
+
+def pause_s(state: State, now: float) -> float:
+    """Seconds until the next pulse: quick while a round forms, but never for long."""
+    head, rules = state.head, state.rules
+    if head is None or head.phase is not Phase.FORMING or not state.waiting:
+        return rules.interval_s
+    if now - state.phase_at > FAST_FOR_S:
+        return rules.interval_s
+    return min(rules.interval_s, max(0.02, rules.max_nodes * 0.0005))
+
+
+# -- what is seen ------------------------------------------------------------------------------
+def adopt(state: State, text: str, now: float) -> State:
+    """The head as it is now; what hung on an older round or on a lost lead is forgotten."""
+    if text == state.text:
+        return state
+    head, old = parse_head(text), state.head
+    if old is not None and old.origin == head.origin and head.version < old.version:
+        return state
+    state = replace(state, text=text, head=head)
+    if old is None or (old.epoch, old.phase) != (head.epoch, head.phase):
+        state = replace(state, phase_at=now, arrived=(), arrived_at=now, waiters=())
+        if head.phase is Phase.SEALED and head.cause is Cause.JOINED:
+            state = replace(state, grown_at=now)
+        state = replace(state, cautious=False)
+    elif head.phase is Phase.FORMING and head.leader == state.seat != old.leader:
+        # who came under the leader before may have died with it
+        state = replace(state, cautious=True)
+    if not state.leads or old is None or old.epoch != head.epoch:
+        state = replace(state, sealing=(), cards={}, taken=None, written="")
+    return state
+
+
+def see(state: State, values: Mapping[str, str], now: float) -> State:
+    """A look around: the head, the watched beats and, for the leader, all who ever came."""
+    last = state.looked_at if state.looked_at is not None else now
+    elapsed_s = min(now - last, 2 * state.rules.interval_s)
+    heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
+    beats = listen(state.beats, heard, elapsed_s)
+    state = replace(state, beats=beats, looked=True, looked_at=now)
+    if SEATS in values and (seats := tuple(values[SEATS].split())) != state.seats:
+        state = replace(state, seats=seats, looked=False)  # who is new is looked at right away
+    state = adopt(state, values[HEAD], now)
+    if state.waiting and state.head and state.head.phase is Phase.FORMING:
+        state = replace(state, waited_s=state.waited_s + elapsed_s)
+    return state
+
+
+def keys_to_look_at(state: State) -> tuple[str, ...]:
+    """The head and a few beats; only the leader reads more, and it alone."""
+    head = state.head
+    assert head is not None
+    heard: tuple[str, ...] = ()
+    if state.leads:
+        heard = tuple(dict.fromkeys((*state.seats, *state.members)))
+        if head.phase is Phase.SEALED:
+            heard = tuple(s for s in heard if s not in state.members)
+    elif head.phase is Phase.FORMING or not state.belongs:
+        heard = (head.leader,)
+    if state.belongs:
+        suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
+        heard += plan_watched(state.members, state.seat, head.gone, suspects, state.rules.width)
+    beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)
+    return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
+
+
+def answered(state: State, event: Done | Values | Swapped, now: float) -> State:
+    """The store's answer to the action under way."""
+    asked, state = state.asked, replace(state, asked=None)
+    match asked, event:
+        case Write(key), Done() if key == state.written:
+            return state
+        case Write(key), Done() if key == card_key(state.seat):
+            return replace(state, carded=asked.text)
+        case Write(), Done():
+            return replace(state, said=status_in(asked.text), due=False, count=state.count + 1)
+        case Enlist(seat), Done():
+            return replace(state, enlisted=seat)
+        case Swap(), Swapped(text):
+            return _after_swap(state, asked, text, now)
+        case Read((key,)), Values(values) if key.startswith("members/"):
+            return replace(state, ring=parse_members(values[key]), ring_key=key)
+        case Read(keys), Values(values) if keys[0].startswith("card/"):
+            cards = {k.removeprefix("card/"): v for k, v in values.items()}
+            return replace(state, cards={s: parse_card(s, c) for s, c in cards.items()})
+        case Read(), Values(values):
+            return see(state, values, now)
+    raise AssertionError(f"{event} does not answer {asked}")
+
+
+def _after_swap(state: State, asked: Swap, text: str, now: float) -> State:
+    won = text == asked.desired
+    sealed, ring = state.written, tuple(state.cards[s] for s in state.sealing if s in state.cards)
+    state = adopt(replace(state, swaps=state.swaps + 1, looked=False), text, now)
+    if won and sealed and state.head and state.head.members == sealed:
+        state = replace(state, ring=ring, ring_key=sealed)
+    return state
+
+
+def counts_before(rules: Rules) -> dict[str, int]:
+    return {Cause.FAULT.value: rules.faults_before} if rules.faults_before else {}
+
+
+def first_head(state: State) -> str:
+    """The head of a store in which nobody was before."""
+    head = Head(
+        origin=state.nonce,
+        leader=state.seat,
+        counts=counts_before(state.rules),
+        generation=state.rules.generation_before,
+    )
+    return format_head(head)

@@ -1,0 +1,156 @@
+"""What the roster's machine is told, what happens to it, and what it wants done: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.agent.roster.head import Membership
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the machine is told once; all times in seconds.
+
+    ``fenced``: generations come from shared storage; else a strict majority of the last
+    membership is needed to re-form. ``held``: newcomers wait until some node admits them, at most
+    ``admit_limit_s``. ``before``: what an earlier store of the same job left behind.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    detection_limit_s: float = 5.0
+    interval_s: float = 0.25
+    last_call_s: float = 2.0
+    join_timeout_s: float = 600.0
+    regroup_limit_s: float = 60.0
+    growth_pause_s: float = 10.0
+    admit_limit_s: float = 120.0
+    held: bool = False
+    width: int = 2
+    fenced: bool = False
+    max_restarts: int | None = None
+    nodes_before: int = 0
+    faults_before: int = 0
+    generation_before: int = 0
+
+
+# -- events ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Pulse:
+    """Time to show life and to look around."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """The agent wants a rendezvous; ``card`` is where its rank 0 may be reached."""
+
+    card: str
+
+
+@dataclass(frozen=True)
+class Leave:
+    """This node goes, on purpose; the others shall re-form without it."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """The run is over, for all nodes."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Admit:
+    """The running group has committed: newcomers may come in."""
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """A later generation than ours exists, taken in another store (``foreign``) or in this one."""
+
+    foreign: bool
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The number that ``TakeGeneration`` asked for; ``None`` when none could be taken."""
+
+    number: int | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A ``Write`` or ``Enlist`` was carried out."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The answer to a ``Read``."""
+
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """The answer to a ``Swap``: what the key holds now."""
+
+    text: str
+
+
+Event = Pulse | Join | Leave | Close | Admit | Fenced | Generation | Done | Values | Swapped
+
+
+# -- actions -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Write:
+    """Set ``key``."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Enlist:
+    """Append the seat to the list of all that ever came."""
+
+    seat: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """Get all ``keys``, which exist."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Replace the head's text ``expected`` (empty: no head yet) by ``desired``, atomically."""
+
+    expected: str
+    desired: str
+
+
+@dataclass(frozen=True)
+class TakeGeneration:
+    """Take the next generation from shared storage; may be slow, answered by ``Generation``."""
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """``next_rendezvous`` returns."""
+
+    membership: Membership
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """``next_rendezvous`` raises: ``closed``, ``exhausted``, ``timeout`` or ``state``."""
+
+    kind: str
+    text: str
+
+
+Action = Write | Enlist | Read | Swap | TakeGeneration | Deliver | Refuse
+StoreAction = Write | Enlist | Read | Swap

@@ -1,0 +1,96 @@
+"""The conversation that stops a node: ask, wait for the training's answer, then end it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import contract
+from launcher.agent.report import write_atomically
+from launcher.state import Reason
+
+REASON_OF_SIGNAL = {
+    signal.SIGTERM: Reason.PREEMPTED,
+    signal.SIGINT: Reason.INTERRUPTED,
+    signal.SIGHUP: Reason.INTERRUPTED,
+    signal.SIGQUIT: Reason.INTERRUPTED,
+}
+"""What a signal to the supervisor means."""
+
+MARGIN_S = 5.0
+"""Of the grace, what is kept for SIGTERM after the training did not answer; at most a quarter."""
+LAST_WORD_S = 2.0
+"""Beyond the deadline, before the kill: guards kill their workers at the deadline themselves."""
+
+
+class Step(enum.Enum):
+    """What the supervisor does next to an agent that must stop."""
+
+    WAIT = "wait"
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
+@dataclass(kw_only=True)
+class Stop:
+    """A stop in progress; times are seconds of the monotonic clock."""
+
+    reason: Reason
+    asked_at: float
+    grace_s: float
+    times_asked: int = 1
+    terminated_at: float | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When the workers must be gone."""
+        return self.asked_at + self.grace_s
+
+    def decide(self, now: float, *, speaks: bool, acknowledged: bool) -> Step:
+        """``speaks``: the training announced the protocol; ``acknowledged``: it committed.
+
+        A second request ends the waiting for an answer, a third kills.
+        """
+        if self.times_asked > 2 or now >= self.deadline + LAST_WORD_S:
+            return Step.KILL
+        if self.terminated_at is not None:
+            return Step.WAIT
+        margin_s = min(MARGIN_S, self.grace_s / 4)
+        waits = speaks and not acknowledged and self.times_asked == 1
+        return Step.WAIT if waits and now < self.deadline - margin_s else Step.TERMINATE
+
+
+class StopFiles:
+    """The three files of the conversation, in the node's folder."""
+
+    def __init__(self, node_dir: Path) -> None:
+        self._node_dir = node_dir
+
+    def clear(self) -> None:
+        """Forgets an earlier conversation of the same incarnation."""
+        for name in (contract.STOP_REQUEST_FILE, contract.STOP_READY_FILE, contract.STOP_ACK_FILE):
+            with contextlib.suppress(OSError):
+                (self._node_dir / name).unlink(missing_ok=True)
+
+    def ask(self, reason: Reason, *, at: float, deadline: float) -> None:
+        """Writes the request; times are seconds since the epoch."""
+        request = {"reason": reason.value, "at": at, "deadline": deadline}
+        with contextlib.suppress(OSError):
+            write_atomically(self._node_dir / contract.STOP_REQUEST_FILE, json.dumps(request))
+
+    def training_speaks(self) -> bool:
+        """Whether the training said that it will answer."""
+        return (self._node_dir / contract.STOP_READY_FILE).exists()
+
+    def read_answer(self) -> dict[str, Any] | None:
+        """What the training committed; None before it did."""
+        try:
+            answer = json.loads((self._node_dir / contract.STOP_ACK_FILE).read_text())
+        except (OSError, ValueError):
+            return None
+        return answer if isinstance(answer, dict) else None

@@ -1,0 +1,295 @@
+"""The first process of a node: starts the agent, passes signals on, leaves nothing behind.
+
+Fit to be PID 1 of a container. Standard library only; torch is imported by the agent's process,
+which is forked from this one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from launcher import contract
+from launcher.agent import processes
+from launcher.agent.heartbeat import read_heartbeat
+from launcher.agent.identity import identify
+from launcher.agent.report import (
+    AgentReport,
+    Ledger,
+    ledger_path,
+    read_agent_report,
+    read_oom_kills,
+    write_outcome,
+)
+from launcher.agent.settings import NodeTask, parse_task
+from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
+from launcher.clock import SystemClock
+from launcher.errors import ExitCode, InputError
+from launcher.node_plan import Static
+from launcher.state import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
+
+NODE_PLAN = "LAUNCHER_NODE_PLAN"
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
+_POLL_S = 0.1
+_OUTER_PAUSE_S = 0.5
+
+
+def main(argv: list[str]) -> int:
+    """Supervises the node whose plan ``argv`` or the environment names; returns the exit code."""
+    # Before anything else: as PID 1 a signal without a handler would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    path = argv[0] if argv else os.environ.get(NODE_PLAN)
+    try:
+        if path is None:
+            raise InputError("no node plan was given", f"name its file, or set {NODE_PLAN}")
+        task = identify(parse_task(Path(path).read_text()), os.environ)
+    except (InputError, OSError) as error:
+        say(str(error))
+        return int(ExitCode.BAD_INPUT)
+    return Supervisor(task).run()
+
+
+def say(text: str) -> None:
+    """One line on the node's console."""
+    sys.stderr.write(f"[supervisor] {text}\n")
+    sys.stderr.flush()
+
+
+class Supervisor:
+    """One node from its start to its outcome."""
+
+    def __init__(self, task: NodeTask) -> None:
+        self._task, self._clock = task, SystemClock()
+        node = task.node
+        self._node_dir = Path(node.log_dir)
+        self._run_dir = Path(dict(node.env).get(contract.RUN_DIR, self._node_dir.parents[2]))
+        self._files = StopFiles(self._node_dir)
+        self._stop: Stop | None = None
+        self._agent_pid = 0
+        self._report = AgentReport(reason=Reason.AGENT_FAILED)
+        self._attempts = 0
+
+    def run(self) -> int:
+        """Blocks until the node's work is done; returns the exit code."""
+        started_at = self._clock.wall()
+        try:
+            self._prepare()
+        except OSError as error:
+            say(f"cannot start: {error}")
+            return int(ExitCode.BAD_INPUT)
+        try:
+            self._run_rounds()
+        finally:
+            processes.end_children()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        code = int(EXIT_CODE_OF_REASON[self._report.reason])
+        self._tell_end(code, started_at)
+        return code
+
+    def _prepare(self) -> None:
+        processes.adopt_orphans()
+        node = self._task.node
+        os.environ.update(node.env)
+        os.environ[contract.NODE_INDEX] = str(node.node_index)
+        self._node_dir.mkdir(parents=True, exist_ok=True)
+        if node.workdir is not None:
+            os.chdir(node.workdir)
+        self._files.clear()
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"launcher-{node.node_index}-"))
+        self._ledger = Ledger(
+            ledger_path(self._run_dir, node.node_index, node.incarnation),
+            self._clock,
+            node_index=node.node_index,
+            incarnation=node.incarnation,
+        )
+        self._ledger.write("agent-started")
+
+    def _tell_end(self, code: int, started_at: float) -> None:
+        report = self._report
+        self._ledger.write("agent-ended", reason=report.reason.value, exit_code=code)
+        write_outcome(
+            self._node_dir / contract.OUTCOME_FILE,
+            report,
+            exit_code=code,
+            node_index=self._task.node.node_index,
+            incarnation=self._task.node.incarnation,
+            started_at=started_at,
+            finished_at=self._clock.wall(),
+        )
+        if report.reason is not Reason.COMPLETED:
+            detail = f": {report.detail}" if report.detail else ""
+            say(f"{report.reason.value}{detail} (exit code {code})")
+
+    # -- outer loop: the store may be lost, not the run ---------------------------------------
+
+    def _run_rounds(self) -> None:
+        began_at = self._clock.monotonic()
+        number = 0
+        while True:
+            task = plan_round(self._task, number, self._report.carried)
+            self._report = self._run_agent(task)
+            self._attempts += self._report.attempts
+            self._report.attempts = self._attempts
+            number += 1
+            passed_s = self._clock.monotonic() - began_at
+            if self._stop or not may_go_on(self._task, self._report.reason, number, passed_s):
+                return
+            self._ledger.write("store-lost", detail=self._report.detail)
+            say(f"{self._report.reason.value}; starting again ({number})")
+            self._wait(_OUTER_PAUSE_S)
+
+    def _wait(self, duration_s: float) -> None:
+        end = self._clock.monotonic() + duration_s
+        while not self._stop and (left_s := end - self._clock.monotonic()) > 0:
+            self._take_signal(left_s)
+        if self._stop:
+            self._report = replace(self._report, reason=self._stop.reason)
+
+    # -- one start of the agent ---------------------------------------------------------------
+
+    def _run_agent(self, task: NodeTask) -> AgentReport:
+        if self._stop:
+            return AgentReport(reason=self._stop.reason)
+        report_file = self._scratch / "report.json"
+        report_file.unlink(missing_ok=True)
+        (self._scratch / "fork").unlink(missing_ok=True)
+        oom_kills = read_oom_kills()
+        self._agent_pid = self._fork_agent(task, report_file)
+        status = self._wait_for_agent()
+        # The node's other processes have nobody left who would end them.
+        processes.end_children()
+        code = os.waitstatus_to_exitcode(status)
+        report = read_agent_report(report_file)
+        return self._judge(code, report, oom_killed=read_oom_kills() > oom_kills)
+
+    def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
+        """Total: every ending of the agent has a reason."""
+        if self._stop and (report is None or report.reason is not Reason.COMPLETED):
+            report = report or AgentReport(reason=self._stop.reason)
+            return replace(report, reason=self._stop.reason, detail="")
+        if report is not None:
+            return report
+        if code == -signal.SIGKILL and oom_killed:
+            return AgentReport(reason=Reason.OUT_OF_MEMORY, detail="the agent itself")
+        detail = f"the agent ended with {code} and without a report"
+        reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
+        return AgentReport(reason=reason, detail=detail)
+
+    def _fork_agent(self, task: NodeTask, report_file: Path) -> int:
+        supervisor_pid = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = int(ExitCode.AGENT_FAILED)
+        try:
+            processes.die_with_parent(supervisor_pid)
+            # A terminal's Ctrl-C goes to the whole group: the supervisor alone decides on it.
+            os.setpgid(0, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            code = self._be_agent(task, report_file)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _be_agent(self, task: NodeTask, report_file: Path) -> int:
+        from launcher.agent.engine import run_agent
+
+        report = run_agent(task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger)
+        report.write(report_file)
+        return int(EXIT_CODE_OF_REASON[report.reason])
+
+    def _wait_for_agent(self) -> int:
+        while True:
+            if (status := processes.reap().get(self._agent_pid)) is not None:
+                return status
+            self._take_signal(_POLL_S if self._stop else None)
+            if self._stop:
+                self._go_on_stopping(self._stop)
+
+    # -- signals and stopping -----------------------------------------------------------------
+
+    def _take_signal(self, limit_s: float | None) -> None:
+        if limit_s is None:
+            signum = signal.sigwait(_BLOCKED)
+        else:
+            found = signal.sigtimedwait(_BLOCKED, limit_s)
+            if found is None:
+                return
+            signum = signal.Signals(found.si_signo)
+        if signum in _PASSED_ON:
+            self._pass_on(signum)
+        elif signum in REASON_OF_SIGNAL:
+            self._ask(REASON_OF_SIGNAL[signal.Signals(signum)])
+
+    def _pass_on(self, signum: int) -> None:
+        for path in self._scratch.glob("heartbeat-*"):
+            if beat := read_heartbeat(path):
+                processes.send(beat.pid, signum)
+
+    def _ask(self, reason: Reason) -> None:
+        if self._stop:
+            self._stop.times_asked += 1
+            return
+        grace_s = self._task.settings.stop_grace_s
+        self._stop = Stop(reason=reason, asked_at=self._clock.monotonic(), grace_s=grace_s)
+        now = self._clock.wall()
+        self._files.ask(reason, at=now, deadline=now + grace_s)
+        self._ledger.write("stop-requested", reason=reason.value, grace_s=grace_s)
+
+    def _go_on_stopping(self, stop: Stop) -> None:
+        answer = self._files.read_answer()
+        step = stop.decide(
+            self._clock.monotonic(),
+            speaks=self._files.training_speaks(),
+            acknowledged=answer is not None,
+        )
+        if step is Step.KILL:
+            processes.send(self._agent_pid, signal.SIGKILL)
+        elif step is Step.TERMINATE:
+            if answer is not None:
+                self._ledger.write("stop-acknowledged", step=answer.get("step"))
+            stop.terminated_at = self._clock.monotonic()
+            processes.send(self._agent_pid, signal.SIGTERM)
+
+
+def plan_round(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
+    """The task for the ``number``-th start: a failed agent closes its run id for ever.
+
+    ``carried`` is what the last start knew and a new store does not. Every node computes the
+    same id and the same store from the same number.
+    """
+    rendezvous = task.node.rendezvous
+    if number == 0 or isinstance(rendezvous, Static):
+        return task
+    conf = tuple({**dict(rendezvous.conf), **carried}.items())
+    new = replace(rendezvous, id=f"{rendezvous.id}.s{number}", conf=conf)
+    if stores := task.settings.stores:
+        store = stores[number % len(stores)]
+        is_host = store.node_index == task.node.node_index
+        new = replace(new, endpoint_host=store.host, endpoint_port=store.port, is_host=is_host)
+    return replace(task, node=replace(task.node, rendezvous=new))
+
+
+def may_go_on(task: NodeTask, reason: Reason, number: int, passed_s: float) -> bool:
+    """Whether another start, the ``number``-th, may find what this one lost."""
+    settings = task.settings
+    if isinstance(task.node.rendezvous, Static):
+        return False
+    if number > settings.outer_limit or passed_s > settings.outer_limit_s:
+        return False
+    if reason is Reason.STORE_LOST:
+        return True
+    return reason is Reason.RENDEZVOUS_UNREACHABLE and len(settings.stores) > 1

@@ -1,0 +1,210 @@
+"""The step watchdog: finds a worker group that no longer makes steps, and has it restarted.
+
+Judges by heartbeats alone, so it works for any script that steps a torch optimizer; one that
+never does is never judged. Limits are learned: how long each phase has been silent so far.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher import contract
+from launcher.agent import processes
+from launcher.agent.attempts import Attempts, WorkerPlace
+from launcher.agent.heartbeat import Beat
+from launcher.agent.node import say
+from launcher.agent.report import Ledger
+from launcher.agent.settings import AgentSettings
+from launcher.agent.worker import STACKS_SIGNAL
+from launcher.clock import Clock
+
+POLL_S = 0.25
+STACKS_LIMIT_S = 1.0
+"""How long stacks may take to be written before the workers are killed."""
+BUSY_SHARE = 0.05
+"""Of one processor: a worker tree that uses more is computing, not waiting for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds in seconds; ``min_s`` 0 switches the watchdog off."""
+
+    factor: float
+    min_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """One worker that has said nothing for ``silent_s``, longer than ``limit_s``."""
+
+    rank: int
+    phase: str
+    silent_s: float
+    limit_s: float
+
+
+class SilenceBook:
+    """Learns how long phases are silent, and names the workers that are so for too long. Pure.
+
+    What was learned stays over restarts; a worker's first beat of an attempt starts its clock.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._longest_s: dict[str, float] = {}
+        self._last: dict[int, Beat] = {}
+
+    def new_attempt(self) -> None:
+        """The workers are others now."""
+        self._last.clear()
+
+    def limit_s(self, phase: str) -> float:
+        """How long this phase may be silent."""
+        learned = self._longest_s.get(phase, 0.0) * self._limits.factor
+        return min(max(learned, self._limits.min_s), self._limits.max_s)
+
+    def find_silent(self, beats: Mapping[int, Beat], now: float) -> tuple[Silence, ...]:
+        """The workers over their limit; ``now`` is of the clock of the beats."""
+        if self._limits.min_s <= 0:
+            return ()
+        silent = []
+        for rank, beat in beats.items():
+            self._learn(rank, beat)
+            limit_s = self.limit_s(beat.phase)
+            allowed_until = max(beat.until, beat.at + limit_s)
+            # Before the first step nothing is known: data may load, a compiler may run.
+            if beat.steps and now > allowed_until:
+                found = Silence(
+                    rank=rank, phase=beat.phase, silent_s=now - beat.at, limit_s=limit_s
+                )
+                silent.append(found)
+        return tuple(silent)
+
+    def _learn(self, rank: int, beat: Beat) -> None:
+        last = self._last.get(rank)
+        self._last[rank] = beat
+        if last is not None and last.pid == beat.pid and last.steps and beat.at > last.at:
+            gap_s = beat.at - last.at
+            self._longest_s[last.phase] = max(self._longest_s.get(last.phase, 0.0), gap_s)
+
+
+def decide_hung(
+    silent: tuple[Silence, ...], workers: int, busy: bool, limits: Limits
+) -> Silence | None:
+    """The worker that has been silent longest, if the group hangs.
+
+    All of the node's workers must be silent. While one of them computes, the others may be
+    waiting for it rightly, so only the upper bound counts.
+    """
+    if not silent or len(silent) < workers:
+        return None
+    longest = max(silent, key=lambda one: one.silent_s)
+    if busy and longest.silent_s < limits.max_s:
+        return None
+    return longest
+
+
+class Watchdog:
+    """Watches the present attempt from a thread of the agent."""
+
+    def __init__(
+        self, attempts: Attempts, settings: AgentSettings, ledger: Ledger, clock: Clock
+    ) -> None:
+        self._limits = Limits(
+            factor=settings.hang_factor, min_s=settings.hang_min_s, max_s=settings.hang_max_s
+        )
+        self.book = SilenceBook(self._limits)
+        self._attempts, self._ledger, self._clock = attempts, ledger, clock
+        self._attempt = -1
+        self._ended_attempt = -1
+        self._has_stepped = False
+        self._cpu: tuple[float, float] | None = None
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Begins to watch. Even where it never judges, it notes the first step."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the thread soon."""
+        self._stopping.set()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(POLL_S):
+            self.look()
+
+    def look(self) -> None:
+        """One look at the present attempt; kills its workers where they hang."""
+        if self._attempts.number != self._attempt:
+            self._attempt, self._has_stepped, self._cpu = self._attempts.number, False, None
+            self.book.new_attempt()
+        beats, workers = self._attempts.beats(), self._attempts.workers
+        if self._ended_attempt == self._attempt:
+            # Its heartbeats stay as they are until the next attempt begins.
+            return
+        self._note_first_step(beats)
+        silent = self.book.find_silent(beats, self._clock.monotonic())
+        busy = self._is_busy(beats) if len(silent) == len(workers) > 0 else self._forget_cpu()
+        hung = decide_hung(silent, len(workers), busy, self._limits)
+        if hung is not None:
+            self._end(hung, beats, workers)
+
+    def _note_first_step(self, beats: Mapping[int, Beat]) -> None:
+        if not self._has_stepped and any(beat.steps for beat in beats.values()):
+            self._has_stepped = True
+            self._ledger.write("first-step", attempt=self._attempt)
+
+    def _forget_cpu(self) -> bool:
+        self._cpu = None
+        return True
+
+    def _is_busy(self, beats: Mapping[int, Beat]) -> bool:
+        """Whether the workers compute; True until there are two looks to compare."""
+        trees = [processes.tree_of(beat.pid) for beat in beats.values()]
+        used_s = sum(processes.cpu_seconds(tree) for tree in trees)
+        now, last = self._clock.monotonic(), self._cpu
+        if last is None:
+            self._cpu = (now, used_s)
+            return True
+        if now - last[0] < 4 * POLL_S:
+            return True
+        self._cpu = (now, used_s)
+        return used_s - last[1] > BUSY_SHARE * (now - last[0]) * max(1, len(beats))
+
+    def _end(
+        self, hung: Silence, beats: Mapping[int, Beat], workers: tuple[WorkerPlace, ...]
+    ) -> None:
+        say(
+            f"rank {hung.rank} has hung for {hung.silent_s:.1f} s in phase {hung.phase} "
+            f"(limit {hung.limit_s:.1f} s); stacks are in {self._attempts.folder()}"
+        )
+        self._ledger.write(
+            "hang",
+            attempt=self._attempt,
+            rank=hung.rank,
+            silent_s=hung.silent_s,
+            limit_s=hung.limit_s,
+        )
+        for worker in workers:
+            self._attempts.mark_hung(worker.rank)
+        for beat in beats.values():
+            processes.send(beat.pid, signal.SIGCONT)
+            processes.send(beat.pid, STACKS_SIGNAL)
+        self._wait_for_stacks(workers)
+        for beat in beats.values():
+            processes.send(beat.pid, signal.SIGKILL)
+        self._ended_attempt = self._attempt
+
+    def _wait_for_stacks(self, workers: tuple[WorkerPlace, ...]) -> None:
+        deadline = self._clock.monotonic() + STACKS_LIMIT_S
+        files = [worker.folder / contract.STACKS_FILE for worker in workers]
+        while self._clock.monotonic() < deadline:
+            if all(file.exists() and file.stat().st_size for file in files):
+                # Writing is several calls; the last one is not announced.
+                self._stopping.wait(0.1)
+                return
+            self._stopping.wait(0.02)

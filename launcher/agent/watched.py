@@ -1,0 +1,214 @@
+"""A rendezvous handler around the real one: where the agent decides between two attempts.
+
+torch's elastic agent calls ``next_rendezvous`` before every start of its workers, when the old
+ones are dead. That is the public place to say why they died, to count it, to wait for the GPUs,
+and to end the run instead of starting them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+
+from launcher import contract
+from launcher.agent.admission import Admission, is_for_resize
+from launcher.agent.faults import FaultBook, GiveUp, WorkerEnd, describe
+from launcher.agent.link import Link, register
+from launcher.clock import SystemClock
+from launcher.state import Reason
+
+if TYPE_CHECKING:
+    from launcher.agent.node import Node
+
+T = TypeVar("T")
+
+_FAULTS_KEY = "worker-faults"
+_FAULT_IN_ROUND_KEY = "launcher/worker-fault"
+_VERDICT_KEY = "verdict"
+
+
+class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
+    """Raised inside torch's agent to end it with a reason."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+def register_watched(backend: str, node: Node) -> str:
+    """Registers the handler under a name of its own, which is returned."""
+    name = f"launcher-{backend}"
+    register(backend)
+
+    def create(params: RendezvousParameters) -> RendezvousHandler:
+        config = dict(params.config)
+        inner = rendezvous_handler_registry.create_handler(
+            RendezvousParameters(
+                backend=backend,
+                endpoint=params.endpoint,
+                run_id=params.run_id,
+                min_nodes=params.min_nodes,
+                max_nodes=params.max_nodes,
+                local_addr=params.local_addr,
+                **config,
+            )
+        )
+        return WatchedHandler(name, inner, node)
+
+    with contextlib.suppress(ValueError):
+        rendezvous_handler_registry.register(name, create)
+    return name
+
+
+class WatchedHandler(RendezvousHandler):
+    """Delegates to the real handler, and tells the node what happens."""
+
+    def __init__(self, name: str, inner: RendezvousHandler, node: Node) -> None:
+        self._name, self._inner, self._node = name, inner, node
+        self._link = node.link = Link(inner)
+        self._admission = Admission(node.attempts.node_dir, self._link.admit, SystemClock())
+        self._faults = JobFaults(node.book)
+        self._has_run = False
+
+    def get_backend(self) -> str:
+        return self._name
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._inner.use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Raises ``NodeEnding`` where the workers must not be started again."""
+        node = self._node
+        if self._has_run:
+            self._judge_last_attempt()
+            self._admission.new_attempt()
+            node.wait_for_gpus()
+        node.enter("rendezvous")
+        try:
+            info = self._inner.next_rendezvous()
+        except RendezvousClosedError:
+            self._raise_verdict()
+            raise
+        node.on_rendezvous(info.rank, info.world_size)
+        if not self._link.counts_faults and (give_up := self._faults.share(info)):
+            self._end(give_up)
+        self._has_run = True
+        return info
+
+    def _judge_last_attempt(self) -> None:
+        node = self._node
+        node_dir = node.attempts.node_dir
+        if (node_dir / contract.STOP_REQUEST_FILE).exists() and not is_for_resize(node_dir):
+            # Not an error: the others re-form, so the rendezvous must stay open.
+            raise SignalException("asked to stop", signal.SIGTERM)
+        ends, verdict = node.judge()
+        if isinstance(verdict, GiveUp):
+            self._end(verdict)
+        if verdict.counts and (give_up := self._faults.count(ends)):
+            self._end(give_up)
+        node.on_restart(verdict.cause, ends)
+
+    def _end(self, give_up: GiveUp) -> NoReturn:
+        self._faults.tell(give_up)
+        self._link.close()
+        raise NodeEnding(give_up.reason, give_up.detail)
+
+    def _raise_verdict(self) -> None:
+        """Where another node ended the run, or both did by count, its reason is ours."""
+        told = self._faults.told() or self._link.closed_reason()
+        if told is Reason.COMPLETED or told is None:
+            return
+        ends = self._node.ends
+        detail = f"last: {describe(ends[0])}" if ends else "another node ended the run"
+        raise NodeEnding(told, detail) from None
+
+    def num_nodes_waiting(self) -> int:
+        self._admission.look(self._link.newcomers())
+        return self._inner.num_nodes_waiting()
+
+    def is_closed(self) -> bool:
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
+
+    def get_run_id(self) -> str:
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._inner.shutdown()
+
+
+class JobFaults:
+    """Worker faults of the whole job, counted in the rendezvous' store.
+
+    A round that ended by a fault counts once, however many nodes saw one. The store may be
+    gone or slow at any time; the node's own count is then all that is known.
+    """
+
+    def __init__(self, book: FaultBook) -> None:
+        self._book = book
+        self._own = 0
+        self._round: Store | None = None
+        self._job: Store | None = None
+        self._last: WorkerEnd | None = None
+
+    def count(self, ends: tuple[WorkerEnd, ...]) -> GiveUp | None:
+        """One more fault on this node; judges what is known of the whole job."""
+        self._own += 1
+        self._last = ends[0]
+        total = self._with_store(self._add, 0)
+        return self._book.judge_count(max(self._own, total), self._last)
+
+    def share(self, info: RendezvousInfo) -> GiveUp | None:
+        """Takes the new round's store, and looks at what other nodes have counted."""
+        if info.world_size == 1 and self._job is None:
+            return None
+        self._round = PrefixStore("launcher", info.store)
+        self._job = PrefixStore("launcher/job", _base_of(info.store))
+        total = self._with_store(lambda job, _: int(job.add(_FAULTS_KEY, 0)), 0)
+        return self._book.judge_count(max(self._own, total), self._last)
+
+    def tell(self, give_up: GiveUp) -> None:
+        """Leaves the reason for the other nodes, who would only see a closed rendezvous."""
+        self._with_store(lambda job, _: job.set(_VERDICT_KEY, give_up.reason.value), None)
+
+    def told(self) -> Reason | None:
+        """The reason that another node left."""
+
+        def read(job: Store, _: Store) -> Reason | None:
+            return Reason(job.get(_VERDICT_KEY).decode()) if job.check([_VERDICT_KEY]) else None
+
+        return self._with_store(read, None)
+
+    def _add(self, job: Store, round_store: Store) -> int:
+        first_to_say_so = int(round_store.add(_FAULT_IN_ROUND_KEY, 1)) == 1
+        return int(job.add(_FAULTS_KEY, 1 if first_to_say_so else 0))
+
+    def _with_store(self, act: Callable[[Store, Store], T], otherwise: T) -> T:
+        if self._job is None or self._round is None:
+            return otherwise
+        try:
+            return act(self._job, self._round)
+        except (RuntimeError, ValueError):
+            return otherwise
+
+
+def _base_of(store: Store) -> Store:
+    """The store beneath all prefixes, which outlives a round."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store

@@ -1,0 +1,281 @@
+"""Runs a script as ``python -u script`` or ``python -u -m module`` would, in a forked child.
+
+Called by the guard, in the child; never returns. Standard library only. What a script can
+observe is compared with plain torchrun by tests: arguments, search path, streams, signals,
+random state, multiprocessing, ways to end.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import importlib.machinery
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+import types
+import zipfile
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from launcher import contract
+from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
+from launcher.errors import ExitCode
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+Prepare = Callable[[], None]
+
+STACKS_SIGNAL = signal.SIGRTMAX - 2
+"""Asks for the stacks; scripts and their runtimes use SIGUSR1 and SIGUSR2 themselves."""
+
+_kept_open: list[object] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """``argv`` is what follows ``python`` on the command line; ``sys_path`` what follows [0].
+
+    ``folder`` is the worker's log folder.
+    """
+
+    argv: tuple[str, ...]
+    sys_path: tuple[str, ...]
+    folder: Path
+
+
+def run(script: Script, prepare: Prepare) -> NoReturn:
+    """Becomes the script's process, runs it, and ends as an interpreter does."""
+    try:
+        os.setsid()
+        _reset_signals()
+        prepare()
+        _open_streams()
+        _open_stacks(script.folder)
+        _start_heartbeat()
+    except BaseException:
+        # Never back into the frames that made this process.
+        traceback.print_exc()
+        os._exit(int(ExitCode.AGENT_FAILED))
+    try:
+        _execute(script)
+        code = 0
+    except SystemExit as ending:
+        code = _exit_code(ending)
+    except KeyboardInterrupt as error:
+        _show(error)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        code = 130
+    except BaseException as error:
+        _write_error_file(error)
+        _show(error)
+        code = 1
+    _finalize(code)
+
+
+def _finalize(code: int) -> NoReturn:
+    # The interpreter's own way out, from threads and atexit to open files; os._exit would lose
+    # what scripts left in buffers, and unwinding would meet the frames of multiprocessing.
+    finish = ctypes.pythonapi.Py_Exit
+    finish.argtypes, finish.restype = [ctypes.c_int], None
+    finish(code & 0xFF)
+    os._exit(code & 0xFF)
+
+
+# -- the script ------------------------------------------------------------------------------
+
+
+def _execute(script: Script) -> None:
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = module
+    sys.orig_argv[:] = [sys.executable, "-u", *script.argv]
+    sys.path[:] = script.sys_path
+    if script.argv[0] == "-m":
+        sys.argv[:] = ["-m", *script.argv[2:]]
+        _put_first(str(Path.cwd()))
+        _run_as_main(script.argv[1])
+        return
+    sys.argv[:] = script.argv
+    path = script.argv[0]
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        sys.path.insert(0, os.path.abspath(path))
+        _run_as_main("__main__", False)
+        return
+    _put_first(os.path.dirname(os.path.realpath(path)))
+    _run_file(module, path)
+
+
+def _put_first(folder: str) -> None:
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, folder)
+
+
+def _run_as_main(name: str, alter_argv: bool = True) -> None:
+    # What the interpreter itself calls for -m; run_module would hand the script a module that
+    # is gone by the time its atexit handlers run.
+    run_module = getattr(runpy, "_run_module_as_main", None)
+    if run_module is not None:
+        run_module(name, alter_argv)
+    else:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_file(module: types.ModuleType, path: str) -> None:
+    full = os.path.join(os.getcwd(), path)
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {full!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
+        raise SystemExit(2) from None
+    loader = importlib.machinery.SourceFileLoader("__main__", full)
+    module.__dict__.update(__file__=full, __cached__=None, __loader__=loader)
+    exec(compile(source, full, "exec", dont_inherit=True), module.__dict__)
+
+
+def _exit_code(ending: SystemExit) -> int:
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code
+    sys.stderr.write(f"{ending.code}\n")
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """Tells an uncaught exception as the interpreter does."""
+    error.__traceback__ = _own_part(error.__traceback__)
+    with contextlib.suppress(BaseException):
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _write_error_file(error: BaseException) -> None:
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file or os.path.exists(file):
+        # A script that uses torch's own @record has written it already.
+        return
+    error.__traceback__ = _own_part(error.__traceback__)
+    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    extra = {"py_callstack": told, "timestamp": str(int(time.time()))}
+    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+    with contextlib.suppress(OSError):
+        Path(file).write_text(json.dumps({"message": message}))
+
+
+def _own_part(found: TracebackType | None) -> TracebackType | None:
+    """Without the frames that are ours."""
+    while found is not None and found.tb_frame.f_code.co_filename == _own_part.__code__.co_filename:
+        found = found.tb_next
+    return found
+
+
+# -- the process -----------------------------------------------------------------------------
+
+
+def _reset_signals() -> None:
+    for signum in signal.valid_signals():
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _open_streams() -> None:
+    """stdout and stderr as ``python -u`` makes them: nothing waits in a buffer."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        vars(raw)["name"] = f"<{name}>"
+        errors = "backslashreplace" if name == "stderr" else old.errors
+        stream = io.TextIOWrapper(
+            raw,
+            encoding=old.encoding,
+            errors=errors,
+            line_buffering=os.isatty(fd),
+            write_through=True,
+        )
+        vars(stream)["mode"] = "w"
+        _kept_open.append(old)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _open_stacks(folder: Path) -> None:
+    """Python stacks on demand, also while a thread is stuck in C code."""
+    faulthandler.disable()
+    with contextlib.suppress(OSError, ValueError):
+        file = (folder / contract.STACKS_FILE).open("w")
+        _kept_open.append(file)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+
+
+def _start_heartbeat() -> None:
+    with contextlib.suppress(OSError, KeyError):
+        beat_after_steps(HeartbeatWriter(Path(os.environ[contract.HEARTBEAT])))
+
+
+# -- only where forked from the warm process ---------------------------------------------------
+
+
+def leave_multiprocessing(kept_fds: Collection[int], stdin_fd: int, main: BaseProcess) -> None:
+    """Undoes that this process was made by a fork server: to the script it is a main process.
+
+    ``main`` is what multiprocessing took the server itself for.
+    """
+    from multiprocessing import forkserver, process, resource_tracker, set_start_method
+
+    os.dup2(stdin_fd, 0)
+    for fd in sorted(int(name) for name in os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept_fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    # The fork server's client has given it the name of a child.
+    main.name = "MainProcess"
+    vars(process).update(_current_process=main, _parent_process=None)
+    vars(process)["_children"].clear()
+    set_start_method(None, force=True)
+    _forget(vars(resource_tracker)["_resource_tracker"], _fd=None, _pid=None)
+    _forget(
+        vars(forkserver)["_forkserver"],
+        _forkserver_address=None,
+        _forkserver_alive_fd=None,
+        _forkserver_pid=None,
+        _inherited_fds=None,
+        _preload_modules=["__main__"],
+    )
+
+
+def _forget(owner: object, **values: object) -> None:
+    for name, value in values.items():
+        if hasattr(owner, name):
+            setattr(owner, name, value)
+
+
+def reseed() -> None:
+    """Random state as a fresh process has it: from the system, not the one that forks share.
+
+    Python's own reseeds itself at a fork; CUDA's generators do not exist yet.
+    """
+    torch = sys.modules["torch"]
+    torch.default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > 0 and torch.get_num_threads() != int(threads):
+        # The variable is read when the library loads, which was before the fork.
+        torch.set_num_threads(int(threads))

@@ -1,0 +1,67 @@
+"""Packs the agent into one file that runs in any image with Python and torch.
+
+The package gets a private name on the way: a user's folders called ``launcher`` or ``train``
+neither shadow it nor are shadowed by it. Equal sources give equal bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGE = "launcher"
+PRIVATE_PACKAGE = "_launcher_node"
+ARCHIVE_NAME = "agent.pyz"
+
+L0 = ("__init__.py", "errors.py", "clock.py", "contract.py", "state.py", "node_plan.py")
+AGENT_FOLDER = "agent"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MAIN = f"""\
+import sys
+
+from {PRIVATE_PACKAGE}.agent.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
+"""
+
+
+def read_agent_sources(package: Path | None = None) -> dict[str, str]:
+    """The sources that go into the archive, by path inside the package."""
+    package = package or Path(__file__).parents[1]
+    paths = [package / name for name in L0]
+    paths += sorted((package / AGENT_FOLDER).rglob("*.py"))
+    return {path.relative_to(package).as_posix(): path.read_text() for path in paths}
+
+
+def render_agent_archive(sources: Mapping[str, str]) -> bytes:
+    """A zipapp of ``sources`` under the private name. Pure."""
+    files = {f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()}
+    files["__main__.py"] = _MAIN
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(files):
+            info = zipfile.ZipInfo(path, date_time=_EPOCH)
+            info.external_attr = 0o644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, files[path])
+    return output.getvalue()
+
+
+def rename(source: str) -> str:
+    """A module with its imports of the package turned to the private name.
+
+    Raises ValueError for ``import launcher.x``, whose name the module's code would use.
+    """
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            if any(alias.name.split(".")[0] == PACKAGE for alias in node.names):
+                raise ValueError(f"line {node.lineno}: use `from {PACKAGE}... import ...`")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
+            line = lines[node.lineno - 1]
+            lines[node.lineno - 1] = line.replace(f"from {PACKAGE}", f"from {PRIVATE_PACKAGE}", 1)
+    return "".join(lines)

@@ -1,0 +1,51 @@
+"""The agent's archive, and nodes that must leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.render.agent_archive import read_agent_sources, render_agent_archive
+from tests.launcher.agent.place import Place
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archive") / "agent.pyz"
+    path.write_bytes(render_agent_archive(read_agent_sources()))
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, archive: Path) -> Iterator[Place]:
+    node = Place(tmp_path, archive)
+    yield node
+    end(node)
+
+
+@pytest.fixture
+def places(tmp_path: Path, archive: Path) -> Iterator[list[Place]]:
+    """Three nodes that share a folder."""
+    nodes = [Place(tmp_path, archive, index) for index in range(3)]
+    yield nodes
+    for node in nodes:
+        end(node)
+
+
+def end(node: Place) -> None:
+    """Stops a node that still runs; fails where a process of it is left."""
+    if node.process is not None and node.process.poll() is None:
+        node.process.send_signal(signal.SIGTERM)
+        try:
+            node.process.wait(20)
+        except subprocess.TimeoutExpired:
+            node.process.kill()
+            node.process.wait(20)
+    left = node.processes()
+    for process in left:
+        process.kill()
+    assert left == [], f"a test left processes behind: {left}"

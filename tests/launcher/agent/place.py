@@ -1,0 +1,170 @@
+"""One node for tests: the agent from its archive, with real processes and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from launcher.agent.settings import AgentSettings, NodeTask
+from launcher.contract import RUN_ID
+from launcher.node_plan import Elastic, NodePlan
+
+LIMIT_S = 120.0
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    """Waits for a condition; fails once ``limit_s`` seconds have passed."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
+def is_living(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+class Place:
+    """One node in a folder of its own."""
+
+    def __init__(self, folder: Path, archive: Path, index: int = 0) -> None:
+        self.folder, self.archive, self.index = folder, archive, index
+        self.run_dir = folder / "run"
+        self.node_dir = self.run_dir / f"nodes/{index}/0"
+        self.label = uuid.uuid4().hex
+        self.process: subprocess.Popen[bytes] | None = None
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("LAUNCHER_", "PET_", "TORCHELASTIC_", "PYTHON"))
+        }
+
+    def write(self, source: str, name: str = "script.py") -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        return path
+
+    def plan(
+        self,
+        *command: str,
+        nproc: int = 1,
+        min_nodes: int = 1,
+        max_nodes: int = 1,
+        max_restarts: int = 3,
+        env: tuple[tuple[str, str], ...] = (),
+        backend: str = "c10d",
+        port: int = 0,
+        conf: tuple[tuple[str, str], ...] = (),
+        **settings: Any,
+    ) -> Path:
+        """Writes the node plan; settings that are not given suit tests."""
+        fixed = (
+            ("RUN_DIR", str(self.run_dir)),
+            (RUN_ID, self.label),
+            ("OMP_NUM_THREADS", "1"),
+            ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
+            ("GLOO_SOCKET_IFNAME", "lo"),
+            ("CUDA_VISIBLE_DEVICES", ""),
+        )
+        node = NodePlan(
+            node_index=self.index,
+            incarnation=0,
+            name=f"node-{self.index}",
+            local_addr="127.0.0.1",
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            nproc_per_node=nproc,
+            max_restarts=max_restarts,
+            rendezvous=Elastic(
+                backend=backend,
+                endpoint_host="127.0.0.1",
+                endpoint_port=port,
+                id="t",
+                is_host=self.index == 0,
+                conf=conf,
+            ),
+            command=command or ("script.py",),
+            workdir=str(self.folder),
+            env=(*fixed, *env),
+            secrets=(),
+            mounts=(),
+            device_ids=(),
+            log_dir=str(self.node_dir),
+        )
+        path = self.folder / f"node-plan-{self.index}.json"
+        path.write_text(NodeTask(node=node, settings=AgentSettings(**settings)).to_json())
+        return path
+
+    def start(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        argv = [
+            sys.executable,
+            str(self.archive),
+            str(self.folder / f"node-plan-{self.index}.json"),
+        ]
+        with (self.folder / f"console-{self.index}.log").open("wb") as console:
+            self.process = subprocess.Popen(
+                argv,
+                cwd=self.folder,
+                env={**self.env, RUN_ID: self.label},
+                stdin=stdin,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            )
+        return self.process
+
+    def run(self) -> int:
+        return self.start().wait(LIMIT_S)
+
+    def console(self) -> str:
+        return (self.folder / f"console-{self.index}.log").read_text(errors="replace")
+
+    def outcome(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.node_dir / "outcome.json").read_text())
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.run_dir / f"ledger/agent-{self.index}-0.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def events_or_none(self) -> list[dict[str, Any]]:
+        return (
+            self.events() if (self.run_dir / f"ledger/agent-{self.index}-0.jsonl").exists() else []
+        )
+
+    def rank(self, rank: int = 0, attempt: int = 0) -> Path:
+        return self.node_dir / f"attempt-{attempt}/rank-{rank}"
+
+    def stdout(self, rank: int = 0, attempt: int = 0) -> str:
+        path = self.rank(rank, attempt) / "stdout"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """All living processes that bear this node's label, whoever their parent is."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                labelled = process.environ().get(RUN_ID) == self.label
+            except (psutil.Error, OSError):
+                continue
+            if labelled and is_living(process):
+                found.append(process)
+        return found
+
+    def pid_in(self, name: str) -> int:
+        """A pid that the script wrote to a file of its folder."""
+        path = self.folder / name
+        wait_until(lambda: path.exists() and path.read_text())
+        return int(path.read_text())

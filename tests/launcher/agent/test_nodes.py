@@ -1,0 +1,118 @@
+"""Several nodes under agents: a node leaves, fails, or takes the store with it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+from launcher.agent.settings import StoreEndpoint
+from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+
+pytestmark = pytest.mark.slow
+
+WAITING = """
+import os, pathlib, sys, time
+world = os.environ["WORLD_SIZE"]
+pathlib.Path(f"up-{world}-" + os.environ["LAUNCHER_NODE_INDEX"]).touch()
+print("world", world)
+while world != sys.argv[1]:
+    time.sleep(0.05)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(places: list[Place], *command: str, port: int, **settings: Any) -> None:
+    for place in places:
+        place.plan(*command, max_nodes=len(places), port=port, **settings)
+        place.start()
+
+
+def all_up(places: list[Place], world: int) -> None:
+    for place in places:
+        wait_until((place.folder / f"up-{world}-{place.index}").exists)
+
+
+@pytest.mark.parametrize("start_method", ["fresh", "fork"])
+def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
+    places: list[Place], start_method: str
+) -> None:
+    places[0].write(WAITING)
+    start(
+        places,
+        "script.py",
+        "2",
+        port=free_port(),
+        backend="roster",
+        start=start_method,
+        max_restarts=0,
+        conf=(("fence_dir", str(places[0].folder)), ("last_call_s", "60")),
+    )
+    all_up(places, 3)
+    assert places[2].process is not None
+    places[2].process.send_signal(signal.SIGTERM)
+    assert places[2].process.wait(LIMIT_S) == 143
+    for place in places[:2]:
+        assert place.process is not None
+        assert place.process.wait(LIMIT_S) == 0, place.console()
+        assert place.outcome()["restarts"] == {"membership": 1}
+    assert {p.stdout(p.index, attempt=1) for p in places[:2]} == {"world 2\n"}
+
+
+@pytest.mark.parametrize("backend", ["c10d", "roster"])
+def test_the_job_goes_on_when_the_node_with_the_store_is_killed(
+    places: list[Place], backend: str
+) -> None:
+    two = places[:2]
+    ports = [free_port(), free_port()]
+    stores = tuple(
+        StoreEndpoint(host="127.0.0.1", port=port, node_index=index)
+        for index, port in enumerate(ports)
+    )
+    two[0].write(WAITING)
+    conf = (("fence_dir", str(two[0].folder)), ("last_call_s", "60")) if backend == "roster" else ()
+    start(two, "script.py", "1", port=ports[0], backend=backend, stores=stores, conf=conf)
+    all_up(two, 2)
+    assert two[0].process is not None
+    assert two[1].process is not None
+    two[0].process.kill()
+    assert two[1].process.wait(LIMIT_S) == 0, two[1].console()
+    assert "store-lost; starting again (1)" in two[1].console()
+    assert "store-lost" in [event["event"] for event in two[1].events()]
+    assert two[1].outcome()["reason"] == "completed"
+
+
+@pytest.mark.parametrize("backend", ["c10d", "roster"])
+def test_a_run_that_is_given_up_on_one_node_ends_on_all_with_that_reason(
+    places: list[Place], backend: str
+) -> None:
+    two = places[:2]
+    two[0].write(
+        "import os, time\n"
+        "if os.environ['LAUNCHER_NODE_INDEX'] == '1': raise ValueError('no data')\n"
+        "time.sleep(600)\n"
+    )
+    conf = (("last_call_s", "60"),) if backend == "roster" else ()
+    start(two, "script.py", port=free_port(), backend=backend, conf=conf, max_restarts=0)
+    for place in two:
+        assert place.process is not None
+    assert two[1].process.wait(LIMIT_S) == 1  # type: ignore[union-attr]
+    assert two[1].outcome()["first"]["message"] == "ValueError: no data"
+    if backend == "roster":
+        assert two[0].process.wait(LIMIT_S) == 1  # type: ignore[union-attr]
+
+
+def test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry(places: list[Place]) -> None:
+    places[1].write("print('never')")
+    places[1].plan(
+        backend="roster", port=free_port(), max_nodes=2, conf=(("connect_timeout_s", "1"),)
+    )
+    assert places[1].run() == 193
+    assert places[1].outcome()["reason"] == "rendezvous-unreachable"

@@ -1,0 +1,183 @@
+"""Workers that die, hang or fail the same way again, under real torch agents."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launcher.agent.place import LIMIT_S, Place
+
+pytestmark = pytest.mark.slow
+
+STARTS = ["fresh", "fork"]
+COLLECTIVE = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("sum", one.item(), "of attempt", count)
+pathlib.Path(f"up-{count}-" + os.environ["RANK"]).write_text(str(os.getpid()))
+while count == "0":
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_killed_worker_is_started_again_with_the_others(place: Place, start: str) -> None:
+    place.write(COLLECTIVE)
+    place.plan(nproc=2, start=start)
+    process = place.start()
+    victim, sibling = place.pid_in("up-0-1"), place.pid_in("up-0-0")
+    psutil.Process(victim).send_signal(signal.SIGKILL)
+    assert process.wait(LIMIT_S) == 0
+    assert place.stdout(0, attempt=0) == "sum 2.0 of attempt 0\n"
+    assert place.stdout(0, attempt=1) == "sum 2.0 of attempt 1\n"
+    assert not psutil.pid_exists(sibling)
+    outcome = place.outcome()
+    assert (outcome["reason"], outcome["attempts"]) == ("completed", 2)
+    assert outcome["restarts"] == {"worker-fault": 1}
+    ended = [e for e in place.events() if e["event"] == "worker-ended"]
+    assert [(e["rank"], e["exit_code"], e["cause"]) for e in ended] == [
+        (1, -9, "signal"),
+        (0, -15, "terminated"),
+    ]
+    assert json.loads((place.rank(1) / "exit.json").read_text())["exit_code"] == -9
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(
+    place: Place, start: str
+) -> None:
+    place.write(
+        "import os, signal, sys, time\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('flag set'))\n"
+        "open('up-' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "while True: time.sleep(1)\n"
+    )
+    place.plan(nproc=2, start=start, exit_grace_s=0.5)
+    process = place.start()
+    victim = place.pid_in("up-1")
+    place.pid_in("up-0")
+    psutil.Process(victim).kill()
+    assert process.wait(20) == 0
+    assert place.stdout() == "flag set\n"
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_same_failure_again_and_again_ends_the_run_and_says_so(
+    place: Place, start: str
+) -> None:
+    place.write("raise ValueError('no data')")
+    place.plan(max_restarts=100, start=start)
+    assert place.run() == 1
+    outcome = place.outcome()
+    assert (outcome["reason"], outcome["attempts"]) == ("restarts-exhausted", 3)
+    assert "the same failure 3 times without progress" in place.console()
+    assert outcome["first"]["message"] == "ValueError: no data"
+    error = json.loads((place.rank(attempt=2) / "error.json").read_text())
+    assert error["message"]["message"] == "ValueError: no data"
+    assert "no data" in (place.rank() / "stderr").read_text()
+
+
+def test_restarts_are_used_up_by_worker_faults(place: Place) -> None:
+    place.write("import os, sys; sys.exit(10 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))")
+    place.plan(max_restarts=1)
+    assert place.run() == 1
+    outcome = place.outcome()
+    assert (outcome["reason"], outcome["attempts"]) == ("restarts-exhausted", 2)
+    assert "all 1 restarts are used up; last: rank 0: exit code 11" in outcome["detail"]
+
+
+def test_without_restarts_a_failure_is_the_training_s(place: Place) -> None:
+    place.write("import sys; sys.exit(3)")
+    place.plan(max_restarts=0)
+    assert place.run() == 1
+    assert place.outcome()["reason"] == "training-failed"
+    assert place.outcome()["first"]["exit_code"] == 3
+
+
+def test_bad_input_is_not_tried_again(place: Place) -> None:
+    place.write("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])")
+    place.plan(max_restarts=5)
+    assert place.run() == 2
+    assert (place.outcome()["reason"], place.outcome()["attempts"]) == ("bad-input", 1)
+
+
+HANGING = """
+import os, time
+import torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+def train():
+    for step in range(5):
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        time.sleep(0.05)
+def wait_for_ever():
+    time.sleep(600)
+train()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    wait_for_ever()
+print("steps done")
+"""
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_hang_is_restarted_after_every_rank_s_stacks_were_written(
+    place: Place, start: str
+) -> None:
+    place.write(HANGING)
+    place.plan(nproc=2, start=start, hang_min_s=1.5, hang_factor=3)
+    assert place.run() == 0
+    for rank in (0, 1):
+        assert "wait_for_ever" in (place.rank(rank) / "stacks.txt").read_text()
+        assert not (place.rank(rank, attempt=1) / "stacks.txt").exists()
+    assert place.outcome()["restarts"] == {"hang": 1}
+    assert place.stdout(attempt=1) == "steps done\n"
+    events = [e["event"] for e in place.events()]
+    assert events.count("first-step") == 2
+    assert events.count("hang") == 1
+
+
+def test_a_preload_that_starts_threads_falls_back_with_one_line(place: Place) -> None:
+    site = place.folder / "site"
+    place.write(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+        "site/spoils_forks.py",
+    )
+    place.env["PYTHONPATH"] = str(site)
+    place.write("print('trained')")
+    place.plan(start="fork", preload=("spoils_forks",))
+    assert place.run() == 0
+    assert place.console().count("start: fork is not possible here") == 1
+    assert place.stdout() == "trained\n"
+
+
+def test_a_preload_that_is_missing_is_named_and_left_out(place: Place) -> None:
+    place.write("import sys; print('torch' in sys.modules)")
+    place.plan(start="fork", preload=("no_such_module",))
+    assert place.run() == 0
+    assert "preload: no_such_module cannot be imported" in place.console()
+    assert place.stdout() == "True\n"
+
+
+def test_logs_of_earlier_attempts_are_never_removed(place: Place) -> None:
+    place.write(
+        "import os, sys\n"
+        "count = os.environ['TORCHELASTIC_RESTART_COUNT']; print('attempt', count)\n"
+        "sys.exit(0 if count == '2' else 10 + int(count))\n"
+    )
+    place.plan()
+    assert place.run() == 0
+    assert [place.stdout(attempt=n) for n in range(3)] == [f"attempt {n}\n" for n in range(3)]
+    assert place.run() == 0
+    assert place.stdout(attempt=3) == "attempt 0\n"
+    assert Path(place.rank(attempt=5)).exists()

@@ -1,0 +1,60 @@
+"""The keys of ``rdzv_conf``: as text or typed, with all problems told at once."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.roster import settings
+from launcher.agent.roster.settings import Settings, parse_settings
+
+
+def test_values_come_as_text_from_a_command_line_or_typed_from_code() -> None:
+    text = {"node_index": "2", "is_host": "true", "detection_limit_s": "1", "max_restarts": "3"}
+    typed = {"node_index": 2, "is_host": True, "detection_limit_s": 1.0, "max_restarts": 3}
+    assert parse_settings(text, {}) == parse_settings(typed, {})
+
+
+def test_the_node_index_comes_from_the_environment_unless_given() -> None:
+    assert parse_settings({}, {"LAUNCHER_NODE_INDEX": "4"}).node_index == 4
+    assert parse_settings({"node_index": 1}, {"LAUNCHER_NODE_INDEX": "4"}).node_index == 1
+
+
+def test_what_torch_adds_by_itself_is_no_problem() -> None:
+    parse_settings({"node_index": 0, "timeout": 900, "rank": 0}, {})
+
+
+def test_all_problems_are_told_at_once() -> None:
+    wrong = {"detection_limit": 3, "last_call_s": "soon", "watched": 0, "is_host": "maybe"}
+    with pytest.raises(ValueError, match="rdzv_conf") as caught:
+        parse_settings(wrong, {})
+    for word in ("detection_limit: no such key", "last_call_s='soon'", "watched: at least 1"):
+        assert word in str(caught.value)
+    assert "is_host='maybe'" in str(caught.value)
+    assert "node_index: missing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "interval_s"), [(0.5, 0.05), (1.0, 0.1), (2.5, 0.25), (5.0, 0.25), (30.0, 0.25)]
+)
+def test_beats_are_frequent_enough_to_end_detection_within_a_second_of_the_limit(
+    limit_s: float, interval_s: float
+) -> None:
+    assert Settings(node_index=0, detection_limit_s=limit_s).interval_s == interval_s
+
+
+def test_every_key_says_what_it_means() -> None:
+    tree = ast.parse(Path(settings.__file__).read_text())
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
+    documented = {
+        node.target.id
+        for node, text in itertools.pairwise(body)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and isinstance(text, ast.Expr)
+    }
+    assert documented == {field.name for field in fields(Settings)}

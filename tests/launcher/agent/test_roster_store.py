@@ -1,0 +1,107 @@
+"""The store's process: small, dies with its parent, and is found before another is founded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from launcher.agent.roster.head import Head, close, format_head
+from launcher.agent.roster.store import Endpoint, StoreClient, find_store, serve_forked
+from launcher.agent.roster.words import Enlist, Read, Swap, Swapped, Values, Write
+from tests.launcher.agent.node_process import wait_until
+
+
+def here(port: int) -> Endpoint:
+    return Endpoint(host="127.0.0.1", port=port)
+
+
+def private_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def test_the_stores_process_has_a_few_megabytes_of_its_own() -> None:
+    store = serve_forked(0, "127.0.0.1")
+    client = StoreClient(here(store.port), "run", 5)
+    for number in range(1000):
+        client.carry_out(Write(f"beat/{number}", "1 r1"))
+    used = private_bytes(store.pid)
+    print(f"private memory of the store: {used / 1e6:.1f} MB")
+    assert used < 8e6
+    store.stop()
+    store.stop()
+
+
+def test_the_store_dies_with_the_process_that_started_it() -> None:
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        os.write(writer, str(serve_forked(0, "127.0.0.1").pid).encode())
+        signal.pause()
+    pid = int(os.read(reader, 20))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    wait_until(lambda: not running(pid), 2)
+    os.close(reader)
+    os.close(writer)
+
+
+def running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_the_store_keeps_no_open_file_of_its_parent() -> None:
+    reader, writer = os.pipe()
+    store = serve_forked(0, "127.0.0.1")
+    os.close(writer)
+    assert os.read(reader, 1) == b"", "the store holds the pipe open"
+    os.close(reader)
+    store.stop()
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RendezvousConnectionError, match=str(port)):
+            serve_forked(port, "127.0.0.1")
+
+
+def test_only_the_first_of_two_swaps_wins() -> None:
+    store = serve_forked(0, "127.0.0.1")
+    client = StoreClient(here(store.port), "run", 5)
+    assert client.carry_out(Swap("", "a")) == Swapped("a")
+    assert client.carry_out(Swap("", "b")) == Swapped("a")
+    assert client.carry_out(Swap("a", "c")) == Swapped("c")
+    client.carry_out(Enlist("0.x-0"))
+    client.carry_out(Enlist("1.y-0"))
+    answer = client.carry_out(Read(("head", "seats")))
+    assert answer == Values({"head": "c", "seats": "0.x-0 1.y-0 "})
+    store.stop()
+
+
+def test_the_store_that_serves_the_run_is_found_among_dead_frozen_and_closed_ones() -> None:
+    stores = [serve_forked(0, "127.0.0.1") for _ in range(4)]
+    head = Head(origin="o", leader="0.x-0")
+    StoreClient(here(stores[2].port), "run", 5).carry_out(
+        Swap("", format_head(close(head, "finished")))
+    )
+    StoreClient(here(stores[3].port), "run", 5).carry_out(Swap("", format_head(head)))
+    stores[0].stop()
+    os.kill(stores[1].pid, signal.SIGSTOP)
+    candidates = [here(store.port) for store in stores]
+    began = time.monotonic()
+    assert find_store(candidates, "run", 1.0) == candidates[3]
+    assert find_store(candidates, "another run", 1.0) is None
+    assert time.monotonic() - began < 10
+    for store in stores:
+        store.stop()

@@ -1,0 +1,219 @@
+"""The node's first process: signals, orphans, exit codes; real processes throughout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher import contract
+from tests.launcher.agent.place import LIMIT_S, Place, is_living, wait_until
+
+pytestmark = pytest.mark.slow
+
+TREE = """
+import os, pathlib, signal, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path("grandchild-" + os.environ["RANK"]).write_text(str(os.getpid()))
+    time.sleep(600)
+pathlib.Path("worker-" + os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+STARTS = ["fresh", "fork"]
+
+
+def agent_of(place: Place) -> psutil.Process:
+    """The supervisor's only child is the agent."""
+    assert place.process is not None
+    (agent,) = psutil.Process(place.process.pid).children()
+    return agent
+
+
+def start_tree(place: Place, **settings: Any) -> list[psutil.Process]:
+    place.write(TREE)
+    place.plan(nproc=2, **settings)
+    place.start()
+    for name in ("worker-0", "worker-1", "grandchild-0", "grandchild-1"):
+        place.pid_in(name)
+    return place.processes()
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_nothing_is_left_a_second_after_the_agent_was_killed(place: Place, start: str) -> None:
+    everything = start_tree(place, start=start)
+    assert len(everything) >= 8
+    agent_of(place).kill()
+    killed_at = time.monotonic()
+    wait_until(lambda: not any(map(is_living, everything)), 30)
+    assert time.monotonic() - killed_at < 1.0
+    assert place.process is not None
+    assert place.process.wait(LIMIT_S) == 137
+    assert place.outcome()["reason"] == "killed"
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_nothing_is_left_a_second_after_the_supervisor_was_killed(place: Place, start: str) -> None:
+    everything = start_tree(place, start=start)
+    assert place.process is not None
+    place.process.kill()
+    killed_at = time.monotonic()
+    place.process.wait(LIMIT_S)
+    wait_until(lambda: not any(map(is_living, everything)), 30)
+    assert time.monotonic() - killed_at < 1.0
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(
+    place: Place, start: str
+) -> None:
+    place.write("print('never')")
+    place.plan(min_nodes=2, max_nodes=2, start=start)
+    process = place.start()
+    wait_until(lambda: "rendezvous-began" in str(place.events_or_none()))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    assert place.outcome()["reason"] == "preempted"
+    assert not place.rank().exists()
+
+
+def test_sigterm_while_torch_is_still_being_imported_says_preempted(place: Place) -> None:
+    place.write("print('never')")
+    place.plan()
+    process = place.start()
+    wait_until(lambda: place.events_or_none() and psutil.Process(process.pid).children())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "reason"),
+    [
+        (signal.SIGTERM, 143, "preempted"),
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGHUP, 130, "interrupted"),
+    ],
+)
+def test_scripts_that_know_nothing_simply_get_sigterm(
+    place: Place, signum: signal.Signals, code: int, reason: str
+) -> None:
+    place.write(
+        "import signal, sys, time\n"
+        "def leave(*_): print('saved'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('up')\n"
+        "while True: time.sleep(1)\n"
+    )
+    place.plan()
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout())
+    process.send_signal(signum)
+    assert process.wait(30) == code
+    assert place.stdout() == "up\nsaved\n"
+    request = json.loads((place.node_dir / contract.STOP_REQUEST_FILE).read_text())
+    assert request["reason"] == reason
+    assert request["deadline"] - request["at"] == pytest.approx(30)
+
+
+SPEAKER = """
+import json, os, pathlib, signal, time
+def too_early(*_):
+    print("SIGTERM after", "answer" if folder.joinpath("stop-ack").exists() else "nothing")
+    os._exit(0)
+folder = pathlib.Path(os.environ["LAUNCHER_NODE_DIR"])
+signal.signal(signal.SIGTERM, too_early)
+folder.joinpath("stop-ready").touch()
+print("up")
+while not folder.joinpath("stop-request").exists():
+    time.sleep(0.01)
+print("asked", json.loads(folder.joinpath("stop-request").read_text())["reason"])
+time.sleep(1.0)  # the commit takes its time, and SIGTERM must not come in between
+folder.joinpath("stop-ack.new").write_text(json.dumps({"step": 7, "checkpoint": "c"}))
+folder.joinpath("stop-ack.new").rename(folder / "stop-ack")
+time.sleep(600)
+"""
+
+
+def test_a_training_that_speaks_gets_sigterm_only_after_it_has_committed(place: Place) -> None:
+    place.write(SPEAKER)
+    place.plan()
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) in (0, 143)
+    assert place.stdout() == "up\nasked preempted\nSIGTERM after answer\n"
+    acknowledged = [e for e in place.events() if e["event"] == "stop-acknowledged"]
+    assert [e["step"] for e in acknowledged] == [7]
+
+
+def test_a_training_that_speaks_but_never_answers_ends_by_the_deadline(place: Place) -> None:
+    place.write(SPEAKER.replace('folder.joinpath("stop-ack.new")', "time.sleep(600)"))
+    place.plan(stop_grace_s=4)
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) in (0, 143)
+    assert place.stdout().endswith("SIGTERM after nothing\n")
+
+
+def test_a_script_that_ignores_sigterm_is_killed_at_the_deadline(place: Place) -> None:
+    place.write(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up')\n"
+        "while True: time.sleep(1)\n"
+    )
+    place.plan(stop_grace_s=2)
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout())
+    asked_at = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+    assert 2.0 <= time.monotonic() - asked_at < 8.0
+
+
+def test_a_third_signal_ends_everything_at_once(place: Place) -> None:
+    place.write(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up')\n"
+        "while True: time.sleep(1)\n"
+    )
+    place.plan(stop_grace_s=600)
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout())
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)  # equal signals that are pending count as one
+    assert process.wait(10) == 143
+
+
+def test_usr1_reaches_the_scripts(place: Place) -> None:
+    place.write(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); print('up')\n"
+        "while True: time.sleep(1)\n"
+    )
+    place.plan(nproc=2)
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout() and "up" in place.stdout(1))
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": 0}', "not json"])
+def test_a_plan_that_cannot_be_read_is_bad_input(place: Place, text: str) -> None:
+    (place.folder / "node-plan-0.json").write_text(text)
+    assert place.run() == 2
+    assert "node plan cannot be read" in place.console()
+
+
+def test_the_scratch_folder_is_removed(place: Place) -> None:
+    place.write("print(__import__('os').environ['LAUNCHER_HEARTBEAT'])")
+    place.plan()
+    assert place.run() == 0
+    assert not os.path.exists(os.path.dirname(place.stdout().strip()))
