@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TORCHX := .venv-torchx
 
 JOB ?= jobs/digits.yaml
 NODES ?= 1
@@ -60,12 +61,17 @@ format: $(READY) ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure against the peers and print ratios
-	$(BIN)/python -m pip install --quiet torchx
-	$(BIN)/python -m benchmarks $(ARGS)
+# In an environment of its own: TorchX holds back packages that this project needs newer.
+$(TORCHX)/.ready:
+	$(PYTHON) -m venv $(TORCHX)
+	$(TORCHX)/bin/python -m pip install --quiet torchx
+	@touch $@
+
+bench: $(READY) $(TORCHX)/.ready ## measure against the peers and print ratios
+	TORCHX=$(TORCHX)/bin/torchx $(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(READY) ## generate docs/job-file.md and jobs/job.schema.json
 	$(BIN)/python docs/generate.py
 
 clean: ## remove what make made here, but not runs/
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image
+	rm -rf $(VENV) $(TORCHX) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image
