@@ -14,8 +14,9 @@ class TargetFacts:
     its label (or the local interpreter) says, None where nobody knows. ``python`` is the program
     that runs torchrun on local processes. ``run_root`` and ``cwd`` are absolute folders of the
     launcher's machine. ``free_port`` is a TCP port nobody listened on, for targets whose nodes
-    share one network. ``rdzv_host`` and ``local_addr`` are node 0's and this node's address where
-    a person starts nodes by hand. ``user`` is ``uid:gid`` of the caller, to whom
+    share one network; ``spare_ports`` are more of them, for stores that take over. ``rdzv_host``
+    and ``local_addr`` are node 0's and this node's address where a person starts nodes by hand.
+    ``user`` is ``uid:gid`` of the caller, to whom
     files in mounts shall belong.
     """
 
@@ -30,6 +31,7 @@ class TargetFacts:
     run_root: str
     cwd: str
     free_port: int | None = None
+    spare_ports: tuple[int, ...] = ()
     rdzv_host: str | None = None
     local_addr: str | None = None
     loopback_interface: str = "lo"

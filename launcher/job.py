@@ -24,6 +24,7 @@ from launcher.job_types import (
     Image,
     JobName,
     Label,
+    Limit,
     MountTarget,
     Nodes,
     OrText,
@@ -86,23 +87,27 @@ class RdzvConfSpec(Section):
 class RdzvSpec(Section):
     """How the nodes find each other. Leave it out unless the defaults do not fit."""
 
-    backend: Annotated[Literal["static", "c10d", "etcd-v2"] | None, Field(examples=["c10d"])] = None
-    """``static``: a group of fixed size, by address and node rank; when a node is lost, all are
-    started again. ``c10d``: torch's own elastic rendezvous, without any service. ``etcd-v2``:
-    elastic, by an etcd server. Left out: ``static`` for a fixed number of nodes above one, else
-    ``c10d``."""
+    backend: Annotated[
+        Literal["roster", "static", "c10d", "etcd-v2"] | None, Field(examples=["c10d"])
+    ] = None
+    """``roster``: the node agent's own, which acts on a lost node within seconds. ``static``: a
+    group of fixed size, by address and node rank; when a node is lost, all are started again.
+    ``c10d``: torch's own elastic rendezvous, without any service. ``etcd-v2``: elastic, by an etcd
+    server. Left out: ``roster`` under the agent; under torchrun ``static`` for a fixed number of
+    nodes above one, else ``c10d``."""
     port: Annotated[Port | None, Field(examples=[29400])] = None
-    """The port at which the nodes meet, with ``static`` and ``c10d``. Left out: a free one where
-    the launcher can find one, else torchrun's own (29400 for ``c10d``, 29500 for ``static``)."""
+    """The port at which the nodes meet, with every backend but ``etcd-v2``. Left out: a free one
+    where the launcher can find one, else torchrun's own (29500 for ``static``, else 29400)."""
     endpoint: Annotated[Endpoint | None, Field(examples=["etcd.internal:2379"])] = None
-    """Where the etcd server is, with ``etcd-v2``. With ``static`` and ``c10d`` one of the nodes
-    is the place, and the launcher says which."""
+    """Where the etcd server is, with ``etcd-v2``. With the others one of the nodes is the place,
+    and the launcher says which."""
     id: Annotated[ScalarText | None, Field(min_length=1, examples=["digits-a"])] = None
     """The name of the rendezvous. Left out: made from the run id and the attempt, which is what
     keeps two runs apart."""
     conf: RdzvConfSpec = Field(default=RdzvConfSpec(), examples=[{"last_call_timeout": 5}])
     """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them; what is left out is
-    torchrun's default, or the launcher's where that one is known to fail."""
+    torchrun's default, or the launcher's where that one is known to fail. ``roster`` takes
+    ``join_timeout``, ``last_call_timeout`` and ``read_timeout`` of them."""
 
 
 class MountSpec(Section):
@@ -144,6 +149,40 @@ class ResourcesSpec(Section):
     @property
     def shm_bytes(self) -> int:
         return parse_quantity_bytes(self.shm)
+
+
+class HealthSpec(Section):
+    """Where the agent answers ``/healthz`` and ``/metrics`` (Prometheus text) over HTTP."""
+
+    address: Annotated[Text, Field(examples=["0.0.0.0"])] = "127.0.0.1"
+    """The address to listen on; the default is reached from inside the node alone."""
+    port: Annotated[Port | None, Field(examples=[9400])] = None
+    """The port. Left out: no health server. Nodes on one machine's network need one each, so that
+    with ``--on local`` only a single node can have it."""
+
+
+class AgentSpec(Section):
+    """Settings of the node agent (``engine: agent``). Leave them out unless they do not fit."""
+
+    detection_limit_s: Annotated[Limit, Field(examples=[5, 1.5])] = 5.0
+    """Seconds of silence after which a node counts as lost. Below 5, a loaded CPU or a lossy
+    network may be taken for a lost node."""
+    preload: tuple[Text, ...] = Field(default=(), examples=[["transformers"]])
+    """With ``start: fork``, modules that are imported once, before the workers are forked. They
+    must start neither threads nor CUDA. torch, and Fabric where the script uses it, are
+    imported anyway."""
+    same_failure_limit: Annotated[int, Field(strict=True, ge=1)] = 3
+    """After how many equal failures in a row, without a step of progress, the run ends though
+    ``max_restarts`` is not used up."""
+    hang_min_s: Annotated[Count, Field(examples=[120])] = 300
+    """Seconds without a step, at least, before idle workers count as hanging and are started
+    again; 0 switches that off. The limit is learned above it: ten times the longest step."""
+    hang_max_s: Annotated[Seconds, Field(examples=[3600])] = 1800
+    """Seconds without a step after which even workers that compute count as hanging."""
+    gpu_free_limit_s: Seconds = 60
+    """Seconds that a restart waits for the dead workers' GPU memory to become free."""
+    health: HealthSpec = HealthSpec()
+    """The agent's own HTTP server."""
 
 
 class LocalSpec(Section):
@@ -203,7 +242,20 @@ class JobSpec(Section):
     )
     """How the nodes find each other."""
     max_restarts: Annotated[Count, Field(examples=[3])] = 0
-    """How many times the workers are started again after a failure."""
+    """How many times the workers are started again after a failure. Under the agent only the
+    workers' own failures count, over the whole run; a lost node does not."""
+    engine: Annotated[Literal["torchrun", "agent"] | None, Field(examples=["torchrun"])] = None
+    """What starts and watches the workers on each node. ``torchrun``: torch's own command, with
+    corrected settings. ``agent``: torch's elastic agent inside this project's supervisor, which
+    also acts on lost nodes, hangs and preemption. Left out: ``agent`` for jobs that are elastic or
+    may restart, else ``torchrun``. ``LAUNCHER_ENGINE=torchrun`` in the launcher's environment
+    switches the agent off for every job."""
+    start: Annotated[Literal["fresh", "fork"] | None, Field(examples=["fork"])] = None
+    """How the agent starts workers. ``fresh``: a new interpreter each. ``fork``: from a process
+    that has imported torch already, which makes starts and restarts several times faster; where
+    that is not possible the agent says why and starts fresh ones. Left out: ``fresh``."""
+    agent: AgentSpec = Field(default=AgentSpec(), examples=[{"detection_limit_s": 10}])
+    """Settings of the node agent."""
     checkpoint_dir: Annotated[HostPath | None, Field(examples=["./checkpoints/digits"])] = None
     """Where checkpoints are kept and resumed from, relative to the folder where the launcher is
     called; outlives the run. The script finds it as ``CHECKPOINT_DIR``. Left out: a folder of the
@@ -255,6 +307,20 @@ class JobSpec(Section):
     @property
     def is_elastic(self) -> bool:
         return self.nnodes.is_elastic
+
+    @property
+    def uses_agent(self) -> bool:
+        """Whether the node agent runs the workers, and not plain torchrun."""
+        if self.engine is not None:
+            return self.engine == "agent"
+        asked = self.start is not None or self.rdzv.backend == "roster"
+        return asked or self.is_elastic or self.max_restarts > 0
+
+    def without_agent(self) -> JobSpec:
+        """The same job under plain torchrun; what only the agent has is dropped."""
+        backend = None if self.rdzv.backend == "roster" else self.rdzv.backend
+        rdzv = self.rdzv.model_copy(update={"backend": backend})
+        return self.model_copy(update={"engine": "torchrun", "start": None, "rdzv": rdzv})
 
     def with_arguments(self, *arguments: str) -> JobSpec:
         """The same job with more arguments for the script, after those of the file."""

@@ -29,7 +29,7 @@ class Conflict:
 
 def find_conflicts(raw: Mapping[str, object]) -> tuple[Conflict, ...]:
     """All conflicts of a job file's data, or of a JobSpec's own dump."""
-    return (*_rendezvous(raw), *_processes(raw), *_secrets(raw), *_mounts(raw))
+    return (*_engine(raw), *_rendezvous(raw), *_processes(raw), *_secrets(raw), *_mounts(raw))
 
 
 def _section(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
@@ -40,6 +40,44 @@ def _section(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
 def _list(raw: Mapping[str, object], key: str) -> list[object]:
     value = raw.get(key)
     return list(value) if isinstance(value, list | tuple) else []
+
+
+ROSTER_CONF = ("join_timeout", "last_call_timeout", "read_timeout")
+"""What of ``rdzv.conf`` the backend ``roster`` knows."""
+
+
+def _engine(raw: Mapping[str, object]) -> list[Conflict]:
+    """What needs the agent, in a job that says ``engine: torchrun``; what roster does not know."""
+    rdzv = _section(raw, "rdzv")
+    conflicts: list[Conflict] = []
+    if raw.get("engine") == "torchrun":
+        only: dict[tuple[str | int, ...], object] = {("start",): raw.get("start")}
+        if rdzv.get("backend") == "roster":
+            only["rdzv", "backend"] = "roster"
+        accepted = "nothing that only the agent has, because engine is torchrun"
+        fix = "remove it, or write engine: agent"
+        conflicts += [
+            Conflict(path=path, found=str(found), accepted=accepted, fix=fix)
+            for path, found in only.items()
+            if found is not None
+        ]
+    if rdzv.get("backend") == "roster" or (rdzv.get("backend") is None and _runs_agent(raw)):
+        for key, value in _section(rdzv, "conf").items():
+            if value is not None and key not in ROSTER_CONF:
+                accepted = "nothing: the agent's rendezvous has other settings, see agent"
+                fix = "remove it (agent.detection_limit_s), or write rdzv.backend: c10d"
+                place = ("rdzv", "conf", key)
+                conflicts.append(Conflict(path=place, found=str(value), accepted=accepted, fix=fix))
+    return conflicts
+
+
+def _runs_agent(raw: Mapping[str, object]) -> bool:
+    """As ``JobSpec.uses_agent``, for data that is not checked yet."""
+    if raw.get("engine") is not None:
+        return raw.get("engine") == "agent"
+    nodes, restarts = _nodes(raw), raw.get("max_restarts")
+    may_restart = isinstance(restarts, int) and restarts > 0
+    return raw.get("start") is not None or may_restart or (nodes is not None and nodes.is_elastic)
 
 
 def _rendezvous(raw: Mapping[str, object]) -> list[Conflict]:
@@ -54,7 +92,7 @@ def _rendezvous(raw: Mapping[str, object]) -> list[Conflict]:
         fix = f"remove the key, or write nnodes: {nodes.max}"
         path = ("rdzv", "backend")
         conflicts.append(Conflict(path=path, found="static", accepted=accepted, fix=fix))
-    if endpoint is not None and backend in (None, "static", "c10d"):
+    if endpoint is not None and backend in (None, "roster", "static", "c10d"):
         accepted = "nothing, unless rdzv.backend is etcd-v2: else the nodes meet at one of them"
         fix = "remove the key; rdzv.port chooses the port"
         path = ("rdzv", "endpoint")

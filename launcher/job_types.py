@@ -179,6 +179,7 @@ Pairs = tuple[tuple[str, str], ...]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Cores = Annotated[float, Field(strict=True, gt=0)]
 Seconds = Annotated[int, Field(strict=True, ge=1)]
+Limit = Annotated[float, Field(strict=True, ge=0.5)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 

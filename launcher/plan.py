@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from launcher import contract
+from launcher.agent.settings import AgentSettings
+from launcher.agent_task import plan_agent, plan_stores
 from launcher.errors import InputError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
@@ -38,7 +40,8 @@ class LaunchPlan:
     """One start of a run on a target. Immutable; what comes next is a new plan.
 
     ``attempt`` counts how often all nodes were started anew. ``max_restarts`` bounds the
-    new attempts of the launcher; restarts inside torchrun are in each node's plan.
+    new attempts of the launcher; restarts inside torchrun are in each node's plan. ``agent`` are
+    the settings of the node agent, None where each node runs plain torchrun.
     ``run_dir`` and ``checkpoint_dir`` are absolute folders of the launcher's machine.
     """
 
@@ -56,6 +59,7 @@ class LaunchPlan:
     checkpoint_dir: str
     max_restarts: int
     stop_grace_s: int
+    agent: AgentSettings | None
     resources: Resources
     runtime: str | None
     labels: Env
@@ -94,6 +98,7 @@ def plan_run(
     checkpoint_dir = _on_host(job.checkpoint_dir, facts) or f"{run_dir}/{contract.CHECKPOINTS_DIR}"
     devices = plan_devices(job, facts)
     shared = _SharedByNodes(job, facts, run_id, run_dir, checkpoint_dir, extra_args)
+    nodes = tuple(shared.node(index, devices[index]) for index in range(job.nnodes.max))
     return LaunchPlan(
         run_id=run_id,
         job_name=job.name,
@@ -108,6 +113,7 @@ def plan_run(
         checkpoint_dir=checkpoint_dir,
         max_restarts=job.max_restarts,
         stop_grace_s=job.stop_grace_s,
+        agent=plan_agent(job, plan_stores(nodes, facts.spare_ports)),
         resources=Resources(
             cpus=job.resources.cpus,
             memory_bytes=job.resources.memory_bytes,
@@ -117,7 +123,7 @@ def plan_run(
         runtime=job.docker.runtime,
         labels=job.docker.labels,
         extra_hosts=job.docker.extra_hosts,
-        nodes=tuple(shared.node(index, devices[index]) for index in range(job.nnodes.max)),
+        nodes=nodes,
     )
 
 
@@ -228,9 +234,10 @@ class _SharedByNodes:
         )
         self.mounts = self._mounts(own)
         self.workdir = self._workdir()
-        self.env = self._env(
+        self.checkpoint_dir = (
             contract.CONTAINER_CHECKPOINT_DIR if self.in_container else checkpoint_dir
         )
+        self.env = self._env()
 
     def node(self, index: int, devices: NodeDevices) -> NodePlan:
         name = self.name(index)
@@ -241,6 +248,8 @@ class _SharedByNodes:
             port=self.facts.free_port,
             id=self.job.rdzv.id or self.run_id,
             torch_version=self.torch_version,
+            # Every target so far has all nodes on one machine, and so on one file system.
+            fence_dir=self.checkpoint_dir,
         )
         return NodePlan(
             node_index=index,
@@ -270,12 +279,12 @@ class _SharedByNodes:
         alone = self.job.nnodes.max == 1
         return self.name(index) if self.in_container and not alone else LOCAL_ADDR
 
-    def _env(self, checkpoint_dir: str) -> Env:
+    def _env(self) -> Env:
         facts = self.facts
         own = [
             (contract.RUN_ID, self.run_id),
             (contract.RUN_DIR, self.run_dir),
-            (contract.CHECKPOINT_DIR, checkpoint_dir),
+            (contract.CHECKPOINT_DIR, self.checkpoint_dir),
             (contract.ATTEMPT, "0"),
             (contract.STOP_GRACE_S, str(self.job.stop_grace_s)),
             (contract.PROGRESS, "bar" if facts.terminal else "lines"),
@@ -297,7 +306,14 @@ class _SharedByNodes:
             )
             for m in self.job.mounts
         )
-        return (*(Mount(source=source, target=target) for source, target in own), *users)
+        launchers = (Mount(source=source, target=target) for source, target in own)
+        return (*launchers, *self._agent_mount(own[0][0]), *users)
+
+    def _agent_mount(self, run_dir: str) -> tuple[Mount, ...]:
+        if not self.job.uses_agent:
+            return ()
+        source = f"{run_dir}/{contract.AGENT_ARCHIVE}"
+        return (Mount(source=source, target=contract.CONTAINER_AGENT, read_only=True),)
 
     def _workdir(self) -> str | None:
         """Where the command runs; on local processes a container's folder is its mount's source."""

@@ -6,6 +6,7 @@ from launcher.errors import InputError
 from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Static
 
+ROSTER = "roster"
 STATIC_PORT = 29500
 C10D_PORT = 29400
 
@@ -21,9 +22,11 @@ CONF_DEFAULTS_SINCE_2_7: Env = (
 
 
 def plan_backend(job: JobSpec) -> str:
-    """The backend a job gets: its own choice, else ``static`` where several fixed nodes meet."""
+    """The backend a job gets: its own choice, else what its engine does best with."""
     if job.rdzv.backend is not None:
         return job.rdzv.backend
+    if job.uses_agent:
+        return ROSTER
     return "static" if job.nnodes.min == job.nnodes.max > 1 else "c10d"
 
 
@@ -35,10 +38,12 @@ def plan_rendezvous(
     port: int | None,
     id: str,
     torch_version: tuple[int, int],
+    fence_dir: str = "",
 ) -> Static | Elastic:
     """The rendezvous of one node; ``host`` is where node 0 is reached.
 
     ``port`` is what the target proposes, overruled by the job, else the backend's usual one.
+    ``fence_dir`` is the checkpoint folder as the node sees it, where all nodes share it.
     One node alone meets itself on whatever port is free. Raises ``InputError`` where several
     nodes would be sent to a loopback name, because each would then train a world of its own
     without an error; targets whose nodes share a machine pass their loopback *address*.
@@ -63,17 +68,32 @@ def plan_rendezvous(
         endpoint_host=host,
         endpoint_port=job.rdzv.port or (C10D_PORT if port is None else port),
         id=id,
-        is_host=backend == "c10d" and node_index == 0,
-        conf=_conf(job, backend, torch_version),
+        is_host=backend in ("c10d", ROSTER) and node_index == 0,
+        conf=_conf(job, backend, torch_version, fence_dir),
     )
 
 
-def _conf(job: JobSpec, backend: str, torch_version: tuple[int, int]) -> Env:
+def _conf(job: JobSpec, backend: str, torch_version: tuple[int, int], fence_dir: str) -> Env:
+    if backend == ROSTER:
+        return _roster_conf(job, fence_dir)
     if backend != "c10d":
         return job.rdzv.conf.pairs
     defaults = CONF_DEFAULTS + (CONF_DEFAULTS_SINCE_2_7 if torch_version >= (2, 7) else ())
     merged = {**dict(defaults), **dict(job.rdzv.conf.pairs)}
     return tuple(merged.items())
+
+
+def _roster_conf(job: JobSpec, fence_dir: str) -> Env:
+    conf = job.rdzv.conf
+    given = {
+        "detection_limit_s": f"{job.agent.detection_limit_s:g}",
+        "join_timeout_s": conf.join_timeout,
+        "last_call_s": conf.last_call_timeout,
+        # A node that still pulls its image must not end the others' rendezvous.
+        "connect_timeout_s": conf.read_timeout or 300,
+        "fence_dir": fence_dir or None,
+    }
+    return tuple((key, str(value)) for key, value in given.items() if value is not None)
 
 
 def format_endpoint(host: str, port: int) -> str:

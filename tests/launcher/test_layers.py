@@ -36,7 +36,7 @@ LAYERS: dict[float, set[str]] = {
         "facts",
         "lines",
     },
-    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"},
+    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"} | {"agent_task"},
     3: {
         "render",
         "render.shell",
