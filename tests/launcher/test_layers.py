@@ -43,6 +43,7 @@ LAYERS: dict[float, set[str]] = {
         "render.local",
         "render.docker",
         "render.agent_archive",
+        "render.agent_files",
         "by_hand",
     },
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
