@@ -7,9 +7,7 @@ part; a test holds ``docker inspect`` of both equal.
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from launcher import contract
 from launcher.node_plan import Env, Mount, NodePlan
 from launcher.plan import LaunchPlan, Resources
 from launcher.render.agent_files import AgentFiles, agent_argv, folder_of, render_agent_files
-from launcher.render.shell import CONTINUED, quote, render_line, render_lines
+from launcher.render.shell import CONTINUED, quote, render_csv, render_line, render_lines
 from launcher.torchrun import parse_torch_version, plan_settings, render_argv
 
 TORCHRUN = "torchrun"
@@ -269,19 +267,13 @@ def _shared_options(plan: LaunchPlan) -> Iterator[Option]:
 
 
 def _entrypoint(plan: LaunchPlan) -> Option:
-    """The override also drops the image's own init process, if it has one: there is one only."""
-    restart = {"restart_policy": {"Name": "no"}}
-    if plan.agent is not None:
-        # The agent's supervisor is made to be PID 1.
-        return Option(
-            line=("--entrypoint", plan.python, "--restart", "no"),
-            config={"entrypoint": [plan.python], "detach": True},
-            host=restart,
-        )
+    """The override also drops the image's own init process: the agent's supervisor is one itself,
+    torchrun is not."""
+    init, program = ((), plan.python) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
-        line=("--init", "--entrypoint", TORCHRUN, "--restart", "no"),
-        config={"entrypoint": [TORCHRUN], "detach": True},
-        host={"init": True, **restart},
+        line=(*init, "--entrypoint", program, "--restart", "no"),
+        config={"entrypoint": [program], "detach": True},
+        host={**({"init": True} if init else {}), "restart_policy": {"Name": "no"}},
     )
 
 
@@ -344,7 +336,7 @@ def _own_options(node: NodePlan) -> Iterator[Option]:
         # By id: a count would give every container the same first GPUs.
         ids = list(node.device_ids)
         yield Option(
-            line=("--gpus", _csv([f"device={','.join(ids)}"])),
+            line=("--gpus", render_csv([f"device={','.join(ids)}"])),
             host={"device_requests": [{"device_ids": ids, "capabilities": [["gpu"]]}]},
         )
     yield _mounts(node.mounts)
@@ -398,11 +390,4 @@ def _joined(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _mount_words(mount: Mount) -> str:
     fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
-    return _csv([*fields, "readonly"] if mount.read_only else fields)
-
-
-def _csv(fields: list[str]) -> str:
-    """Fields as --mount and --gpus read them: one line of CSV, a comma inside a field quoted."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(fields)
-    return text.getvalue()
+    return render_csv([*fields, "readonly"] if mount.read_only else fields)

@@ -116,11 +116,36 @@ def test_a_static_group_is_started_again_when_a_node_dies(launcher: Runner) -> N
         "    sys.exit(1)\n"
         "print('attempt', os.environ['LAUNCHER_ATTEMPT'])\n"
     )
-    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1")
+    done = launcher(
+        *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1"),
+        *("--set", "engine=torchrun"),
+    )
     assert done.returncode == 0, done.stderr
     assert launcher.outcome["attempts"] == 2
     assert "starting all nodes again" in done.stderr
     assert "attempt 1" in done.stderr
+
+
+def test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used(
+    launcher: Runner,
+) -> None:
+    launcher.write(
+        "import os, signal, sys, torch.distributed as dist\n"
+        "if os.environ['LAUNCHER_INCARNATION'] == '0' and os.environ['RANK'] == '1':\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    sys.exit(1)\n"
+        "dist.init_process_group('gloo')\n"
+        "print('world', dist.get_world_size(), 'incarnation', os.environ['LAUNCHER_INCARNATION'])\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = launcher(
+        *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--set", "engine=agent"),
+        *("--set", "agent.detection_limit_s=2"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert launcher.outcome["attempts"] == 1
+    assert "world 2 incarnation 1" in done.stderr
+    assert launcher.processes() == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
