@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launcher.errors import ExitCode
 from launcher.node_plan import Elastic
 from launcher.plan import LaunchPlan
-from launcher.state import NodeState, Reason
+from launcher.rendezvous import ROSTER
+from launcher.state import RETRY_FROM, NodeState, Reason, reason_of_exit_code
 from launcher.targets.base import NodeObservation, Observation
 
 FALL_S = 5.0
 """How long nodes that fall with a failed one get, so that the report can tell them apart."""
 FINISH_S = 60.0
 """How long the others get once one elastic node has finished: agents leave through a barrier."""
+MAX_REPLACEMENTS = 16
+"""How often one run starts the same node index anew where agents hold the run together: losing
+a node uses up no restart, but a node that is lost for ever must end the run one day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +36,10 @@ class Replace:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """End what is left of this attempt and start all nodes anew."""
+    """End what is left of this attempt and start all nodes anew; ``left`` counts this one too."""
 
     why: str
+    left: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +65,14 @@ def decide_action(
     ``replaced`` counts the replacements of each node index so far; ``since_first_exit_s`` is how
     long ago the first node of the present situation was seen to have ended.
     """
-    ended = [
-        node for node in observation.nodes if node.state in (NodeState.EXITED, NodeState.MISSING)
-    ]
+    ended = [node for node in observation.nodes if _has_ended(node)]
     bad = [node for node in ended if node.exit_code != 0]
     if not ended:
         return Wait()
     if not bad:
         return _decide_finished(plan, ended, since_first_exit_s)
+    if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
+        return _decide_agents(plan, observation, since_first_exit_s)
     if plan.is_elastic and (action := _decide_elastic(plan, observation, bad, replaced)):
         return action
     if len(ended) < len(observation.nodes) and since_first_exit_s < FALL_S:
@@ -112,7 +118,7 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     restarts_left = plan.attempt < plan.max_restarts
     launcher_restarts = bool(lost) or not isinstance(plan.nodes[0].rendezvous, Elastic)
     if restarts_left and launcher_restarts:
-        return Restart(why=describe(worst))
+        return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
     if worst.out_of_memory:
         return Finish(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
@@ -122,6 +128,109 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     # The report names the rank, which says more than the exit code of the first node to be seen;
     # only what the target itself has to say is kept.
     return Finish(reason=reason, detail=worst.detail)
+
+
+# -- nodes under the agent: exit codes are those of ``state.EXIT_CODE_OF_REASON`` ---------------
+
+
+def _decide_agents(plan: LaunchPlan, observation: Observation, since_exit_s: float) -> Action:
+    """At least one node has ended badly. The agents have used up ``max_restarts`` themselves."""
+    live = [node for node in observation.nodes if not _has_ended(node)]
+    bad = [node for node in observation.nodes if _has_ended(node) and node.exit_code != 0]
+    if permanent := [node for node in bad if _is_permanent(node)]:
+        return Wait() if live and since_exit_s < FALL_S else _give_up(permanent[0])
+    finished = len(observation.nodes) - len(live) - len(bad)
+    closed = [node for node in bad if node.exit_code == ExitCode.RENDEZVOUS_CLOSED]
+    lost = [node for node in bad if node not in closed]
+    if finished:
+        return _decide_partly_finished(plan, finished, len(live), lost, since_exit_s)
+    if not live:
+        return _restart_all(plan, lost or closed)
+    # Closed by a node that ends; where none does, that node is simply not among the others.
+    away = bad if since_exit_s > FINISH_S else lost
+    return _decide_lost(plan, away, len(live), since_exit_s) if away else Wait()
+
+
+def _decide_partly_finished(
+    plan: LaunchPlan, finished: int, live: int, lost: list[NodeObservation], since_exit_s: float
+) -> Action:
+    """A finished node has closed the rendezvous: nobody can come in any more."""
+    if live:
+        late = plan.is_elastic and since_exit_s > FINISH_S
+        return Finish(reason=Reason.COMPLETED) if late else Wait()
+    if not lost or finished >= plan.nodes[0].min_nodes:
+        return Finish(reason=Reason.COMPLETED)
+    return _restart_all(plan, lost)
+
+
+def _decide_lost(
+    plan: LaunchPlan, away: list[NodeObservation], live: int, since_exit_s: float
+) -> Action:
+    """The others hold the rendezvous, so that the next incarnation of a node finds them."""
+    if any(_serves_only_store(plan, node.node_index) for node in away):
+        return _restart_all(plan, away)
+    for node in away:
+        if _replacements_left(plan, node) > 0:
+            return Replace(node_index=node.node_index, why=describe_agent(node))
+    if live >= plan.nodes[0].min_nodes or since_exit_s < FALL_S:
+        return Wait()
+    return _give_up(away[0])
+
+
+def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
+    worst = min(away, key=lambda node: _replacements_left(plan, node))
+    left = _replacements_left(plan, worst)
+    return Restart(why=describe_agent(worst), left=left) if left > 0 else _give_up(worst)
+
+
+def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
+    """A node that ran out of memory will do so again: the job's own restarts bound that."""
+    limit = min(plan.max_restarts, MAX_REPLACEMENTS) if node.out_of_memory else MAX_REPLACEMENTS
+    return limit - plan.nodes[node.node_index].incarnation
+
+
+def _give_up(node: NodeObservation) -> Finish:
+    if _is_permanent(node) and not node.out_of_memory:
+        # The node's own report names rank and cause, which says more than its exit code.
+        return Finish(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
+    return Finish(reason=_reason_of_loss(node), detail=describe_agent(node))
+
+
+def _reason_of_loss(node: NodeObservation) -> Reason:
+    if node.out_of_memory:
+        return Reason.OUT_OF_MEMORY
+    if node.exit_code is None:
+        return Reason.NODE_LOST
+    told = reason_of_exit_code(node.exit_code)
+    return told if node.exit_code in _OWN_CODES else Reason.NODE_LOST
+
+
+_OWN_CODES = frozenset(code for code in ExitCode if code >= ExitCode.RENDEZVOUS_UNREACHABLE)
+"""Where the agent ended by itself; a signal's code says only that it was ended."""
+
+
+def _is_permanent(node: NodeObservation) -> bool:
+    return node.exit_code is not None and 0 < node.exit_code < RETRY_FROM
+
+
+def _serves_only_store(plan: LaunchPlan, node_index: int) -> bool:
+    """Whether the rendezvous went with this node: the agent's own backend alone has others."""
+    rendezvous = plan.nodes[node_index].rendezvous
+    return isinstance(rendezvous, Elastic) and rendezvous.is_host and rendezvous.backend != ROSTER
+
+
+def _has_ended(node: NodeObservation) -> bool:
+    return node.state in (NodeState.EXITED, NodeState.MISSING)
+
+
+def describe_agent(node: NodeObservation) -> str:
+    """One agent's ending in words, its exit code's meaning among them."""
+    if node.state is NodeState.MISSING or node.exit_code is None or node.exit_code < RETRY_FROM:
+        return describe(node)
+    if node.out_of_memory or node.detail:
+        return describe(node)
+    meaning = reason_of_exit_code(node.exit_code).value
+    return f"{describe(node)} ({meaning})"
 
 
 def describe(node: NodeObservation) -> str:

@@ -10,13 +10,15 @@ from launcher import decide
 from launcher.clock import Clock
 from launcher.console import Console
 from launcher.errors import InputError, TargetError
+from launcher.node_outcomes import read_outcomes_of, read_restarts, refine_reason
 from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
-from launcher.ranks import node_rank_of, rank_of
+from launcher.ranks import node_rank_of
 from launcher.report import read_report
 from launcher.runs import Outcome, RunFolder
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
 from launcher.tails import Output, RunTails
 from launcher.targets.base import Observation, Target
+from launcher.torchrun import WorkerLog
 
 POLL_S = 0.1
 STOP_REQUEST_FILE = "stop-request"
@@ -46,6 +48,7 @@ class Follower:
         self._replaced: Counter[int] = Counter()
         self._live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
         self._first_exit_at: float | None = None
+        self._ended: frozenset[int] = frozenset()
 
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
         """Submits the plan and stays until the run has ended and nothing of it is left.
@@ -89,8 +92,8 @@ class Follower:
                     return reason, detail
                 case decide.Replace(node_index=index, why=why):
                     self._replace(index, why)
-                case decide.Restart(why=why):
-                    self._restart(why)
+                case decide.Restart(why=why, left=left):
+                    self._restart(why, left)
                 case decide.Wait():
                     self._clock.sleep(POLL_S)
 
@@ -98,10 +101,14 @@ class Follower:
         running = (NodeState.RUNNING, NodeState.PENDING)
         self._live = tuple(n.node_index for n in observation.nodes if n.state in running)
         now = self._clock.monotonic()
-        if len(self._live) == len(observation.nodes):
+        ended = frozenset(range(len(observation.nodes))) - {*self._live}
+        # Agents hold a run together with some nodes away for good: what ends later is new.
+        is_new = self._plan.agent is not None and ended != self._ended
+        if not ended:
             self._first_exit_at = None
-        elif self._first_exit_at is None:
+        elif self._first_exit_at is None or is_new:
             self._first_exit_at = now
+        self._ended = ended
         return decide.decide_action(
             self._plan,
             observation,
@@ -115,14 +122,15 @@ class Follower:
         return self.stop_reason
 
     def _replace(self, node_index: int, why: str) -> None:
-        self._console.note(f"{why}; replacing it, the others go on")
+        enough = len(self._live) >= self._plan.nodes[0].min_nodes
+        others = "go on" if enough else "wait for it"
+        self._console.note(f"{why}; replacing it, the others {others}")
         self._replaced[node_index] += 1
         self._target.collect(self._plan)
         self._set_plan(plan_replacement(self._plan, node_index))
         self._target.submit(self._plan, (node_index,))
 
-    def _restart(self, why: str) -> None:
-        left = self._plan.max_restarts - self._plan.attempt
+    def _restart(self, why: str, left: int) -> None:
         self._console.note(f"{why}; starting all nodes again ({left} restarts left)")
         self._target.collect(self._plan)
         self._target.stop(self._run.run_id, self._plan.stop_grace_s)
@@ -157,7 +165,7 @@ class Follower:
                 prefix = f"[{output.node_index}/agent]"
                 self._console.line(output.line.text, prefix=prefix, colour_key=output.node_index)
             return
-        rank = self._rank(output.node_index, output.worker.local_rank)
+        rank = self._rank(output.worker)
         if rank != 0:
             if not output.line.is_progress:
                 prefix = f"[{output.node_index}/{rank}]"
@@ -168,17 +176,20 @@ class Follower:
             self._console.end_progress()
             self._console.line(output.line.text)
 
-    def _rank(self, node_index: int, local_rank: int) -> int:
-        nproc = self._plan.nodes[0].nproc_per_node
+    def _rank(self, worker: WorkerLog) -> int:
+        node_index = worker.node_index
         live = self._live if self._plan.is_elastic and node_index in self._live else None
         indices = live or tuple(node.node_index for node in self._plan.nodes)
-        return rank_of(node_rank_of(node_index, indices), local_rank, nproc)
+        nproc = self._plan.nodes[0].nproc_per_node
+        return worker.rank_on(node_rank_of(node_index, indices), nproc)
 
 
 def write_outcome(
     run: RunFolder, plan: LaunchPlan, reason: Reason, detail: str, finished_at: float
 ) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
+    if plan.agent is not None:
+        reason, detail = refine_reason(reason, detail, read_outcomes_of(run, plan))
     failed = STATE_OF_REASON[reason] is RunState.FAILED
     started_at = run.submitted_at()
     outcome = Outcome(
@@ -197,6 +208,7 @@ def write_outcome(
         failure=read_report(run, plan).to_jsonable() if failed else None,
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
+        restarts=read_restarts(run) if plan.agent is not None else {},
     )
     run.write_outcome(outcome)
     return outcome

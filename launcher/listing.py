@@ -13,7 +13,6 @@ from launcher.clock import SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.follow import fold
 from launcher.plan import LaunchPlan
-from launcher.ranks import rank_of
 from launcher.runs import Outcome, RunFolder
 from launcher.runs import list_runs as list_folders
 from launcher.state import RunState
@@ -176,7 +175,7 @@ def _write(
             if agents and rank is None:
                 stream.write(f"[{output.node_index}/agent] {output.line.text}\n")
             continue
-        own = rank_of(output.node_index, output.worker.local_rank, plan.nodes[0].nproc_per_node)
+        own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
         if rank in (None, own) and not output.line.is_progress:
             stream.write(f"[{output.node_index}/{own}] {output.line.text}\n")
     stream.flush()

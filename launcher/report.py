@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher import contract
+from launcher.agent.faults import COLLATERAL, WorkerEnd, name_cause
+from launcher.agent.report import read_ends
+from launcher.node_outcomes import read_node_outcome
+from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder
 from launcher.torchrun import WorkerFailure, WorkerLog, parse_failures
@@ -17,12 +22,6 @@ from launcher.torchrun import WorkerFailure, WorkerLog, parse_failures
 TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
 SIGTERM_EXIT = -15
-
-_COLLATERAL = re.compile(
-    r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
-    r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed|remote process exited"
-)
-"""What a worker says when another one has gone: true of it, but not the cause."""
 
 _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
@@ -34,7 +33,11 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """One worker that ended badly. ``failed_at`` is seconds since the epoch, for ordering only."""
+    """One worker that ended badly. ``failed_at`` is seconds since the epoch, for ordering only.
+
+    ``cause`` is a word of ``contract``'s FAILURE; ``attempt`` counts the starts of this
+    incarnation's workers, 0-based.
+    """
 
     node_index: int
     rank: int
@@ -44,13 +47,13 @@ class RankFailure:
     failed_at: float
     log: str
     log_tail: tuple[str, ...]
+    cause: str = "exit"
+    attempt: int = 0
 
     @property
     def is_collateral(self) -> bool:
         """Whether it speaks only of others that went away, or was ended by its own agent."""
-        if self.exit_code == SIGTERM_EXIT:
-            return True
-        return bool(_COLLATERAL.search(self.exception))
+        return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,65 +92,160 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
             for log in logs
             if (log.node_index, log.incarnation) == (node.node_index, node.incarnation)
         ]
-        reported = parse_failures(console)
-        failures += [_rank_failure(run, failure, own, node.node_index) for failure in reported]
-        if not reported:
-            failures += _unreported(run, own, node.node_index, node.nproc_per_node)
+        if plan.agent is None:
+            failures += _by_torchrun(run, own, node, console)
+        else:
+            failures += _by_agent(run, own, node)
     return decide_report(failures, tail)
+
+
+# -- the node agent's word ---------------------------------------------------------------------
+
+
+def _by_agent(run: RunFolder, logs: list[WorkerLog], node: NodePlan) -> list[RankFailure]:
+    """From the node's outcome; from its workers' files where the node was killed without one."""
+    outcome = read_node_outcome(run, node.node_index, node.incarnation)
+    if outcome is not None:
+        return [_of_end(run, end, node.node_index) for end in outcome.ends]
+    attempt = max((log.attempt for log in logs), default=0)
+    newest = [log for log in logs if log.attempt == attempt]
+    folder = run.node_dir(node.node_index, node.incarnation)
+    ends = read_ends(
+        folder / contract.ATTEMPT_FOLDER.format(attempt=attempt),
+        attempt,
+        run_dir=run.path,
+        hung=frozenset(),
+        out_of_memory=False,
+    )
+    reported = {end.log for end in ends}
+    silent = [log for log in newest if log.folder not in reported]
+    return [_of_end(run, end, node.node_index) for end in ends] + _unreported(
+        run, silent, node.node_index, node.nproc_per_node
+    )
+
+
+def _of_end(run: RunFolder, end: WorkerEnd, node_index: int) -> RankFailure:
+    # Of a hang the stacks tell most: its own output simply stops.
+    names = [contract.STACKS_FILE] if end.cause == "hang" else []
+    log, tail = _read_first(
+        run.path / end.log, [*names, contract.STDERR_FILE, contract.STDOUT_FILE]
+    )
+    return RankFailure(
+        node_index=node_index,
+        rank=end.rank,
+        local_rank=end.local_rank,
+        exit_code=end.exit_code,
+        exception=_describe_end(end),
+        failed_at=end.at,
+        log=log,
+        log_tail=tail,
+        cause=end.cause,
+        attempt=end.attempt,
+    )
+
+
+def _describe_end(end: WorkerEnd) -> str:
+    own_words = {"hang": "it hung", "out-of-memory": "out of memory"}
+    if end.cause in own_words:
+        return own_words[end.cause] + (f" ({end.message})" if end.message else "")
+    if end.message:
+        return end.message
+    if end.cause == "terminated":
+        return "ended by its agent"
+    return _describe_code(end.exit_code)
+
+
+def _describe_code(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"killed by signal {-exit_code}"
+    return f"exit code {exit_code}, no exception in its log"
+
+
+def _read_first(folder: Path, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The first of the files that holds anything, and its last lines."""
+    for name in names:
+        if text := _read_tail(folder / name):
+            return str(folder / name), tuple(text.splitlines()[-TAIL_LINES:])
+    return str(folder / names[0]), ()
+
+
+# -- torchrun's word ---------------------------------------------------------------------------
+
+
+def _by_torchrun(
+    run: RunFolder, logs: list[WorkerLog], node: NodePlan, console: str
+) -> list[RankFailure]:
+    reported = parse_failures(console)
+    if not reported:
+        return _unreported(run, logs, node.node_index, node.nproc_per_node)
+    return [_rank_failure(run, failure, logs, node.node_index) for failure in reported]
 
 
 def _rank_failure(
     run: RunFolder, failure: WorkerFailure, logs: list[WorkerLog], node_index: int
 ) -> RankFailure:
     own = [log for log in logs if log.local_rank == failure.local_rank]
-    folder = run.path / own[-1].folder if own else None
-    stderr = _read_tail(folder / "stderr.log") if folder else ""
-    stdout = _read_tail(folder / "stdout.log") if folder else ""
-    exception, failed_at = _read_exception(folder, stderr)
-    if not exception and failure.exit_code < 0:
-        exception = f"killed by signal {-failure.exit_code}"
+    return _of_worker(run, failure, own[-1] if own else None, node_index)
+
+
+def _of_worker(
+    run: RunFolder, failure: WorkerFailure, worker: WorkerLog | None, node_index: int
+) -> RankFailure:
+    exception, failed_at = _read_exception(run, worker)
+    log, tail = "", tuple[str, ...]()
+    if worker is not None:
+        stdout, stderr = worker.streams
+        folder = run.path / worker.folder
+        _, tail = _read_first(folder, (stderr, stdout))
+        log = str(folder / stderr)
     return RankFailure(
         node_index=node_index,
         rank=failure.rank,
         local_rank=failure.local_rank,
         exit_code=failure.exit_code,
-        exception=exception or f"exit code {failure.exit_code}, no exception in its log",
+        exception=exception or _describe_code(failure.exit_code),
         failed_at=failed_at,
-        log=str(folder / "stderr.log") if folder else "",
-        log_tail=tuple((stderr or stdout).splitlines()[-TAIL_LINES:]),
+        log=log,
+        log_tail=tail,
+        cause=_cause_of(failure.exit_code),
+        attempt=worker.attempt if worker else 0,
+    )
+
+
+def _cause_of(exit_code: int) -> str:
+    """In the agent's words: torchrun ends a failed worker's siblings by SIGTERM."""
+    return name_cause(
+        exit_code, terminated=exit_code == SIGTERM_EXIT, hung=False, out_of_memory=False
     )
 
 
 def _unreported(
     run: RunFolder, logs: list[WorkerLog], node_index: int, nproc: int
 ) -> list[RankFailure]:
-    """Workers that left an exception, though their agent, killed, printed no report."""
+    """Workers that left an exception, though their agent, killed, said nothing of them."""
     newest = max((log.attempt for log in logs), default=0)
     found = []
     for log in logs:
-        exception, _ = _read_exception(run.path / log.folder, "")
-        if log.attempt == newest and exception:
-            failure = WorkerFailure(
-                rank=node_index * nproc + log.local_rank,
-                local_rank=log.local_rank,
-                exit_code=1,
-                pid=0,
-            )
-            found.append(_rank_failure(run, failure, logs, node_index))
+        if log.attempt == newest and _read_exception(run, log)[0]:
+            rank = log.rank_on(node_index, nproc)
+            local_rank = rank % nproc if log.local_rank is None else log.local_rank
+            failure = WorkerFailure(rank=rank, local_rank=local_rank, exit_code=1, pid=0)
+            found.append(_of_worker(run, failure, log, node_index))
     return found
 
 
-def _read_exception(folder: Path | None, stderr: str) -> tuple[str, float]:
+def _read_exception(run: RunFolder, worker: WorkerLog | None) -> tuple[str, float]:
     """A worker's exception in one line, and when it left it; ("", 0) where there is none."""
-    if folder is None:
+    if worker is None:
         return "", 0.0
-    error_file, stderr_file = folder / "error.json", folder / "stderr.log"
+    folder = run.path / worker.folder
+    error_file, stderr_file = folder / contract.ERROR_FILE, folder / worker.streams[1]
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         message = json.loads(error_file.read_text())["message"]
         text = message["message"] if isinstance(message, dict) else message
         return _first_line(str(text)), error_file.stat().st_mtime
     with contextlib.suppress(OSError):
-        return _last_exception(stderr or _read_tail(stderr_file)), stderr_file.stat().st_mtime
+        return _last_exception(_read_tail(stderr_file)), stderr_file.stat().st_mtime
     return "", 0.0
 
 

@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import contract
+from launcher import agent_logs, contract
 from launcher.errors import InputError
 from launcher.plan import LaunchPlan, parse_plan
 from launcher.render.agent_files import AgentFiles
@@ -42,6 +42,9 @@ class Outcome:
     failure: dict[str, Any] | None
     checkpoint_dir: str
     torch_version: str | None
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Restarts of workers by cause, as the nodes' agents counted them, over all nodes: a lost
+    peer counts once on each node that lost it. Empty where plain torchrun ran the workers."""
 
     @property
     def reason_enum(self) -> Reason:
@@ -123,13 +126,17 @@ class RunFolder:
     def worker_logs(self) -> tuple[WorkerLog, ...]:
         """Every worker's log folder so far, oldest incarnation and attempt first."""
         nodes = self.path / contract.NODES_DIR
-        found = []
-        for folder in nodes.glob("*/*/*/attempt_*/*"):
-            log = parse_log_folder(str(folder.relative_to(self.path)))
-            if log is not None:
-                found.append(log)
-        order = lambda w: (w.incarnation, w.attempt, w.node_index, w.local_rank)  # noqa: E731
-        return tuple(sorted(found, key=order))
+        layouts = (
+            ("*/*/*/attempt_*/*", parse_log_folder),
+            (agent_logs.FOLDERS, agent_logs.parse_agent_folder),
+        )
+        found = (
+            parse(str(folder.relative_to(self.path)))
+            for pattern, parse in layouts
+            for folder in nodes.glob(pattern)
+        )
+        order = lambda w: (w.incarnation, w.attempt, w.node_index, w.rank_on(0, 0))  # noqa: E731
+        return tuple(sorted((log for log in found if log is not None), key=order))
 
     def consoles(self) -> tuple[tuple[tuple[int, int], Path], ...]:
         """Every node's own output so far, by (node index, incarnation)."""
@@ -138,8 +145,17 @@ class RunFolder:
 
     def console(self, node_index: int, incarnation: int) -> Path:
         """The file that holds a node's own output."""
-        folder = self.path / contract.NODES_DIR / str(node_index) / str(incarnation)
-        return folder / contract.CONSOLE_FILE
+        return self.node_dir(node_index, incarnation) / contract.CONSOLE_FILE
+
+    def node_dir(self, node_index: int, incarnation: int) -> Path:
+        """What one incarnation of a node leaves."""
+        return self.path / contract.NODES_DIR / str(node_index) / str(incarnation)
+
+    def incarnations(self) -> tuple[tuple[int, int], ...]:
+        """Every (node index, incarnation) that left a folder, in order."""
+        found = (self.path / contract.NODES_DIR).glob("*/*/")
+        numbers = ((path.parent.name, path.name) for path in found)
+        return tuple(sorted((int(i), int(n)) for i, n in numbers if i.isdigit() and n.isdigit()))
 
     def write_launcher(self) -> None:
         """Records this process as the one that follows the run."""

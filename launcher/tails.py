@@ -12,7 +12,6 @@ from launcher.runs import RunFolder
 from launcher.torchrun import WorkerLog, is_worker_line
 
 CHUNK_BYTES = 1 << 20
-STREAMS = ("stdout.log", "stderr.log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class RunTails:
             if node not in self._consoles and (stream := _opened(path)):
                 self._consoles[node] = _Tail(stream)
         for worker in self._run.worker_logs():
-            for name in STREAMS:
+            for name in worker.streams:
                 path = self._run.path / worker.folder / name
                 # A membership restart makes the same path anew: the inode tells them apart.
                 key = (worker.folder, name, _inode(path))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from launcher import contract
 from launcher.node_plan import Elastic, Env, NodePlan, Static
+from launcher.ranks import rank_of
 from launcher.rendezvous import backend_of, format_endpoint
 
 OLDEST_TORCH = (2, 4)
@@ -189,14 +190,31 @@ def is_worker_line(console_line: str, node_index: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLog:
-    """Where one worker's output lies, relative to the run folder."""
+    """Where one worker's output lies, relative to the run folder.
+
+    torchrun's folders name the local rank, the node agent's the global one; the other is None.
+    """
 
     node_index: int
     incarnation: int
     attempt: int
     """Restarts inside this agent before this worker group, 0-based."""
-    local_rank: int
     folder: str
+    local_rank: int | None = None
+    rank: int | None = None
+
+    @property
+    def streams(self) -> tuple[str, str]:
+        """Names of the two files in the folder, stdout's first."""
+        if self.rank is None:
+            return "stdout.log", "stderr.log"
+        return contract.STDOUT_FILE, contract.STDERR_FILE
+
+    def rank_on(self, node_rank: int, nproc_per_node: int) -> int:
+        """The global rank: the folder's own word, else what the node's place makes it."""
+        if self.rank is not None:
+            return self.rank
+        return rank_of(node_rank, self.local_rank or 0, nproc_per_node)
 
 
 _LOG_FOLDER = re.compile(
@@ -206,7 +224,7 @@ _LOG_FOLDER = re.compile(
 
 
 def parse_log_folder(path: str) -> WorkerLog | None:
-    """Reads a worker's log folder; None for any other path."""
+    """Reads the log folder of one of torchrun's workers; None for any other path."""
     match = _LOG_FOLDER.fullmatch(path)
     if match is None:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import ExitCode
 from launcher.state import Reason
 
-_COLLATERAL = re.compile(
+COLLATERAL = re.compile(
     r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
     r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
     r"|remote process exited|ncclRemoteError|Connection closed"
@@ -40,7 +40,7 @@ class WorkerEnd:
     @property
     def is_collateral(self) -> bool:
         """Whether it only fell with another one."""
-        return self.cause == "terminated" or bool(_COLLATERAL.search(self.message))
+        return self.cause == "terminated" or bool(COLLATERAL.search(self.message))
 
     @property
     def has_left(self) -> bool:

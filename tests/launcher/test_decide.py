@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +25,12 @@ from launcher.targets.base import NodeObservation, Observation
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS, GONE = "runs", "gone"
+
+
+@pytest.fixture
+def make_plan(make_plan: MakePlan) -> MakePlan:
+    """Plans for plain torchrun; the agent's are decided in ``test_decide_agent.py``."""
+    return functools.partial(make_plan, engine="torchrun")
 
 
 def observe(*nodes: int | str) -> Observation:

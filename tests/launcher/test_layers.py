@@ -36,7 +36,8 @@ LAYERS: dict[float, set[str]] = {
         "facts",
         "lines",
     },
-    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"} | {"agent_task"},
+    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"}
+    | {"agent_task", "agent_logs"},
     3: {
         "render",
         "render.shell",
@@ -49,7 +50,7 @@ LAYERS: dict[float, set[str]] = {
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     5: {"decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
-    | {"stopping"},
+    | {"stopping", "node_outcomes"},
     6: {"cli", "__main__"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

@@ -25,6 +25,7 @@ def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> R
         failed_at=at,
         log="",
         log_tail=(),
+        cause="terminated" if exit_code == -15 else "exit",
     )
 
 

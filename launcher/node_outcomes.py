@@ -1,0 +1,126 @@
+"""What the nodes' agents say of their own ending; the launcher's side of ``contract``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import contract
+from launcher.agent.faults import WorkerEnd
+from launcher.plan import LaunchPlan
+from launcher.runs import RunFolder
+from launcher.state import EXIT_CODE_OF_REASON, Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOutcome:
+    """One incarnation's ``outcome.json``. Times are seconds since the epoch."""
+
+    node_index: int
+    incarnation: int
+    reason: Reason
+    exit_code: int
+    detail: str
+    attempts: int
+    restarts: dict[str, int]
+    started_at: float
+    finished_at: float
+    first: WorkerEnd | None
+    collateral: tuple[WorkerEnd, ...]
+
+    @property
+    def ends(self) -> tuple[WorkerEnd, ...]:
+        """All workers that ended badly in the last attempt."""
+        return (*((self.first,) if self.first else ()), *self.collateral)
+
+
+def parse_node_outcome(text: str) -> NodeOutcome | None:
+    """None for anything but an outcome of this schema."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        data = json.loads(text)
+        if data.pop("schema") == contract.NODE_OUTCOME_SCHEMA:
+            rest = {
+                "reason": Reason(data["reason"]),
+                "first": WorkerEnd(**data["first"]) if data["first"] else None,
+                "collateral": tuple(WorkerEnd(**end) for end in data["collateral"]),
+            }
+            return NodeOutcome(**{**data, **rest})
+    return None
+
+
+def read_node_outcome(run: RunFolder, node_index: int, incarnation: int) -> NodeOutcome | None:
+    """None where the node still runs, or was killed before it could say anything."""
+    path = run.node_dir(node_index, incarnation) / contract.OUTCOME_FILE
+    with contextlib.suppress(OSError):
+        return parse_node_outcome(path.read_text())
+    return None
+
+
+def read_restarts(run: RunFolder) -> dict[str, int]:
+    """Restarts of workers by cause, over all nodes and all their incarnations.
+
+    The ledger counts what a killed agent could not report; where a ledger is missing, the
+    node's own outcome counts.
+    """
+    total: Counter[str] = Counter()
+    for node_index, incarnation in run.incarnations():
+        events = read_ledger(agent_ledger(run, node_index, incarnation))
+        outcome = read_node_outcome(run, node_index, incarnation)
+        if events:
+            causes = (event.get("cause") for event in events if event.get("event") == "restart")
+            total.update(str(cause) for cause in causes)
+        elif outcome:
+            total.update(outcome.restarts)
+    return dict(sorted(total.items()))
+
+
+def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
+    """Where an agent's part of the ledger lies, if it wrote any."""
+    name = contract.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
+    return run.path / contract.LEDGER_DIR / name
+
+
+def read_ledger(path: Path) -> tuple[dict[str, Any], ...]:
+    """The agent's events in one file, oldest first; other sources' and broken lines are left out.
+
+    A line may be broken because its writer was killed in the midst of it.
+    """
+    with contextlib.suppress(OSError):
+        return tuple(_parse_lines(path.read_text(errors="replace").splitlines()))
+    return ()
+
+
+def _parse_lines(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("source") == "agent":
+                yield event
+
+
+def refine_reason(
+    reason: Reason, detail: str, outcomes: Sequence[NodeOutcome]
+) -> tuple[Reason, str]:
+    """The nodes' own word on an ending of which only the exit code was seen. Pure.
+
+    Several reasons share exit code 1; the node that ended first knows which it was.
+    """
+    code = int(EXIT_CODE_OF_REASON[reason])
+    same = sorted((o for o in outcomes if o.exit_code == code), key=lambda o: o.finished_at)
+    told = next((o for o in same if o.reason is reason), None)
+    if reason is Reason.TRAINING_FAILED and same:
+        told = same[0]
+    if told is None:
+        return reason, detail
+    return told.reason, detail or told.detail
+
+
+def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:
+    """Of the incarnations that the plan has; nodes that left none are missing."""
+    found = (read_node_outcome(run, node.node_index, node.incarnation) for node in plan.nodes)
+    return tuple(outcome for outcome in found if outcome is not None)

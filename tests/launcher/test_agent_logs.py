@@ -1,0 +1,113 @@
+"""What agents leave in a run folder, as the launcher follows it: no line lost, none twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.attempts import Attempts
+from launcher.agent_logs import parse_agent_folder
+from launcher.runs import RunFolder
+from launcher.tails import RunTails
+from launcher.torchrun import WorkerLog
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["nodes/1/2/console.log", "nodes/1/2/attempt-3", "nodes/1/2/x/attempt_3/0", "attempt-3/rank-7"],
+)
+def test_only_a_ranks_folder_is_one(path: str) -> None:
+    assert parse_agent_folder(path) is None
+
+
+def test_a_ranks_folder_tells_the_global_rank() -> None:
+    path = "nodes/1/2/attempt-3/rank-70"
+    log = parse_agent_folder(path)
+    assert log == WorkerLog(node_index=1, incarnation=2, attempt=3, rank=70, folder=path)
+    assert log.rank_on(0, 8) == 70
+
+
+def test_a_local_rank_becomes_global_by_its_nodes_place() -> None:
+    log = WorkerLog(node_index=1, incarnation=0, attempt=0, local_rank=2, folder="")
+    assert log.rank_on(1, 4) == 6
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def attempts_of(run: RunFolder, tmp_path: Path, node_index: int, incarnation: int) -> Attempts:
+    """The agent's own maker of folders."""
+    node_dir = run.node_dir(node_index, incarnation)
+    node_dir.mkdir(parents=True)
+    scratch = tmp_path / f"scratch-{node_index}-{incarnation}"
+    scratch.mkdir()
+    return Attempts(node_dir, run.path, scratch)
+
+
+def shown(tails: RunTails) -> list[str]:
+    return [
+        f"{out.node_index}/{'agent' if out.worker is None else out.worker.rank_on(0, 1)}"
+        f" {out.line.text}"
+        for out in tails.poll()
+    ]
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_lines_are_followed_over_attempts_and_incarnations(run: RunFolder, tmp_path: Path) -> None:
+    tails = RunTails(run)
+    assert shown(tails) == []
+    first = attempts_of(run, tmp_path, 1, 0)
+    (worker,) = first.begin({0: 3})
+    append(worker.folder / "stdout", "one\ntw")
+    assert shown(tails) == ["1/3 one"]
+    append(worker.folder / "stdout", "o\n")
+    append(worker.folder / "stderr", "err\n")
+    assert sorted(shown(tails)) == ["1/3 err", "1/3 two"]
+    # The group shrank: the same process of the same node is another rank now.
+    (worker,) = first.begin({0: 0})
+    append(worker.folder / "stdout", "again\n")
+    assert shown(tails) == ["1/0 again"]
+    (worker,) = attempts_of(run, tmp_path, 1, 1).begin({0: 1})
+    append(worker.folder / "stdout", "replaced\n")
+    assert shown(tails) == ["1/1 replaced"]
+    append(worker.folder / "stdout", "unfinished")
+    assert [out.line.text for out in tails.close()] == ["unfinished"]
+
+
+@pytest.mark.parametrize("copied", ["", "[0/0] hello\n"])
+def test_what_an_agent_copies_to_its_console_is_not_shown_twice(
+    run: RunFolder, tmp_path: Path, copied: str
+) -> None:
+    (worker,) = attempts_of(run, tmp_path, 0, 0).begin({0: 0})
+    append(worker.folder / "stdout", "hello\n")
+    append(run.console(0, 0), f"[supervisor] up\n{copied}[agent] restart (hang)\n")
+    assert sorted(shown(RunTails(run))) == [
+        "0/0 hello",
+        "0/agent [agent] restart (hang)",
+        "0/agent [supervisor] up",
+    ]
+
+
+def test_logs_come_in_the_order_of_incarnations_attempts_nodes_and_ranks(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    for node_index, incarnation in ((0, 1), (1, 0), (0, 0)):
+        attempts = attempts_of(run, tmp_path, node_index, incarnation)
+        attempts.begin({0: 2 * node_index, 1: 2 * node_index + 1})
+    attempts.begin({0: 10, 1: 9})
+    found = [(w.incarnation, w.attempt, w.node_index, w.rank) for w in run.worker_logs()]
+    assert found == sorted(found)
+    assert len(found) == 8
+
+
+def test_every_incarnation_is_known_by_its_folder(run: RunFolder, tmp_path: Path) -> None:
+    for node_index, incarnation in ((10, 0), (2, 1), (2, 0)):
+        attempts_of(run, tmp_path, node_index, incarnation)
+    assert run.incarnations() == ((2, 0), (2, 1), (10, 0))

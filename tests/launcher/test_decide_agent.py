@@ -1,0 +1,208 @@
+"""What a run needs next where agents hold it together, as tables of situations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from launcher.decide import (
+    FALL_S,
+    FINISH_S,
+    MAX_REPLACEMENTS,
+    Action,
+    Finish,
+    Replace,
+    Restart,
+    Wait,
+    decide_action,
+)
+from launcher.errors import ExitCode
+from launcher.plan import LaunchPlan
+from launcher.state import NodeState, Reason
+from launcher.targets.base import NodeObservation, Observation
+
+MakePlan = Callable[..., LaunchPlan]
+RUNS, GONE, CLOSED = "runs", "gone", int(ExitCode.RENDEZVOUS_CLOSED)
+LATE = FINISH_S + 1
+
+
+@pytest.fixture
+def make_plan(make_plan: MakePlan) -> MakePlan:
+    return functools.partial(make_plan, engine="agent")
+
+
+def observe(*nodes: int | str, out_of_memory: bool = False) -> Observation:
+    """A node for each value: its exit code, RUNS or GONE."""
+    made = []
+    for index, value in enumerate(nodes):
+        state = {RUNS: NodeState.RUNNING, GONE: NodeState.MISSING}.get(value, NodeState.EXITED)
+        code = value if isinstance(value, int) else None
+        made.append(
+            NodeObservation(
+                node_index=index,
+                incarnation=0,
+                state=state,
+                exit_code=code,
+                out_of_memory=out_of_memory and state is NodeState.EXITED,
+            )
+        )
+    return Observation(run_id="r", nodes=tuple(made))
+
+
+def decide(
+    plan: LaunchPlan, *nodes: int | str, since: float = LATE, out_of_memory: bool = False
+) -> Action:
+    observation = observe(*nodes, out_of_memory=out_of_memory)
+    return decide_action(plan, observation, replaced={}, since_first_exit_s=since)
+
+
+def replaced_before(plan: LaunchPlan, times: int) -> LaunchPlan:
+    return replace(plan, nodes=tuple(replace(node, incarnation=times) for node in plan.nodes))
+
+
+def reason_of(action: Action) -> Reason | None:
+    return action.reason if isinstance(action, Finish) else None
+
+
+@pytest.mark.parametrize("nnodes", [2, "1:2"])
+def test_all_nodes_that_ended_well_complete_the_run(make_plan: MakePlan, nnodes: int | str) -> None:
+    plan = make_plan(nnodes=nnodes, max_restarts=1)
+    assert decide(plan, 0, RUNS, since=0) == Wait()
+    assert decide(plan, 0, 0) == Finish(reason=Reason.COMPLETED)
+
+
+@pytest.mark.parametrize("code", range(1, 256))
+@pytest.mark.parametrize("nnodes", [2, "1:2"])
+def test_every_exit_code_of_one_node_has_its_step(
+    make_plan: MakePlan, nnodes: int | str, code: int
+) -> None:
+    plan = make_plan(nnodes=nnodes, max_restarts=3)
+    action = decide(plan, RUNS, code, since=0)
+    if code < 128 or code == CLOSED:
+        assert action == Wait()
+    else:
+        assert isinstance(action, Replace)
+        assert action.node_index == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (1, Reason.TRAINING_FAILED),
+        (2, Reason.BAD_INPUT),
+        (3, Reason.TARGET_UNREACHABLE),
+        (127, Reason.TRAINING_FAILED),
+    ],
+)
+def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(
+    make_plan: MakePlan, code: int, reason: Reason
+) -> None:
+    plan = make_plan(nnodes="1:3", max_restarts=9)
+    assert decide(plan, RUNS, code, 137, since=FALL_S - 1) == Wait()
+    assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == Finish(reason=reason)
+    assert decide(plan, CLOSED, code, CLOSED, since=0) == Finish(reason=reason)
+    assert reason_of(decide(make_plan(nnodes=1, max_restarts=9), code, since=0)) is reason
+
+
+@pytest.mark.parametrize("ending", [129, 137, 143, 193, 195, 196, 197, GONE])
+@pytest.mark.parametrize("nnodes", [3, "1:3", "2:3"])
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_lost_node_is_replaced_whichever_it_is_and_uses_up_no_restart(
+    make_plan: MakePlan, nnodes: int | str, index: int, ending: int | str
+) -> None:
+    nodes = [ending if i == index else RUNS for i in range(3)]
+    action = decide(make_plan(nnodes=nnodes, max_restarts=0), *nodes, since=0)
+    assert isinstance(action, Replace)
+    assert action.node_index == index
+
+
+def test_a_code_of_the_agents_own_is_put_into_words(make_plan: MakePlan) -> None:
+    action = decide(make_plan(nnodes=2, max_restarts=1), RUNS, int(ExitCode.GPU_BUSY))
+    assert isinstance(action, Replace)
+    assert action.why == "node 1 ended with exit code 197 (gpu-busy)"
+
+
+def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(
+    make_plan: MakePlan,
+) -> None:
+    fixed = replaced_before(make_plan(nnodes=2, max_restarts=1), MAX_REPLACEMENTS)
+    assert decide(fixed, RUNS, 137, since=0) == Wait()
+    assert reason_of(decide(fixed, RUNS, 137)) is Reason.NODE_LOST
+    elastic = replaced_before(make_plan(nnodes="1:2", max_restarts=1), MAX_REPLACEMENTS)
+    assert decide(elastic, RUNS, 137) == Wait()
+    assert reason_of(decide(elastic, GONE, 137)) is Reason.NODE_LOST
+    assert reason_of(decide(fixed, RUNS, int(ExitCode.GPU_BUSY))) is Reason.GPU_BUSY
+
+
+@pytest.mark.parametrize("nodes", [(137,), (137, GONE), (143, 143), (CLOSED, 137), (CLOSED, 194)])
+def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(
+    make_plan: MakePlan, nodes: tuple[int | str, ...]
+) -> None:
+    plan = make_plan(nnodes=len(nodes), max_restarts=0)
+    action = decide(plan, *nodes, since=0)
+    assert isinstance(action, Restart)
+    assert action.left == MAX_REPLACEMENTS
+    ended = decide(replaced_before(plan, MAX_REPLACEMENTS), *nodes)
+    assert isinstance(ended, Finish)
+
+
+def test_running_out_of_memory_is_named_and_bounded_by_the_jobs_own_restarts(
+    make_plan: MakePlan,
+) -> None:
+    plan = make_plan(nnodes="2:2", max_restarts=1)
+    assert isinstance(decide(plan, RUNS, 137, out_of_memory=True), Replace)
+    action = decide(replaced_before(plan, 1), RUNS, 137, out_of_memory=True)
+    assert reason_of(action) is Reason.OUT_OF_MEMORY
+    assert reason_of(decide(plan, RUNS, 1, out_of_memory=True)) is Reason.OUT_OF_MEMORY
+
+
+def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) -> None:
+    plan = make_plan(nnodes=2, max_restarts=1)
+    assert decide(plan, RUNS, CLOSED, since=FINISH_S - 1) == Wait()
+    assert decide(plan, 0, CLOSED) == Finish(reason=Reason.COMPLETED)
+    # No other node ended after all: it is simply missing.
+    assert isinstance(decide(plan, RUNS, CLOSED, since=LATE), Replace)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "nodes", "since", "expected"),
+    [
+        (3, (0, RUNS, 137), LATE, Wait()),
+        ("1:3", (0, RUNS, 137), 0, Wait()),
+        ("1:3", (0, RUNS, 137), LATE, Finish(reason=Reason.COMPLETED)),
+        ("1:3", (0, 0, 137), 0, Finish(reason=Reason.COMPLETED)),
+        ("3:3", (0, 0, CLOSED), 0, Finish(reason=Reason.COMPLETED)),
+    ],
+)
+def test_nobody_is_replaced_once_a_node_has_finished(
+    make_plan: MakePlan,
+    nnodes: int | str,
+    nodes: tuple[int | str, ...],
+    since: float,
+    expected: Action,
+) -> None:
+    assert decide(make_plan(nnodes=nnodes, max_restarts=1), *nodes, since=since) == expected
+
+
+def test_too_few_finished_nodes_start_all_again(make_plan: MakePlan) -> None:
+    assert isinstance(decide(make_plan(nnodes=2, max_restarts=0), 0, 137), Restart)
+
+
+@pytest.mark.parametrize("ending", [1, 2, 137, 196, GONE])
+def test_a_static_rendezvous_is_started_again_as_a_whole_while_restarts_are_left(
+    make_plan: MakePlan, ending: int | str
+) -> None:
+    plan = make_plan(nnodes=2, max_restarts=1, rdzv={"backend": "static"})
+    action = decide(plan, RUNS, ending)
+    assert isinstance(action, Restart)
+    assert action.left == 1
+    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), Finish)
+
+
+def test_a_store_that_only_one_node_can_serve_takes_all_with_it(make_plan: MakePlan) -> None:
+    plan = make_plan(nnodes=2, max_restarts=1, rdzv={"backend": "c10d"})
+    assert isinstance(decide(plan, 137, RUNS), Restart)
+    assert isinstance(decide(plan, RUNS, 137), Replace)

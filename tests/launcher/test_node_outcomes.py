@@ -1,0 +1,211 @@
+"""The launcher reads what the agent's own writers write: one schema on both sides."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import contract
+from launcher.agent.faults import WorkerEnd
+from launcher.agent.report import AgentReport, Ledger, ledger_path, write_outcome
+from launcher.clock import SystemClock
+from launcher.follow import write_outcome as write_run_outcome
+from launcher.node_outcomes import parse_node_outcome, read_node_outcome, read_restarts
+from launcher.plan import LaunchPlan, plan_replacement
+from launcher.report import read_report
+from launcher.runs import RunFolder
+from launcher.state import EXIT_CODE_OF_REASON, Reason
+
+MakePlan = Callable[..., LaunchPlan]
+PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
+
+
+@pytest.fixture
+def make_plan(make_plan: MakePlan) -> MakePlan:
+    return functools.partial(make_plan, engine="agent", nproc_per_node=1, max_restarts=3)
+
+
+class Folder:
+    """A run folder as agents leave it."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunFolder(path)
+        path.mkdir()
+
+    def worker(self, node: int, rank: int, *, attempt: int = 0, **files: str) -> str:
+        """Writes files (``exit`` is exit.json) of one worker; returns its folder's name."""
+        folder = self.run.node_dir(node, 0) / f"attempt-{attempt}" / f"rank-{rank}"
+        folder.mkdir(parents=True)
+        names = {"exit": contract.EXIT_FILE, "error": contract.ERROR_FILE, "stacks": "stacks.txt"}
+        for name, text in files.items():
+            (folder / names.get(name, name)).write_text(text)
+        return str(folder.relative_to(self.run.path))
+
+    def node(self, node: int, reason: Reason, *ends: WorkerEnd, **fields: Any) -> None:
+        """Writes a node's outcome by the agent's own writer."""
+        folder = self.run.node_dir(node, 0)
+        folder.mkdir(parents=True, exist_ok=True)
+        times = {"started_at": 1.0, "finished_at": fields.pop("finished_at", 2.0)}
+        report = AgentReport(reason=reason, ends=ends, **fields)
+        code = int(EXIT_CODE_OF_REASON[reason])
+        path = folder / contract.OUTCOME_FILE
+        write_outcome(path, report, exit_code=code, node_index=node, incarnation=0, **times)
+
+    def ledger(self, node: int, *causes: str) -> None:
+        ledger = Ledger(
+            ledger_path(self.run.path, node, 0), SystemClock(), node_index=node, incarnation=0
+        )
+        ledger.write("agent-started")
+        for cause in causes:
+            ledger.write("restart", attempt=0, cause=cause)
+
+
+def end(rank: int, message: str = "", **fields: Any) -> WorkerEnd:
+    values = {"attempt": 0, "local_rank": 0, "exit_code": 1, "at": 10.0, "cause": "exit", "log": ""}
+    return WorkerEnd(rank=rank, message=message, **{**values, **fields})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "digits-0a1b2c")
+
+
+def test_an_outcome_is_read_as_the_agent_wrote_it(folder: Folder) -> None:
+    ends = (end(3, "ValueError: boom", steps=7), end(2, PEER))
+    folder.node(1, Reason.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
+    outcome = read_node_outcome(folder.run, 1, 0)
+    assert outcome is not None
+    assert (outcome.ends, outcome.reason) == (ends, Reason.TRAINING_FAILED)
+    assert (outcome.attempts, outcome.restarts, outcome.detail) == (2, {"hang": 1}, "why")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99}', '{"schema": 1}', "null"])
+def test_anything_else_is_no_outcome(text: str) -> None:
+    assert parse_node_outcome(text) is None
+
+
+def test_the_first_cause_is_found_over_all_nodes_with_its_log(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    log = folder.worker(1, 1, attempt=2, stderr="Traceback\nValueError: boom\n")
+    folder.node(0, Reason.TRAINING_FAILED, end(0, PEER, at=1.0))
+    folder.node(1, Reason.TRAINING_FAILED, end(1, "ValueError: boom", at=9.0, attempt=2, log=log))
+    report = read_report(folder.run, make_plan(nnodes=2))
+    assert report.first is not None
+    assert (report.first.node_index, report.first.rank, report.first.attempt) == (1, 1, 2)
+    assert report.first.exception == "ValueError: boom"
+    assert report.first.log_tail == ("Traceback", "ValueError: boom")
+    assert report.first.log.endswith("attempt-2/rank-1/stderr")
+    assert [failure.rank for failure in report.collateral] == [0]
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        (end(0, exit_code=-9, cause="signal"), "killed by signal 9"),
+        (end(0, exit_code=-9, cause="out-of-memory"), "out of memory"),
+        (end(0, exit_code=-15, cause="terminated"), "ended by its agent"),
+        (end(0, exit_code=-9, cause="hang"), "it hung"),
+        (end(0, exit_code=7), "exit code 7, no exception in its log"),
+        (end(0, "KeyError: 'x'"), "KeyError: 'x'"),
+    ],
+)
+def test_every_cause_has_words(
+    folder: Folder, make_plan: MakePlan, worker: WorkerEnd, words: str
+) -> None:
+    folder.node(0, Reason.TRAINING_FAILED, worker)
+    report = read_report(folder.run, make_plan(nnodes=1))
+    assert report.first is not None
+    assert report.first.exception == words
+
+
+def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> None:
+    log = folder.worker(0, 0, stderr="", stdout="epoch 1\n", stacks="Thread 1\n  in recv\n")
+    folder.node(0, Reason.TRAINING_FAILED, end(0, exit_code=-9, cause="hang", log=log))
+    report = read_report(folder.run, make_plan(nnodes=1))
+    assert report.first is not None
+    assert report.first.log_tail == ("Thread 1", "  in recv")
+
+
+def test_a_node_that_was_killed_is_reported_by_its_workers_files(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    record = {"rank": 2, "local_rank": 0, "exit_code": 1, "terminated": False, "at": 5, "steps": 0}
+    folder.worker(0, 2, attempt=0, exit=json.dumps({**record, "exit_code": 4}))
+    message = json.dumps({"message": {"message": "OSError: disk\nmore", "extraInfo": {}}})
+    folder.worker(0, 2, attempt=1, exit=json.dumps(record), error=message)
+    folder.worker(
+        0, 3, attempt=1, stderr=f"Traceback (most recent call last):\n{PEER}\n", stdout=""
+    )
+    report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
+    assert report.first is not None
+    assert (report.first.rank, report.first.exception) == (2, "OSError: disk")
+    assert [(f.rank, f.local_rank, f.exception) for f in report.collateral] == [(3, 1, PEER)]
+
+
+def test_a_node_without_any_worker_is_reported_by_its_agents_lines(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    folder.node(0, Reason.BAD_INPUT)
+    folder.run.console(0, 0).write_text("[supervisor] no node plan was given\n")
+    report = read_report(folder.run, make_plan(nnodes=1))
+    assert report.first is None
+    assert report.console_tail == ("[supervisor] no node plan was given",)
+
+
+def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder: Folder) -> None:
+    folder.node(0, Reason.COMPLETED, restarts={"membership": 2})
+    folder.node(1, Reason.COMPLETED, restarts={"membership": 1, "worker-fault": 1})
+    folder.worker(2, 0)
+    folder.ledger(2, "hang", "membership")
+    assert read_restarts(folder.run) == {"hang": 1, "membership": 4, "worker-fault": 1}
+
+
+@pytest.mark.parametrize(
+    ("seen", "told", "expected"),
+    [
+        (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED, Reason.RESTARTS_EXHAUSTED),
+        (Reason.TRAINING_FAILED, Reason.OUT_OF_MEMORY, Reason.OUT_OF_MEMORY),
+        (Reason.RESTARTS_EXHAUSTED, Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED),
+        (Reason.COMPLETED, Reason.COMPLETED, Reason.COMPLETED),
+        (Reason.NODE_LOST, Reason.TRAINING_FAILED, Reason.NODE_LOST),
+    ],
+)
+def test_the_nodes_own_word_refines_what_an_exit_code_says(
+    folder: Folder, make_plan: MakePlan, seen: Reason, told: Reason, expected: Reason
+) -> None:
+    folder.node(0, told, detail="as the agent says")
+    outcome = write_run_outcome(folder.run, make_plan(nnodes=1), seen, "", 3.0)
+    assert outcome.reason_enum is expected
+    assert (outcome.detail == "as the agent says") == (told is expected)
+    again = folder.run.read_outcome()
+    assert again is not None
+    assert (again.reason, again.restarts) == (outcome.reason, outcome.restarts)
+
+
+def test_the_node_that_ended_first_says_why(folder: Folder, make_plan: MakePlan) -> None:
+    folder.node(0, Reason.TRAINING_FAILED, detail="another node ended the run", finished_at=9.0)
+    folder.node(1, Reason.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
+    plan = make_plan(nnodes=2)
+    outcome = write_run_outcome(folder.run, plan, Reason.TRAINING_FAILED, "", 10.0)
+    assert (outcome.reason, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
+
+
+def test_an_earlier_incarnations_word_is_not_the_present_ones(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    folder.node(0, Reason.PREEMPTED, end(0, "early"))
+    report = read_report(folder.run, plan_replacement(make_plan(nnodes=1), 0))
+    assert report.first is None
+
+
+def test_a_run_under_plain_torchrun_has_no_restarts_to_count(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
+    assert write_run_outcome(folder.run, plan, Reason.COMPLETED, "", 3.0).restarts == {}
