@@ -43,7 +43,7 @@ class AgentFiles:
         text = base64.b64encode(self.archive).decode()
         lines = [text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH)]
         return [
-            "# The node agent: a Python archive, and what each node's one is told. Workers' output:",
+            "# The node agent: a Python archive, and what each node's is told. Workers' output:",
             "# nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.",
             f"base64 -d >{quote(self.archive_path)} <<'END'",
             *lines,

@@ -8,7 +8,7 @@ mkdir -p \
   /home/me/runs/digits-0a1b2c/nodes/0/0 \
   /home/me/runs/digits-0a1b2c/nodes/1/0 \
   /home/me/runs/digits-0a1b2c/nodes/2/0
-# The node agent: a Python archive, and what each node's one is told. Workers' output:
+# The node agent: a Python archive, and what each node's is told. Workers' output:
 # nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.
 base64 -d >/home/me/runs/digits-0a1b2c/agent.pyz <<'END'
 ...
