@@ -69,8 +69,9 @@ def _tell_worker_end(event: Event) -> str:
 
 
 def _tell_start(event: Event) -> str:
-    ranks = ", ".join(str(rank) for rank in event.get("ranks", ()))
-    return f"workers started (attempt {event['attempt']}" + (f", rank {ranks})" if ranks else ")")
+    ranks = event["ranks"]
+    named = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(str(rank) for rank in ranks)
+    return f"workers started (attempt {event['attempt']}, {named})"
 
 
 _WORDS: Mapping[str, Callable[[Event], str]] = {

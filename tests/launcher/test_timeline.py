@@ -18,7 +18,7 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"event": "workers-started", "attempt": 2, "ranks": [2, 3]},
-        "workers started (attempt 2, rank 2, 3)",
+        "workers started (attempt 2, ranks 2, 3)",
     ),
     ({"event": "first-step"}, "first step"),
     (
