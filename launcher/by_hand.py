@@ -55,7 +55,8 @@ def plan_by_hand(
         rdzv_host=host,
         local_addr=local_addr or read_local_addr(host),
     )
-    return plan_run(job, facts, run_id=job.rdzv.id or job.name)
+    # What people start by hand is torchrun, with the plan's settings.
+    return plan_run(job.without_agent(), facts, run_id=job.rdzv.id or job.name)
 
 
 def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import contract
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
@@ -65,6 +66,20 @@ def choose_target(
     local = open_("local", run_root)
     facts = local.facts(job)
     return Choice(target=local, facts=facts, why=f"{describe(facts)}, because {reason}")
+
+
+def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """The job as it is, or under plain torchrun where ``LAUNCHER_ENGINE=torchrun`` says so.
+
+    Raises ``InputError`` for any other value but ``agent``, which leaves the choice to the job.
+    """
+    engine = environ.get(contract.ENGINE, "")
+    if engine not in ("", "agent", "torchrun"):
+        raise InputError(
+            f"{contract.ENGINE}={engine} is no engine",
+            f"{contract.ENGINE}=torchrun, or unset {contract.ENGINE}",
+        )
+    return job.without_agent() if engine == "torchrun" else job
 
 
 def describe(facts: TargetFacts) -> str:

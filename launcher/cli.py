@@ -171,6 +171,7 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _read_job(arguments: argparse.Namespace) -> JobSpec:
+    from launcher.choose import choose_engine
     from launcher.jobfile import option_override, parse_override, read_job
 
     overrides = [parse_override(setting) for setting in arguments.set]
@@ -178,7 +179,7 @@ def _read_job(arguments: argparse.Namespace) -> JobSpec:
         value = getattr(arguments, key)
         if value is not None:
             overrides.append(option_override(f"--{key.replace('_', '-')}", value))
-    return read_job(arguments.job, overrides)
+    return choose_engine(read_job(arguments.job, overrides), os.environ)
 
 
 def _planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:

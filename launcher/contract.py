@@ -32,6 +32,10 @@ RUN_DIR = "RUN_DIR"
 CHECKPOINT_DIR = "CHECKPOINT_DIR"
 """Where checkpoints go and are resumed from; may outlive the run."""
 
+# -- a variable that the launcher reads --------------------------------------------------------
+ENGINE = "LAUNCHER_ENGINE"
+"""``torchrun`` switches the node agent off for every job."""
+
 # -- paths inside a container --------------------------------------------------------------
 CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"

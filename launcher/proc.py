@@ -98,6 +98,16 @@ def is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid)
 
 
+def parent_of(pid: int) -> int | None:
+    """The pid of a process' parent; None where it has ended."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
+        return None
+
+
 def variable_of(pid: int, name: str) -> str | None:
     """One environment variable of another process; None where it cannot be read."""
     import psutil

@@ -13,6 +13,7 @@ from typing import Any
 from launcher import agent_logs, contract
 from launcher.errors import InputError
 from launcher.plan import LaunchPlan, parse_plan
+from launcher.render.agent_files import AgentFiles
 from launcher.state import Reason, RunState
 from launcher.torchrun import WorkerLog, parse_log_folder
 
@@ -214,6 +215,19 @@ def list_runs(run_root: Path) -> list[RunFolder]:
     """All runs recorded in a folder, oldest first."""
     plans = [p for p in run_root.glob(f"*/{contract.PLAN_FILE}") if not p.parent.is_symlink()]
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
+
+
+def write_agent_files(files: AgentFiles | None) -> None:
+    """Puts the agent's files in place; the folders must be there. None: nothing to do."""
+    if files is None:
+        return
+    archive = Path(files.archive_path)
+    if not archive.exists():
+        temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
+        temporary.write_bytes(files.archive)
+        temporary.replace(archive)
+    for task in files.tasks:
+        write_atomically(Path(task.path), task.text)
 
 
 def write_atomically(path: Path, text: str) -> None:

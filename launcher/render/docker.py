@@ -7,9 +7,7 @@ part; a test holds ``docker inspect`` of both equal.
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +16,11 @@ from typing import Any
 from launcher import contract
 from launcher.node_plan import Env, Mount, NodePlan
 from launcher.plan import LaunchPlan, Resources
-from launcher.render.shell import CONTINUED, quote, render_line, render_lines
+from launcher.render.agent_files import AgentFiles, agent_argv, folder_of, render_agent_files
+from launcher.render.shell import CONTINUED, quote, render_csv, render_line, render_lines
 from launcher.torchrun import parse_torch_version, plan_settings, render_argv
 
-ENTRYPOINT = "torchrun"
+TORCHRUN = "torchrun"
 """Found through the image's PATH: a foreign image may hold nothing of this project but torch."""
 STOP_MARGIN_S = 10
 """On top of the job's grace, for the agent to report after its workers have ended."""
@@ -88,8 +87,7 @@ class Container:
     @property
     def folder(self) -> str:
         """What the node leaves, on the launcher's machine."""
-        node = self.node
-        return f"{self.plan.run_dir}/{contract.NODES_DIR}/{node.node_index}/{node.incarnation}"
+        return folder_of(self.plan, self.node)
 
     @property
     def console(self) -> str:
@@ -102,11 +100,13 @@ class Container:
         return (_name(self.node), *self.shared, *_own_options(self.node))
 
     @property
-    def flags(self) -> Words:
-        """torchrun's flags; they and the command are the entry point's arguments."""
+    def arguments(self) -> Words:
+        """What follows the entry point: the agent's files, or torchrun's flags and the command."""
+        if self.plan.agent is not None:
+            return agent_argv(self.plan.python, contract.CONTAINER_AGENT, self.node)[1:]
         torch_version = parse_torch_version(self.plan.torch_version)
         settings = plan_settings(self.node, torch_version, self.plan.stop_grace_s)
-        return render_argv((), settings, ())
+        return render_argv((), settings, self.node.command)
 
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.
@@ -117,7 +117,7 @@ class Container:
         values = [f"{name}={secrets[name]}" for name in self.node.secrets]
         return {
             "image": self.image,
-            "command": [*self.flags, *self.node.command],
+            "command": list(self.arguments),
             **_joined([*(option.config for option in self.options), {"environment": values}]),
         }
 
@@ -128,16 +128,17 @@ class Container:
     def docker_run_argv(self) -> Words:
         """The command line that starts this container; secrets come from its environment."""
         options = (word for option in self.options for word in option.words)
-        return (*DOCKER_RUN, *options, self.image, *self.flags, *self.node.command)
+        return (*DOCKER_RUN, *options, self.image, *self.arguments)
 
     def shell(self) -> str:
         """``docker_run_argv`` for a POSIX shell, one option per line."""
         options = [option.text for option in self.options]
-        flags = map(quote, self.flags)
-        command = render_line(self.node.command)
-        return CONTINUED.join(
-            (render_line(DOCKER_RUN), *options, quote(self.image), *flags, command)
-        )
+        words = [quote(word) for word in self.arguments]
+        if self.plan.agent is None:
+            # Each flag on a line, the command on one.
+            flags = len(words) - len(self.node.command)
+            words[flags:] = [" ".join(words[flags:])]
+        return CONTINUED.join((render_line(DOCKER_RUN), *options, quote(self.image), *words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +146,14 @@ class DockerArtifact:
     """A plan as a network and containers; ``labels`` are the network's.
 
     ``folders`` must exist before the containers do: what the engine creates belongs to root.
+    ``agent`` are the files that they start from, if they need any.
     """
 
     run_id: str
     network: str
     labels: Env
     folders: tuple[str, ...]
+    agent: AgentFiles | None
     containers: tuple[Container, ...]
 
     def network_kwargs(self) -> dict[str, Any]:
@@ -170,6 +173,7 @@ class DockerArtifact:
                     for name in sorted({n for c in self.containers for n in c.node.secrets})
                 ),
                 render_lines((("mkdir", "-p"), *((folder,) for folder in self.folders))),
+                *(self.agent.shell() if self.agent else ()),
                 "",
                 "# Fails where the run is already there, before anything of it could be touched.",
                 self._network(),
@@ -221,7 +225,7 @@ class DockerArtifact:
 
 def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
     """The plan's nodes (or ``only`` those) as containers. Each is named as its host is."""
-    chosen = [node for node in plan.nodes if only is None or node.node_index in only]
+    chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
     shared = tuple(_shared_options(plan))
     containers = tuple(Container(plan=plan, node=node, shared=shared) for node in chosen)
     return DockerArtifact(
@@ -229,6 +233,7 @@ def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Dock
         network=plan.run_id,
         labels=_run_labels(plan),
         folders=(plan.run_dir, plan.checkpoint_dir, *(c.folder for c in containers)),
+        agent=render_agent_files(plan, chosen),
         containers=containers,
     )
 
@@ -246,12 +251,7 @@ def _shared_options(plan: LaunchPlan) -> Iterator[Option]:
     hosts = [f"{name}:{address}" for name, address in plan.extra_hosts]
     if hosts:
         yield Option(flag="--add-host", values=tuple(hosts), host={"extra_hosts": hosts})
-    # The override also drops the image's own init process, if it has one: --init is then the only.
-    yield Option(
-        line=("--init", "--entrypoint", ENTRYPOINT, "--restart", "no"),
-        config={"entrypoint": [ENTRYPOINT], "detach": True},
-        host={"init": True, "restart_policy": {"Name": "no"}},
-    )
+    yield _entrypoint(plan)
     timeout_s = plan.stop_grace_s + STOP_MARGIN_S
     yield Option(
         line=("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
@@ -264,6 +264,17 @@ def _shared_options(plan: LaunchPlan) -> Iterator[Option]:
     yield from _limits(plan.resources, plan.accelerator)
     yield _log()
     yield _labels((*plan.labels, *_run_labels(plan), (contract.LABEL_ATTEMPT, str(plan.attempt))))
+
+
+def _entrypoint(plan: LaunchPlan) -> Option:
+    """The override also drops the image's own init process: the agent's supervisor is one itself,
+    torchrun is not."""
+    init, program = ((), plan.python) if plan.agent is not None else (("--init",), TORCHRUN)
+    return Option(
+        line=(*init, "--entrypoint", program, "--restart", "no"),
+        config={"entrypoint": [program], "detach": True},
+        host={**({"init": True} if init else {}), "restart_policy": {"Name": "no"}},
+    )
 
 
 def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
@@ -325,7 +336,7 @@ def _own_options(node: NodePlan) -> Iterator[Option]:
         # By id: a count would give every container the same first GPUs.
         ids = list(node.device_ids)
         yield Option(
-            line=("--gpus", _csv([f"device={','.join(ids)}"])),
+            line=("--gpus", render_csv([f"device={','.join(ids)}"])),
             host={"device_requests": [{"device_ids": ids, "capabilities": [["gpu"]]}]},
         )
     yield _mounts(node.mounts)
@@ -379,11 +390,4 @@ def _joined(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _mount_words(mount: Mount) -> str:
     fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
-    return _csv([*fields, "readonly"] if mount.read_only else fields)
-
-
-def _csv(fields: list[str]) -> str:
-    """Fields as --mount and --gpus read them: one line of CSV, a comma inside a field quoted."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(fields)
-    return text.getvalue()
+    return render_csv([*fields, "readonly"] if mount.read_only else fields)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from launcher import contract
 from launcher.node_plan import Env, NodePlan
 from launcher.plan import LaunchPlan
+from launcher.render.agent_files import AgentFiles, agent_argv, render_agent_files
 from launcher.render.shell import quote, render_block, render_exports
 from launcher.torchrun import STALE_VARIABLES, parse_torch_version, plan_settings, render_argv
 
@@ -35,10 +36,11 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalArtifact:
-    """A plan as local processes."""
+    """A plan as local processes; ``agent`` are the files they start from, if they need any."""
 
     run_id: str
     folders: tuple[str, ...]
+    agent: AgentFiles | None
     processes: tuple[Process, ...]
 
     def shell(self) -> str:
@@ -50,6 +52,7 @@ class LocalArtifact:
             "# One agent per node; ends when all have ended, with the code of one that failed.",
             render_block(("unset", *unset), per_line=4),
             render_block(("mkdir", "-p", *folders), head=2),
+            *(self.agent.shell() if self.agent else ()),
             *(line for process in self.processes for line in _subshell(process)),
             "code=0",
             "for pid in $pids; do wait $pid || code=$?; done",
@@ -73,16 +76,16 @@ def _subshell(process: Process) -> list[str]:
 
 def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
     """The plan's nodes (or ``only`` those) as processes."""
-    chosen = [node for node in plan.nodes if only is None or node.node_index in only]
+    chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
     return LocalArtifact(
         run_id=plan.run_id,
         folders=(plan.run_dir, plan.checkpoint_dir),
+        agent=render_agent_files(plan, chosen),
         processes=tuple(_process(plan, node) for node in chosen),
     )
 
 
 def _process(plan: LaunchPlan, node: NodePlan) -> Process:
-    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
     devices: Env = (
         (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),) if plan.accelerator == "cuda" else ()
     )
@@ -90,10 +93,17 @@ def _process(plan: LaunchPlan, node: NodePlan) -> Process:
     return Process(
         node_index=node.node_index,
         incarnation=node.incarnation,
-        argv=render_argv((plan.python, "-m", "torch.distributed.run"), settings, node.command),
+        argv=_argv(plan, node),
         cwd=node.workdir,
         env=(*node.env, *devices),
         unset=STALE_VARIABLES,
         secrets=node.secrets,
         log_dir=node.log_dir,
     )
+
+
+def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
+    if plan.agent is not None:
+        return agent_argv(plan.python, f"{plan.run_dir}/{contract.AGENT_ARCHIVE}", node)
+    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
+    return render_argv((plan.python, "-m", "torch.distributed.run"), settings, node.command)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import shlex
 
 from launcher.node_plan import Env
@@ -35,3 +37,10 @@ def render_block(argv: tuple[str, ...], *, head: int = 1, per_line: int = 1) -> 
 def render_exports(env: Env) -> str:
     """``export`` lines that a shell evaluates."""
     return "".join(f"export {name}={quote(value)}\n" for name, value in env)
+
+
+def render_csv(fields: list[str]) -> str:
+    """Fields as docker's --mount and --gpus read them: one line, a comma inside a field quoted."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(fields)
+    return text.getvalue()

@@ -20,13 +20,13 @@ from launcher.job import JobSpec
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.docker import (
-    ENTRYPOINT,
     RDMA_DEVICES,
     STOP_MARGIN_S,
+    TORCHRUN,
     DockerArtifact,
     render_docker,
 )
-from launcher.runs import RunFolder
+from launcher.runs import RunFolder, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.docker_console import Consoles
@@ -89,6 +89,7 @@ class DockerTarget:
         check_host(artifact)
         for folder in artifact.folders:
             Path(folder).mkdir(parents=True, exist_ok=True)
+        write_agent_files(artifact.agent)
         replaced = {container.node.node_index for container in artifact.containers}
         earlier = self._engine.list_containers(plan.run_id)
         self._end([c for c in earlier if c.node_index in replaced], timeout_s=0)
@@ -169,7 +170,7 @@ def describe(ending: Ending) -> str:
     if ending.out_of_memory:
         return "OOMKilled: resources.memory of the job is too little"
     if ending.exit_code in CANNOT_EXECUTE:
-        return f"the image has no {ENTRYPOINT}: name one that holds torch (image of the job)"
+        return f"the image has no {TORCHRUN} or python3: name one that holds torch (image)"
     return ""
 
 
@@ -188,7 +189,8 @@ def read_secrets(artifact: DockerArtifact, environ: Mapping[str, str]) -> dict[s
 def check_host(artifact: DockerArtifact) -> None:
     """Raises where this machine lacks a folder or device that the containers shall see."""
     sources = {mount.source for container in artifact.containers for mount in container.node.mounts}
-    missing = sorted(s for s in sources.difference(artifact.folders) if not Path(s).exists())
+    made = {*artifact.folders, *((artifact.agent.archive_path,) if artifact.agent else ())}
+    missing = sorted(s for s in sources.difference(made) if not Path(s).exists())
     if missing:
         raise InputError(
             f"mounts: {', '.join(missing)} not found on this machine",

@@ -11,12 +11,14 @@ from importlib import metadata
 from pathlib import Path
 
 from launcher import contract, proc
+from launcher.agent_task import STORE_CANDIDATES
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
+from launcher.runs import write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
@@ -41,6 +43,7 @@ class LocalTarget:
     def facts(self, job: JobSpec) -> TargetFacts:
         python = job.local.python or sys.executable
         devices = read_gpus() if job.resources.gpus != 0 else ()
+        ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if devices else "cpu",
@@ -52,7 +55,8 @@ class LocalTarget:
             python=python,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            free_port=find_free_port(random.SystemRandom()),
+            free_port=ports[0],
+            spare_ports=ports[1:],
             loopback_interface="lo" if sys.platform == "linux" else "lo0",
             terminal=sys.stderr.isatty(),
         )
@@ -65,6 +69,9 @@ class LocalTarget:
         for folder in artifact.folders:
             Path(folder).mkdir(parents=True, exist_ok=True)
         for process in artifact.processes:
+            Path(process.log_dir).mkdir(parents=True, exist_ok=True)
+        write_agent_files(artifact.agent)
+        for process in artifact.processes:
             if process.incarnation:  # before the first, nothing can be there to look for
                 label = {contract.RUN_ID: plan.run_id, contract.NODE_INDEX: str(process.node_index)}
                 self._end(label, plan.stop_grace_s)
@@ -73,7 +80,6 @@ class LocalTarget:
     def _start(self, process: Process, plan: LaunchPlan) -> None:
         env = {name: value for name, value in os.environ.items() if name not in process.unset}
         env.update(process.env)
-        Path(process.log_dir).mkdir(parents=True, exist_ok=True)
         try:
             pid = proc.start(process.argv, cwd=process.cwd, env=env, console=Path(process.console))
         except OSError as error:
@@ -117,7 +123,7 @@ class LocalTarget:
             LiveRun(
                 run_id=run_id,
                 run_dir=proc.variable_of(pids[0], contract.RUN_DIR) or "",
-                running_nodes=sum(_is_agent(pid) for pid in pids),
+                running_nodes=len(find_agents(pids)),
             )
             for run_id, pids in sorted(proc.find_runs().items())
         )
@@ -125,11 +131,9 @@ class LocalTarget:
     def _end(self, label: dict[str, str], grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
         # that got one of its own as failed.
-        proc.send(tuple(pid for pid in proc.find(**label) if _is_agent(pid)), signal.SIGTERM)
+        proc.send(find_agents(proc.find(**label)), signal.SIGTERM)
         deadline = self._clock.monotonic() + grace_s
-        while (
-            any(_is_agent(pid) for pid in proc.find(**label)) and self._clock.monotonic() < deadline
-        ):
+        while find_agents(proc.find(**label)) and self._clock.monotonic() < deadline:
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
         while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
@@ -137,9 +141,17 @@ class LocalTarget:
             self._clock.sleep(0.02)
 
 
-def _is_agent(pid: int) -> bool:
-    # torchrun sets this one for its workers, and all that they start, never for itself.
-    return proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a run's processes that the launcher started, and not one of the others.
+
+    torchrun sets TORCHELASTIC_RUN_ID for its workers, which may be orphans, and never for itself;
+    workers that were forked show no such variable, but have a parent in the run.
+    """
+    return tuple(
+        pid
+        for pid in pids
+        if proc.parent_of(pid) not in pids and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+    )
 
 
 def read_torch_version(python: str) -> str:
@@ -160,12 +172,13 @@ def read_torch_version(python: str) -> str:
     return found.strip()
 
 
-def find_free_port(random_source: random.Random) -> int:
-    """A port nobody listens on now.
+def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
+    """Ports nobody listens on now.
 
     Picked at random, so that two runs started at once rarely choose the same; the one that
     loses such a race fails to bind and is started again.
     """
+    found: list[int] = []
     for port in random_source.sample(PORTS, k=200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -173,7 +186,9 @@ def find_free_port(random_source: random.Random) -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        found.append(port)
+        if len(found) == count:
+            return tuple(found)
     raise TargetError(
         "no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them"
     )

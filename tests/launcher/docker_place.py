@@ -55,6 +55,8 @@ class Place:
                 "image": IMAGE,
                 "command": command,
                 "nproc_per_node": 1,
+                # Its stand-in takes torchrun's place.
+                "engine": "torchrun",
                 "resources": {"gpus": 0, **fields.pop("resources", {})},
                 "stop_grace_s": 20,
                 **fields,

@@ -44,6 +44,7 @@ LAYERS: dict[float, set[str]] = {
         "render.local",
         "render.docker",
         "render.agent_archive",
+        "render.agent_files",
         "by_hand",
     },
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
@@ -99,7 +100,8 @@ def test_every_module_has_a_layer_and_imports_only_from_lower_ones(module: str) 
 
 
 def test_no_renderer_imports_the_one_of_another_target() -> None:
-    targets = {m for m in modules() if m.startswith("render.")} - {"render.shell"}
+    shared = {"render.shell", "render.agent_files", "render.agent_archive"}
+    targets = {m for m in modules() if m.startswith("render.")} - shared
     assert targets
     for module in targets:
         assert not imports_of(module) & (targets - {module})

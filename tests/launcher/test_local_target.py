@@ -19,7 +19,7 @@ from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, plan_replacement, plan_run
 from launcher.state import NodeState
 from launcher.targets.gpus import read_gpus
-from launcher.targets.local import LocalTarget, find_free_port, read_torch_version
+from launcher.targets.local import LocalTarget, find_free_ports, read_torch_version
 from tests.launcher.runner import wait_until
 
 MakeJob = Callable[..., JobSpec]
@@ -191,9 +191,15 @@ def test_the_torch_of_another_interpreter_is_read() -> None:
 def test_a_free_port_is_free_and_rarely_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     import random
 
-    ports = {find_free_port(random.Random(seed)) for seed in range(20)}
+    ports = {find_free_ports(random.Random(seed), 1) for seed in range(20)}
     assert len(ports) > 15
-    assert all(20000 <= port < 32000 for port in ports)
+    assert all(20000 <= port < 32000 for (port,) in ports)
+
+
+def test_free_ports_of_one_call_differ() -> None:
+    import random
+
+    assert len(set(find_free_ports(random.Random(0), 3))) == 3
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"
     ("name", "fields"),
     [
         ("docker-1x1.sh", {"nproc_per_node": 1}),
-        ("docker-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3}),
+        ("docker-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1}),
         (
             "docker-elastic-1-3.sh",
             {
                 "nnodes": "1:3",
                 "nproc_per_node": 1,
                 "max_restarts": 3,
+                "engine": "torchrun",
                 "env": {"GREETING": "it's $5"},
                 "secrets": ["WANDB_API_KEY", "HF_TOKEN"],
                 "checkpoint_dir": "check points",

@@ -23,13 +23,14 @@ AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é"
     ("name", "fields"),
     [
         ("local-1x2.sh", {"nproc_per_node": 2}),
-        ("local-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3}),
+        ("local-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1}),
         (
             "local-elastic-1-3.sh",
             {
                 "nnodes": "1:3",
                 "nproc_per_node": 1,
                 "max_restarts": 3,
+                "engine": "torchrun",
                 "env": {"GREETING": "it's $5"},
                 "secrets": ["WANDB_API_KEY"],
                 "checkpoint_dir": "check points",

@@ -23,10 +23,41 @@ def rendezvous(job: JobSpec, node_index: int = 0, host: str = "w-0", **fields: o
 @pytest.mark.parametrize(
     ("nnodes", "backend"), [(1, "c10d"), (2, "static"), ("1:4", "c10d"), ("2:2", "static")]
 )
-def test_fixed_groups_meet_statically_and_elastic_ones_by_c10d(
+def test_under_torchrun_fixed_groups_meet_statically_and_elastic_ones_by_c10d(
     make_job: MakeJob, nnodes: object, backend: str
 ) -> None:
-    assert plan_backend(make_job(nnodes=nnodes)) == backend
+    assert plan_backend(make_job(nnodes=nnodes, engine="torchrun")) == backend
+
+
+@pytest.mark.parametrize("fields", [{"nnodes": "1:4"}, {"nnodes": 2, "max_restarts": 1}])
+def test_under_the_agent_all_groups_meet_by_its_roster(
+    make_job: MakeJob, fields: dict[str, object]
+) -> None:
+    found = rendezvous(make_job(**fields), fence_dir="/checkpoints")
+    assert isinstance(found, Elastic)
+    assert found.backend == "roster"
+    assert dict(found.conf)["fence_dir"] == "/checkpoints"
+
+
+def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(
+    make_job: MakeJob,
+) -> None:
+    conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
+    job = make_job(nnodes="1:2", agent={"detection_limit_s": 1.5}, rdzv={"conf": conf})
+    assert dict(rendezvous(job).conf) == {
+        "detection_limit_s": "1.5",
+        "join_timeout_s": "50",
+        "last_call_s": "7",
+        "connect_timeout_s": "900",
+    }
+
+
+def test_the_roster_understands_every_key_that_the_planner_gives_it(make_job: MakeJob) -> None:
+    from launcher.agent.roster.settings import parse_settings
+
+    conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
+    found = rendezvous(make_job(nnodes="1:2", rdzv={"conf": conf}), fence_dir="/checkpoints")
+    assert parse_settings({**dict(found.conf), "node_index": "0"}).join_timeout_s == 50
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job: MakeJob) -> None:
@@ -58,19 +89,22 @@ def test_one_node_meets_itself_on_any_free_port(make_job: MakeJob) -> None:
 
 
 def test_the_read_timeout_outlasts_the_pull_of_an_image(make_job: MakeJob) -> None:
-    conf = dict(rendezvous(make_job(nnodes="1:2")).conf)
+    conf = dict(rendezvous(make_job(nnodes="1:2", engine="torchrun")).conf)
     assert int(conf["read_timeout"]) >= 300
+    conf = dict(rendezvous(make_job(nnodes="1:2")).conf)
+    assert int(conf["connect_timeout_s"]) >= 300
 
 
 def test_timeouts_that_older_torch_does_not_know_are_left_out(make_job: MakeJob) -> None:
-    job = make_job(nnodes="1:2")
+    job = make_job(nnodes="1:2", engine="torchrun")
     new = {"last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"}
     assert new <= set(dict(rendezvous(job, torch_version=(2, 7)).conf))
     assert not new & set(dict(rendezvous(job, torch_version=(2, 6)).conf))
 
 
 def test_the_jobs_own_timeouts_win(make_job: MakeJob) -> None:
-    job = make_job(nnodes="1:2", rdzv={"conf": {"read_timeout": 900, "join_timeout": 5}})
+    conf_of_job = {"read_timeout": 900, "join_timeout": 5}
+    job = make_job(nnodes="1:2", engine="torchrun", rdzv={"conf": conf_of_job})
     conf = dict(rendezvous(job).conf)
     assert (conf["read_timeout"], conf["join_timeout"]) == ("900", "5")
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher import contract, proc
+from launcher.targets.local import find_agents
 from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
 
 BYTES = """
@@ -116,11 +118,47 @@ def test_a_static_group_is_started_again_when_a_node_dies(launcher: Runner) -> N
         "    sys.exit(1)\n"
         "print('attempt', os.environ['LAUNCHER_ATTEMPT'])\n"
     )
-    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1")
+    done = launcher(
+        *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1"),
+        *("--set", "engine=torchrun"),
+    )
     assert done.returncode == 0, done.stderr
     assert launcher.outcome["attempts"] == 2
     assert "starting all nodes again" in done.stderr
     assert "attempt 1" in done.stderr
+
+
+def test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used(
+    launcher: Runner, tmp_path: Path
+) -> None:
+    launcher.write(
+        "import os, pathlib, time, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "incarnation = os.environ['LAUNCHER_INCARNATION']\n"
+        "print('world', dist.get_world_size(), 'incarnation', incarnation, flush=True)\n"
+        "pathlib.Path(f'up-{dist.get_rank()}').touch()\n"
+        "while not pathlib.Path('lost').exists():\n"
+        "    time.sleep(0.1)\n"
+        "if dist.get_rank() == 1 and incarnation == '0':\n"
+        "    time.sleep(600)\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+    )
+    process = launcher.start(
+        *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--set", "engine=agent"),
+        *("--set", "agent.detection_limit_s=2"),
+    )
+    wait_until(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+    (run_id,) = launcher.run_ids()
+    (node,) = find_agents(proc.find(**{contract.NODE_INDEX: "1", contract.RUN_ID: run_id}))
+    os.kill(node, signal.SIGKILL)
+    (tmp_path / "lost").touch()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr.decode()
+    assert launcher.outcome["attempts"] == 1
+    assert launcher.outcome["restarts"].get("worker-fault") is None
+    assert "world 2 incarnation 1" in stderr.decode()
+    assert launcher.processes() == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

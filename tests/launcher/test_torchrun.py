@@ -78,13 +78,13 @@ def test_flags_and_variables_mean_the_same_to_torch(
 
 
 def test_a_static_agent_never_restarts_its_workers_itself(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3)
+    plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3, engine="torchrun")
     assert dict(settings(plan.nodes[1]).options)["max_restarts"] == "0"
     assert dict(settings(plan.nodes[1]).options)["node_rank"] == "1"
 
 
 def test_elastic_nodes_are_told_who_hosts_the_store(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes="1:2", nproc_per_node=1)
+    plan = make_plan(nnodes="1:2", nproc_per_node=1, engine="torchrun")
     conf = [dict(settings(n).options)["rdzv_conf"].rsplit(",", 1)[1] for n in plan.nodes]
     assert conf == ["is_host=1", "is_host=0"]
 
