@@ -132,9 +132,10 @@ class Supervisor:
 
     def _run_rounds(self) -> None:
         began_at = self._clock.monotonic()
+        first = self._task.settings.store_round
         number = 0
         while True:
-            task = plan_round(self._task, number, self._report.carried)
+            task = plan_round(self._task, first + number, self._report.carried)
             self._report = self._run_agent(task)
             self._attempts += self._report.attempts
             self._report.attempts = self._attempts
