@@ -132,6 +132,16 @@ def _status(arguments: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
+def _report(arguments: argparse.Namespace) -> int:
+    from launcher.clock import SystemClock
+    from launcher.postmortem import read_postmortem, render_postmortem
+
+    told = read_postmortem(_find(arguments), SystemClock().wall())
+    text = json.dumps(told, indent=2) + "\n" if arguments.json else render_postmortem(told)
+    sys.stdout.write(text)
+    return int(ExitCode.OK)
+
+
 def _logs(arguments: argparse.Namespace) -> int:
     from launcher.listing import show_logs
 
@@ -271,6 +281,12 @@ def _parser() -> argparse.ArgumentParser:
     status = _command(commands, "status", _status, "show one run and its nodes")
     _add_run(status)
     status.add_argument("--json", action="store_true")
+
+    report = _command(
+        commands, "report", _report, "tell what happened: first cause, restarts, nodes, timeline"
+    )
+    _add_run(report)
+    report.add_argument("--json", action="store_true")
 
     logs = _command(
         commands, "logs", _logs, "print a run's output, each line with its node and rank"

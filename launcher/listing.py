@@ -56,7 +56,7 @@ def _row(run: RunFolder) -> Row:
     except InputError:
         # Of another version, or damaged: one such folder must not hide the other runs.
         return Row(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
-    state, outcome = _state(run, plan)
+    state, outcome = read_state(run, plan)
     return Row(
         run_id=run.run_id,
         job=plan.job_name,
@@ -69,7 +69,8 @@ def _row(run: RunFolder) -> Row:
     )
 
 
-def _state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
+def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
+    """A run's state in a word; one that ended unseen gets its outcome."""
     outcome = run.read_outcome()
     if outcome is None and run.launcher_pid() is None:
         try:
@@ -105,7 +106,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 def read_status(run: RunFolder) -> dict[str, Any]:
     """One run: its state, its nodes as the target reports them, its outcome or metrics."""
     plan = run.read_plan()
-    state, outcome = _state(run, plan)
+    state, outcome = read_state(run, plan)
     nodes: list[dict[str, Any]] = []
     if outcome is None:
         observation = open_target(plan.target, run.path.parent).observe(plan)

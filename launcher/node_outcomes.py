@@ -99,8 +99,15 @@ def _parse_lines(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError):
             event = json.loads(line)
-            if isinstance(event, dict) and event.get("source") == "agent":
+            if isinstance(event, dict) and event.get("source") == "agent" and _has_place(event):
                 yield event
+
+
+def _has_place(event: dict[str, Any]) -> bool:
+    """Whether it says which node, what, and when."""
+    numbers = (event.get(key) for key in ("node_index", "incarnation", "at", "monotonic_s"))
+    named = isinstance(event.get("event"), str)
+    return named and all(isinstance(number, int | float) for number in numbers)
 
 
 def refine_reason(

@@ -21,6 +21,8 @@ def render_summary(outcome: Outcome, *, folder: str, job_file: str, program: str
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
     lines.append(f"  logs         {folder}/nodes   {program} logs {outcome.run_id}")
+    if outcome.failure or outcome.restarts:
+        lines.append(f"  report       {program} report {outcome.run_id}")
     lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
     resume = f"{program} run {job_file} --on {outcome.target} --resume {outcome.run_id}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
@@ -65,4 +67,7 @@ def _results(outcome: Outcome) -> list[str]:
     speed = metrics.get("samples_per_s")
     rate = f", {speed:.0f} samples/s" if isinstance(speed, int | float) else ""
     found.append(f"  duration     {outcome.duration_s:.1f} s{rate}")
+    if outcome.restarts:
+        causes = ", ".join(f"{cause} {count}" for cause, count in outcome.restarts.items())
+        found.append(f"  restarts     {causes} (over all nodes)")
     return found

@@ -32,7 +32,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", ["run", "render", "env", "ps", "status", "logs", "stop"])
+COMMANDS = ["run", "render", "env", "ps", "status", "report", "logs", "stop", "schema"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, tmp_path: Path) -> None:
     done = launcher(command, "--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -51,6 +54,7 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["render", "job.yaml", "--on", "local", "--nproc-per-node", "gpu"], 2, ["no GPU"]),
         (["env", "job.yaml", "--nnodes", "2"], 2, ["--rdzv-endpoint"]),
         (["status", "nothing"], 2, ["no run 'nothing'"]),
+        (["report", "nothing"], 2, ["no run 'nothing'"]),
         (["logs", "nothing"], 2, ["no run 'nothing'"]),
         (["stop", "nothing"], 2, ["no run 'nothing'"]),
         (["ps", "--", "x"], 2, ["go with run and render"]),

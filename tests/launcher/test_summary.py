@@ -59,6 +59,13 @@ def test_next_commands_are_shown_as_one_types_them() -> None:
     assert ".venv/bin/launcher render digits.yaml --on local" in text
 
 
+def test_restarts_are_shown_by_cause_where_there_were_any() -> None:
+    text = summary(Reason.COMPLETED, restarts={"membership": 2, "worker-fault": 1})
+    assert "  restarts     membership 2, worker-fault 1 (over all nodes)" in text
+    assert ".venv/bin/launcher report digits-0a1b2c" in text
+    assert "restarts" not in summary(Reason.COMPLETED)
+
+
 def test_a_script_without_checkpoints_is_not_offered_to_be_resumed() -> None:
     assert "--resume" not in summary(Reason.COMPLETED)
 

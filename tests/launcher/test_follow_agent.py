@@ -1,0 +1,173 @@
+"""The follower of nodes under the agent, with a target that plays a scripted course."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.settings import AgentSettings, StoreEndpoint, after_loss_of
+from launcher.console import Console
+from launcher.decide import FINISH_S
+from launcher.follow import Follower
+from launcher.job import JobSpec
+from launcher.plan import LaunchPlan
+from launcher.runs import Outcome, RunFolder
+from launcher.state import NodeState
+from launcher.targets.base import LiveRun, NodeObservation, Observation
+
+MakePlan = Callable[..., LaunchPlan]
+RUNS = "runs"
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def wall(self) -> float:
+        return self.now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+class ScriptedTarget:
+    """Each observation is the next line of the course: (seconds it lasts, a value per node)."""
+
+    name = "local"
+
+    def __init__(self, clock: FakeClock, course: list[tuple[float, list[int | str]]]) -> None:
+        self._clock, self._course, self._until = clock, course, 0.0
+        self.started: list[tuple[int, ...] | None] = []
+        self.plans: list[LaunchPlan] = []
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        self.started.append(only)
+        self.plans.append(plan)
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        if self._clock.now_s >= self._until:
+            lasts_s, self._now = self._course.pop(0)
+            self._until = self._clock.now_s + lasts_s
+        nodes = tuple(
+            NodeObservation(
+                node_index=index,
+                incarnation=plan.nodes[index].incarnation,
+                state=NodeState.RUNNING if value == RUNS else NodeState.EXITED,
+                exit_code=value if isinstance(value, int) else None,
+            )
+            for index, value in enumerate(self._now)
+        )
+        return Observation(run_id=plan.run_id, nodes=nodes)
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptedTarget:
+        return self
+
+    def shell(self) -> str:
+        return ""
+
+    def collect(self, plan: LaunchPlan) -> None:
+        pass
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        pass
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        return ()
+
+    def facts(self, job: JobSpec) -> None:
+        raise NotImplementedError
+
+
+Follow = Callable[..., tuple[Outcome, ScriptedTarget, str]]
+
+
+@pytest.fixture
+def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
+    def follow(
+        nnodes: int | str, *course: tuple[float, list[int | str]]
+    ) -> tuple[Outcome, ScriptedTarget, str]:
+        plan = make_plan(nnodes=nnodes, nproc_per_node=1, engine="agent", max_restarts=0)
+        clock = FakeClock()
+        target = ScriptedTarget(clock, [*course])
+        run = RunFolder(tmp_path / plan.run_id)
+        run.create(plan, "", 0.0)
+        said = io.StringIO()
+        console = Console(said, terminal=False, colour=False)
+        outcome = Follower(run, plan, target, console, clock).follow()  # type: ignore[arg-type]
+        return outcome, target, said.getvalue()
+
+    return follow
+
+
+def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(
+    follow: Follow,
+) -> None:
+    outcome, target, said = follow(2, (0, [137, RUNS]), (1, [RUNS, RUNS]), (1, [0, 0]))
+    assert outcome.reason == "completed"
+    assert target.started == [None, (0,)]
+    assert target.plans[1].nodes[0].incarnation == 1
+    assert target.plans[1].nodes[1].incarnation == 0
+    assert target.plans[1].attempt == 0
+    # The others go on with the next store: the new incarnation must look for them there.
+    rounds = [plan.agent.store_round for plan in target.plans if plan.agent]
+    assert rounds == [0, 1]
+    assert "node 0 ended with exit code 137 (killed); replacing it, the others wait for it" in said
+
+
+def test_where_enough_nodes_are_left_they_are_said_to_go_on(
+    follow: Follow,
+) -> None:
+    _, _, said = follow("1:2", (0, [RUNS, 143]), (1, [RUNS, RUNS]), (1, [0, 0]))
+    assert "node 1 ended with exit code 143 (preempted); replacing it, the others go on" in said
+
+
+def test_where_nobody_is_left_all_start_again_and_the_note_counts_what_is_left(
+    follow: Follow,
+) -> None:
+    outcome, target, said = follow(1, (0, [137]), (1, [RUNS]), (1, [0]))
+    assert (outcome.reason, outcome.attempts) == ("completed", 2)
+    assert target.plans[1].nodes[0].rendezvous.id != target.plans[0].nodes[0].rendezvous.id
+    assert "starting all nodes again (16 restarts left)" in said
+
+
+def test_nodes_that_finish_after_each_other_each_get_their_time(
+    follow: Follow,
+) -> None:
+    # Closed long ago, and finished only now: the others may still be writing.
+    outcome, target, _ = follow(
+        "1:3",
+        (FINISH_S - 1, [RUNS, RUNS, 194]),
+        (FINISH_S - 1, [0, RUNS, 194]),
+        (1, [0, 0, 194]),
+    )
+    assert outcome.reason == "completed"
+    assert outcome.finished_at > 2 * (FINISH_S - 1)
+    assert target.started == [None]
+
+
+STORES = tuple(StoreEndpoint(host="h", port=port, node_index=port) for port in range(3))
+
+
+@pytest.mark.parametrize(
+    ("stores", "before", "lost", "after"),
+    [
+        (STORES, 0, 0, 1),
+        (STORES, 0, 1, 0),
+        (STORES, 1, 1, 2),
+        (STORES, 1, 0, 1),
+        (STORES, 2, 2, 3),
+        (STORES, 3, 0, 4),
+        ((), 0, 0, 0),
+    ],
+)
+def test_losing_the_host_of_the_present_store_moves_the_run_to_the_next(
+    stores: tuple[StoreEndpoint, ...], before: int, lost: int, after: int
+) -> None:
+    settings = AgentSettings(stores=stores, store_round=before)
+    assert after_loss_of(settings, lost).store_round == after

@@ -1,0 +1,196 @@
+"""``launcher report`` over folders that the agent's own writers have written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import contract
+from launcher.agent.faults import WorkerEnd
+from launcher.agent.report import AgentReport, Ledger, ledger_path
+from launcher.agent.report import write_outcome as write_node_outcome
+from launcher.cli import run_command
+from launcher.follow import write_outcome
+from launcher.plan import LaunchPlan
+from launcher.postmortem import TIMELINE_LINES, read_postmortem, render_postmortem
+from launcher.runs import RunFolder
+from launcher.state import Reason
+
+MakePlan = Callable[..., LaunchPlan]
+SUBMITTED_AT = 1000.0
+
+
+class FakeClock:
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def wall(self) -> float:
+        return SUBMITTED_AT + self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, duration_s: float) -> None:
+        self.at += duration_s
+
+
+def write_ledger(run: RunFolder, node: int, incarnation: int, *events: tuple[Any, ...]) -> None:
+    """Events as (seconds since submission, name, values)."""
+    clock = FakeClock(0)
+    path = ledger_path(run.path, node, incarnation)
+    ledger = Ledger(path, clock, node_index=node, incarnation=incarnation)
+    for at, name, values in events:
+        clock.at = at
+        ledger.write(name, **values)
+
+
+def start(at: float, world_size: int, attempt: int = 0) -> list[tuple[Any, ...]]:
+    return [
+        (at, "rendezvous-began", {"attempt": attempt}),
+        (at + 1, "rendezvous-ended", {"rank": 0, "world_size": world_size}),
+        (at + 1, "workers-started", {"attempt": attempt, "ranks": [0]}),
+        (at + 2, "first-step", {"attempt": attempt}),
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
+    """Two nodes: node 1 was killed and replaced, then its worker failed for good."""
+    run = RunFolder(tmp_path / "digits-0a1b2c")
+    plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=1)
+    node = replace(plan.nodes[1], incarnation=1)
+    plan = replace(plan, nodes=(plan.nodes[0], node))
+    run.create(plan, "", SUBMITTED_AT)
+    logs = {}
+    for node_index, incarnation in ((0, 0), (1, 0), (1, 1)):
+        folder = run.node_dir(node_index, incarnation) / "attempt-0" / f"rank-{node_index}"
+        folder.mkdir(parents=True)
+        (folder / "stderr").write_text("Traceback\nValueError: boom\n")
+        logs[node_index] = str(folder.relative_to(run.path))
+    boom = WorkerEnd(
+        attempt=0, rank=1, local_rank=0, exit_code=1, at=1020.0, cause="exit",
+        message="ValueError: boom", log=logs[1],
+    )  # fmt: skip
+    peer = replace(boom, rank=0, message="Connection closed by peer", log=logs[0], at=1019.0)
+    reports = {
+        (0, 0): AgentReport(reason=Reason.TRAINING_FAILED, ends=(peer,), attempts=2),
+        (1, 1): AgentReport(
+            reason=Reason.RESTARTS_EXHAUSTED, ends=(boom,), attempts=2, detail="rank 1: boom"
+        ),
+    }
+    for (index, incarnation), report in reports.items():
+        path = run.node_dir(index, incarnation) / contract.OUTCOME_FILE
+        write_node_outcome(
+            path, report, exit_code=1, node_index=index, incarnation=incarnation,
+            started_at=1001.0, finished_at=1030.0 - index,
+        )  # fmt: skip
+    ended = {"reason": "restarts-exhausted", "exit_code": 1}
+    restart = ("restart", {"attempt": 0, "cause": "membership"})
+    write_ledger(
+        run, 0, 0, (1, "agent-started", {}), *start(2, 2), (8, *restart), *start(9, 2, 1),
+        (20, "agent-ended", ended),
+    )  # fmt: skip
+    write_ledger(run, 1, 0, (1, "agent-started", {}), *start(2, 2))
+    write_ledger(run, 1, 1, (8, "agent-started", {}), *start(9, 2), (19, "agent-ended", ended))
+    return run
+
+
+@pytest.fixture
+def ended(run: RunFolder) -> RunFolder:
+    write_outcome(run, run.read_plan(), Reason.TRAINING_FAILED, "", SUBMITTED_AT + 25)
+    return run
+
+
+def test_a_report_names_cause_restarts_and_every_incarnation(ended: RunFolder) -> None:
+    told = read_postmortem(ended, SUBMITTED_AT + 99)
+    assert (told["state"], told["reason"], told["engine"]) == (
+        "failed",
+        "restarts-exhausted",
+        "agent",
+    )
+    assert told["failure"]["first"]["exception"] == "ValueError: boom"
+    assert [failure["rank"] for failure in told["failure"]["collateral"]] == [0]
+    assert told["restarts"] == {"membership": 1}
+    nodes = [(n["node_index"], n["incarnation"], n["reason"]) for n in told["nodes"]]
+    assert nodes == [(0, 0, "training-failed"), (1, 0, None), (1, 1, "restarts-exhausted")]
+    assert told["duration_s"] == 25
+
+
+def test_phases_of_a_killed_node_end_with_its_last_word(ended: RunFolder) -> None:
+    told = read_postmortem(ended, SUBMITTED_AT + 9999)
+    assert told["nodes"][0]["phases_s"] == {"starting": 3.0, "rendezvous": 2.0, "running": 14.0}
+    assert told["nodes"][1]["phases_s"] == {"starting": 2.0, "rendezvous": 1.0}
+    assert told["phases_s"]["rendezvous"] == 4.0
+
+
+def test_the_text_tells_the_same(ended: RunFolder) -> None:
+    text = render_postmortem(read_postmortem(ended, SUBMITTED_AT + 99))
+    lines = text.splitlines()
+    assert lines[0] == (
+        "digits-0a1b2c: failed on local, engine agent "
+        "(restarts-exhausted; rank 1: boom; fault: training; exit code 1; 25.0 s)"
+    )
+    assert "  first cause: node 1, rank 1, attempt 0: ValueError: boom" in lines
+    assert "    | ValueError: boom" in lines
+    assert "  fell with it: node 0, rank 0, attempt 0: Connection closed by peer" in lines
+    assert "  restarts by cause, over all nodes: membership 1" in lines
+    assert any(line.startswith("    1.0: 1 attempt, no report: ") for line in lines)
+    assert "         8.00  0.0  restart: membership" in lines
+    assert "        19.00  1.1  agent ended: restarts-exhausted, exit code 1" in lines
+
+
+def test_a_running_run_is_told_up_to_now(run: RunFolder) -> None:
+    run.write_launcher()
+    (run.node_dir(1, 1) / contract.OUTCOME_FILE).unlink()
+    path = ledger_path(run.path, 1, 1)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + '{"torn')
+    told = read_postmortem(run, SUBMITTED_AT + 41)
+    assert (told["state"], told["reason"]) == ("running", None)
+    assert told["nodes"][2]["phases_s"]["running"] == 30.0
+    assert "digits-0a1b2c: running on local" in render_postmortem(told)
+
+
+def test_the_trainings_own_ledger_does_not_disturb(ended: RunFolder) -> None:
+    before = read_postmortem(ended, 0.0)
+    folder = ended.path / contract.LEDGER_DIR
+    (folder / "training-0-0-0-0.jsonl").write_text('{"source": "training", "event": "step"}\n')
+    with ledger_path(ended.path, 0, 0).open("a") as file:
+        file.write('{"source": "training", "event": "step"}\n[]\nnot json\n{"source": "agent"}\n')
+    assert read_postmortem(ended, 0.0) == before
+
+
+def test_a_long_timeline_is_cut_and_says_so(ended: RunFolder) -> None:
+    many = [(30 + i, "gpu-wait", {"waited_s": 1.0}) for i in range(TIMELINE_LINES)]
+    write_ledger(ended, 1, 1, *many)
+    text = render_postmortem(read_postmortem(ended, 0.0))
+    assert "earlier events; all of them: --json" in text
+    assert text.count("waited 1.0 s") == TIMELINE_LINES
+
+
+def test_a_run_under_plain_torchrun_is_told_with_what_there_is(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    run = RunFolder(tmp_path / "digits-0a1b2c")
+    plan = make_plan(nnodes=1, nproc_per_node=1, engine="torchrun")
+    run.create(plan, "", SUBMITTED_AT)
+    (run.path / "nodes/0/0/id_x/attempt_0/0").mkdir(parents=True)
+    write_outcome(run, plan, Reason.COMPLETED, "", SUBMITTED_AT + 5)
+    text = render_postmortem(read_postmortem(run, SUBMITTED_AT + 9))
+    assert "succeeded on local, engine torchrun (completed; exit code 0; 5.0 s)" in text
+    assert "0.0: 1 attempt, plain torchrun keeps no report of a node" in text
+    assert "timeline" not in text
+
+
+def test_the_command_prints_text_or_json(
+    ended: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(ended.path.parent)
+    assert run_command(["report", "digits", "--runs", root]) == 0
+    assert "first cause: node 1" in capsys.readouterr().out
+    assert run_command(["report", "--runs", root, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == "restarts-exhausted"

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import contract
+from launcher.timeline import measure_phases, tell_event, tell_timeline
+
+SAMPLES: list[tuple[dict[str, Any], str]] = [
+    ({"event": "agent-started"}, "agent started"),
+    ({"event": "rendezvous-began"}, ""),
+    (
+        {"event": "rendezvous-ended", "rank": 1, "world_size": 3},
+        "rendezvous: node rank 1, world of 3 nodes",
+    ),
+    (
+        {"event": "workers-started", "attempt": 2, "ranks": [2, 3]},
+        "workers started (attempt 2, ranks 2, 3)",
+    ),
+    ({"event": "first-step"}, "first step"),
+    (
+        {"event": "worker-ended", "rank": 3, "exit_code": 1, "cause": "exit"},
+        "rank 3 ended: exit code 1",
+    ),
+    (
+        {"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
+        "rank 3 ended: signal 9 (hang)",
+    ),
+    (
+        {"event": "hang", "rank": 2, "silent_s": 12.34, "limit_s": 10},
+        "rank 2 hangs: silent for 12.3 s, limit 10.0 s",
+    ),
+    ({"event": "gpu-wait", "waited_s": 3}, "waited 3.0 s for GPU memory"),
+    ({"event": "restart", "cause": "lost-peer"}, "restart: lost-peer"),
+    ({"event": "stop-requested", "reason": "preempted"}, "stop requested: preempted"),
+    ({"event": "stop-acknowledged", "step": 120}, "stop acknowledged at step 120"),
+    ({"event": "store-lost"}, "store lost, starting again"),
+    (
+        {"event": "agent-ended", "reason": "completed", "exit_code": 0},
+        "agent ended: completed, exit code 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "words"), SAMPLES)
+def test_events_are_told_in_words(event: dict[str, Any], words: str) -> None:
+    assert tell_event(event) == words
+
+
+def test_every_event_of_the_contract_has_words() -> None:
+    source = Path(contract.__file__).read_text()
+    listed = re.search(r"Events: (.*?)\.\"\"\"", source, re.DOTALL)
+    assert listed is not None
+    names = re.sub(r"\(.*?\)", "", listed[1], flags=re.DOTALL)
+    found = {name.strip() for name in names.split(",")}
+    assert found == {event["event"] for event, _ in SAMPLES}
+
+
+@pytest.mark.parametrize(
+    "event", [{"event": "of-a-newer-agent"}, {"event": "hang"}, {"event": "restart", "x": 1}]
+)
+def test_what_is_not_understood_is_told_by_its_name(event: dict[str, Any]) -> None:
+    assert tell_event(event) == event["event"]
+
+
+def at(event: str, seconds: float, node_index: int = 0, **values: Any) -> dict[str, Any]:
+    """An event; each node's monotonic clock has a beginning of its own."""
+    times = {"at": 1000 + seconds, "monotonic_s": 77 * node_index + seconds}
+    return {"event": event, "node_index": node_index, "incarnation": 0, **times, **values}
+
+
+def test_nodes_are_told_together_from_the_submission_on() -> None:
+    events = [at("agent-started", 2), at("first-step", 9), at("agent-started", 3, node_index=1)]
+    told = [(m.after_s, m.node_index, m.text) for m in tell_timeline(events, 1000.0)]
+    assert told == [(2, 0, "agent started"), (3, 1, "agent started"), (9, 0, "first step")]
+
+
+LIFE = [
+    at("agent-started", 0),
+    at("rendezvous-began", 1),
+    at("rendezvous-ended", 3),
+    at("workers-started", 3),
+    at("first-step", 7),
+    at("worker-ended", 17),
+    at("rendezvous-began", 17),
+    at("rendezvous-ended", 18),
+    at("workers-started", 18),
+]
+
+
+def test_every_second_of_an_agent_belongs_to_one_phase() -> None:
+    events = [*LIFE, at("first-step", 20), at("agent-ended", 25)]
+    phases = measure_phases(events, steps_seen=True, now=None)
+    assert phases == {"starting": 7.0, "rendezvous": 3.0, "running": 15.0}
+    assert sum(phases.values()) == 25
+
+
+def test_workers_that_never_tell_their_steps_count_as_running_from_their_start() -> None:
+    phases = measure_phases([*LIFE[:4], at("agent-ended", 9)], steps_seen=False, now=None)
+    assert phases == {"starting": 1.0, "rendezvous": 2.0, "running": 6.0}
+
+
+def test_a_node_that_runs_is_counted_up_to_now_and_a_killed_one_to_its_last_word() -> None:
+    assert measure_phases(LIFE[:5], steps_seen=True, now=1010.0)["running"] == 3.0
+    assert "running" not in measure_phases(LIFE[:5], steps_seen=True, now=None)
+
+
+def test_without_events_there_are_no_phases() -> None:
+    assert measure_phases([], steps_seen=False, now=5.0) == {}
