@@ -7,10 +7,8 @@ which is forked from this one.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from launcher.agent.report import (
     read_oom_kills,
     write_outcome,
 )
+from launcher.agent.scratch import Scratch
 from launcher.agent.settings import NodeTask, parse_task
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
 from launcher.clock import SystemClock
@@ -85,7 +84,7 @@ class Supervisor:
             self._report = self._run_agent()
         finally:
             processes.end_children()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._own.remove()
         code = int(EXIT_CODE_OF_REASON[self._report.reason])
         self._tell_end(code, started_at)
         return code
@@ -99,7 +98,8 @@ class Supervisor:
         if node.workdir is not None:
             os.chdir(node.workdir)
         self._files.clear()
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"launcher-{node.node_index}-"))
+        self._own = Scratch()
+        self._scratch = self._own.path
         self._ledger = Ledger(
             ledger_path(self._run_dir, node.node_index, node.incarnation),
             self._clock,

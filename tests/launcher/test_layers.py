@@ -18,10 +18,19 @@ LAYERS: dict[float, set[str]] = {
     0.5: {"agent", "agent.roster"}
     | {f"agent.{name}" for name in ("processes", "heartbeat", "settings", "faults", "report")}
     | {f"agent.{name}" for name in ("attempts", "gpu", "node", "stopping", "identity", "worker")}
-    | {f"agent.{name}" for name in ("guard", "preload", "watchdog", "health", "admission", "link")}
+    | {f"agent.{name}" for name in ("guard", "preload", "watchdog", "health", "admission")}
     | {
         f"agent.{name}"
-        for name in ("logs", "watched", "launch", "engine", "supervisor", "takeover")
+        for name in (
+            "link",
+            "scratch",
+            "logs",
+            "watched",
+            "launch",
+            "engine",
+            "supervisor",
+            "takeover",
+        )
     }
     | {"agent.__main__"}
     | {f"agent.roster.{name}" for name in ("head", "watch", "words", "view", "decide", "machine")}
