@@ -12,32 +12,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 
+AGENT = {
+    f"agent.{name}"
+    for name in (
+        *("processes", "heartbeat", "settings", "faults", "report", "scratch", "attempts", "gpu"),
+        *("node", "stopping", "identity", "worker", "guard", "preload", "watchdog", "health"),
+        *("admission", "link", "logs", "watched", "takeover", "launch", "engine", "supervisor"),
+    )
+}
+ROSTER = {
+    f"agent.roster.{name}"
+    for name in (
+        *("head", "watch", "words", "view", "decide", "machine"),
+        *("settings", "fencing", "store", "shell", "handler", "backend"),
+    )
+}
 LAYERS: dict[float, set[str]] = {
     0: {"", "errors", "clock", "contract", "state", "node_plan"},
     # The agent in the node: beside the planning, never above it.
-    0.5: {"agent", "agent.roster"}
-    | {f"agent.{name}" for name in ("processes", "heartbeat", "settings", "faults", "report")}
-    | {f"agent.{name}" for name in ("attempts", "gpu", "node", "stopping", "identity", "worker")}
-    | {f"agent.{name}" for name in ("guard", "preload", "watchdog", "health", "admission")}
-    | {
-        f"agent.{name}"
-        for name in (
-            "link",
-            "scratch",
-            "logs",
-            "watched",
-            "launch",
-            "engine",
-            "supervisor",
-            "takeover",
-        )
-    }
-    | {"agent.__main__"}
-    | {f"agent.roster.{name}" for name in ("head", "watch", "words", "view", "decide", "machine")}
-    | {
-        f"agent.roster.{name}"
-        for name in ("settings", "fencing", "store", "shell", "handler", "backend")
-    },
+    0.5: {"agent", "agent.roster", "agent.__main__", *AGENT, *ROSTER},
     1: {
         "job",
         "job_types",
