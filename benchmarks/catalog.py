@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.command_line import measure_help, measure_render
 from benchmarks.measure import Row
 from benchmarks.plan import measure_plan
+from benchmarks.recovery import measure_recovery
 from benchmarks.start import measure_start
 from benchmarks.step import measure_step
 
@@ -16,5 +17,6 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "help": measure_help,
     "plan": measure_plan,
     "step": measure_step,
+    "recovery": measure_recovery,
 }
 """Names are what the command line takes and what docs/benchmarks.md explains."""

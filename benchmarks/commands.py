@@ -1,6 +1,6 @@
 """Runs the commands that are measured: the same interpreter, folder and environment for both sides.
 
-The only user of ``subprocess`` here.
+With ``trees.py``, for what is killed, the only user of ``subprocess`` here.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Sample = Callable[[], float]
-"""Measures once and gives seconds."""
+"""Measures once and gives seconds, or what the benchmark says instead."""
 
 
 class BenchmarkError(Exception):
@@ -17,9 +17,13 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The samples of one side, in the order in which they were taken, at least one."""
+    """The samples of one side, in the order in which they were taken, at least one.
+
+    They are seconds, as all names say, but for the few that have another ``unit``.
+    """
 
     samples_s: tuple[float, ...]
+    unit: Literal["s", "MB"] = "s"
 
     @property
     def median_s(self) -> float:
@@ -53,7 +57,8 @@ class Goal:
 class Row:
     """One comparison; ``theirs`` is None where there is no peer or it is not installed.
 
-    ``note`` says what a reader of the figures must know, such as how to install the peer.
+    ``theirs_instead`` tells in words what the peer did where that is no figure. ``note`` says what
+    a reader of the figures must know, such as how to install the peer.
     """
 
     benchmark: str
@@ -62,6 +67,7 @@ class Row:
     theirs: Measurement | None = None
     goal: Goal | None = None
     note: str = ""
+    theirs_instead: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -131,6 +137,7 @@ def _row_to_jsonable(row: Row) -> dict[str, Any]:
         "goal": vars(row.goal) if row.goal else None,
         "ok": row.ok,
         "note": row.note,
+        "theirs_instead": row.theirs_instead,
     }
 
 
@@ -140,6 +147,7 @@ def _measurement_to_jsonable(measurement: Measurement) -> dict[str, Any]:
         "min_s": measurement.min_s,
         "max_s": measurement.max_s,
         "samples_s": list(measurement.samples_s),
+        "unit": measurement.unit,
     }
 
 
@@ -148,8 +156,13 @@ def _parse_row(data: dict[str, Any]) -> Row:
     return Row(
         benchmark=data["benchmark"],
         what=data["what"],
-        ours=Measurement(samples_s=tuple(data["ours"]["samples_s"])),
-        theirs=Measurement(samples_s=tuple(theirs["samples_s"])) if theirs else None,
+        ours=_parse_measurement(data["ours"]),
+        theirs=_parse_measurement(theirs) if theirs else None,
         goal=Goal(**goal) if goal else None,
         note=data["note"],
+        theirs_instead=data.get("theirs_instead", ""),
     )
+
+
+def _parse_measurement(data: dict[str, Any]) -> Measurement:
+    return Measurement(samples_s=tuple(data["samples_s"]), unit=data.get("unit", "s"))

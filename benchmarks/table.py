@@ -53,6 +53,8 @@ def format_measurement(measurement: Measurement) -> str:
     """``4.10 s (4.00 to 4.40)``: three digits, in the unit that suits the median."""
     median_s = float(f"{measurement.median_s:.3g}")  # first, or 0.9999 s would become 1000 ms
     scale, unit = next((each for each in UNITS if median_s >= each[0]), UNITS[-1])
+    if measurement.unit != "s":
+        scale, unit = 1.0, measurement.unit
     low, high = _digits(measurement.min_s / scale), _digits(measurement.max_s / scale)
     return f"{_digits(median_s / scale)} {unit} ({low} to {high})"
 
@@ -65,7 +67,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.benchmark}: {row.what}",
         format_measurement(row.ours),
-        format_measurement(row.theirs) if row.theirs else "-",
+        format_measurement(row.theirs) if row.theirs else row.theirs_instead or "-",
         "-" if row.ratio is None else f"{row.ratio:.3f}",
         _format_goal(row.goal) if row.goal else "-",
         {True: "yes", False: "NO", None: "-"}[row.ok],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.agent import preload
@@ -17,8 +17,10 @@ from launcher.agent.gpu import GpuGate, open_devices
 from launcher.agent.node import Node, say
 from launcher.agent.report import AgentReport, Ledger
 from launcher.agent.settings import AgentSettings, NodeTask
+from launcher.agent.takeover import find_round, may_go_on, plan_round
 from launcher.agent.watchdog import Watchdog
 from launcher.clock import Clock, SystemClock
+from launcher.state import Reason
 
 _FABRIC = "lightning.fabric"
 
@@ -45,8 +47,11 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     _start_health(settings, node, watchdog, clock)
     from launcher.agent import launch
 
+    def run_once(planned: NodeTask) -> tuple[Reason, str]:
+        return launch.run_elastic_agent(planned, node, archive, forks=forks)
+
     watchdog.start()
-    reason, detail = launch.run_elastic_agent(task, node, archive, forks=forks)
+    reason, detail = run_rounds(task, node, clock, run_once)
     watchdog.stop()
     return AgentReport(
         reason=reason,
@@ -54,8 +59,31 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
         attempts=attempts.count,
         restarts=dict(book.restarts),
         ends=node.ends,
-        carried=node.link.carried() if node.link else {},
     )
+
+
+def run_rounds(
+    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
+) -> tuple[Reason, str]:
+    """Goes on with the next store when one is lost, in this process: torch stays imported.
+
+    ``run_once`` blocks until the workers are done or the store is gone.
+    """
+    number, carried, losses_at = 0, dict[str, str](), list[float]()
+    # Its group may have gone on without it, around a store that its plan does not name first.
+    patient = task.node.incarnation > 0
+    while True:
+        number = find_round(task, number, clock, patient=patient)
+        reason, detail = run_once(plan_round(task, number, carried))
+        patient = node.link is not None and node.link.is_fenced_out()
+        losses_at.append(clock.monotonic())
+        if not may_go_on(task, reason, losses_at, fenced=patient):
+            return reason, detail
+        if patient:
+            detail = "the job goes on around another store"
+        carried |= node.link.carried() if node.link else {}
+        node.on_store_lost(reason, detail, len(losses_at))
+        number += 1
 
 
 def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:

@@ -21,10 +21,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import guard
 from launcher.agent.gpu import GpuBusyError
-from launcher.agent.link import ROSTER
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
-from launcher.agent.settings import NodeTask
+from launcher.agent.settings import ROSTER, NodeTask
 from launcher.agent.watched import NodeEnding, register_watched
 from launcher.node_plan import Static
 from launcher.state import Reason

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
+from launcher.agent.settings import ROSTER
 from launcher.state import Reason
 
 if TYPE_CHECKING:
     from launcher.agent.roster.handler import RosterHandler
 
-ROSTER = "roster"
 _REASONS = {
     "finished": Reason.COMPLETED,
     "failed": Reason.TRAINING_FAILED,
@@ -56,6 +56,10 @@ class Link:
     def closed_reason(self) -> Reason | None:
         """Why the run was closed, where the handler knows."""
         return _REASONS.get(self._roster.closed_reason) if self._roster is not None else None
+
+    def is_fenced_out(self) -> bool:
+        """Whether the run was closed here because it goes on around another store."""
+        return self._roster is not None and self._roster.closed_reason == "fenced"
 
     def generation(self) -> int | None:
         """The fencing generation of the present membership; None where nothing fences."""

@@ -12,6 +12,7 @@ from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, describ
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import Ledger
 from launcher.clock import Clock
+from launcher.state import Reason
 
 if TYPE_CHECKING:
     from launcher.agent.link import Link
@@ -93,6 +94,13 @@ class Node:
         """The workers will be started again."""
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
+
+    def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
+        """The next store will be tried; the group around this one is history."""
+        self.had_rendezvous = False
+        self.enter("restart")
+        self.ledger.write("store-lost", detail=detail)
+        say(f"{reason.value}; starting again ({times})")
 
     def wait_for_gpus(self) -> None:
         """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""

@@ -57,8 +57,6 @@ class AgentReport:
     attempts: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
     ends: tuple[WorkerEnd, ...] = ()
-    carried: Mapping[str, str] = field(default_factory=dict)
-    """Rendezvous configuration for the next start, which finds a new store."""
 
     def write(self, path: Path) -> None:
         """Replaces the file."""

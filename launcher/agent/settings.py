@@ -11,6 +11,8 @@ from launcher.errors import InputError
 from launcher.node_plan import Elastic, Mount, NodePlan, Static
 
 SCHEMA = 1
+ROSTER = "roster"
+"""The agent's own rendezvous backend."""
 Start = Literal["fresh", "fork"]
 
 
@@ -40,9 +42,9 @@ class AgentSettings:
     same_failure_limit: int = 3
     """Equal failures in a row, without progress between them, that end the run."""
     outer_limit: int = 3
-    """How often the agent is started again after its store was lost."""
+    """How often another store is tried within ``outer_limit_s`` after one was lost."""
     outer_limit_s: float = 900.0
-    """No such start later than this after the first."""
+    """Losses longer ago than this are forgiven."""
     stores: tuple[StoreEndpoint, ...] = ()
     """Candidates for the store; empty: the plan's endpoint alone."""
     store_round: int = 0

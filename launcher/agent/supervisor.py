@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,14 +31,12 @@ from launcher.agent.settings import NodeTask, parse_task
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
 from launcher.clock import SystemClock
 from launcher.errors import ExitCode, InputError
-from launcher.node_plan import Static
 from launcher.state import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
 
 NODE_PLAN = "LAUNCHER_NODE_PLAN"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
 _POLL_S = 0.1
-_OUTER_PAUSE_S = 0.5
 
 
 def main(argv: list[str]) -> int:
@@ -75,7 +72,6 @@ class Supervisor:
         self._stop: Stop | None = None
         self._agent_pid = 0
         self._report = AgentReport(reason=Reason.AGENT_FAILED)
-        self._attempts = 0
 
     def run(self) -> int:
         """Blocks until the node's work is done; returns the exit code."""
@@ -86,7 +82,7 @@ class Supervisor:
             say(f"cannot start: {error}")
             return int(ExitCode.BAD_INPUT)
         try:
-            self._run_rounds()
+            self._report = self._run_agent()
         finally:
             processes.end_children()
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -128,42 +124,12 @@ class Supervisor:
             detail = f": {report.detail}" if report.detail else ""
             say(f"{report.reason.value}{detail} (exit code {code})")
 
-    # -- outer loop: the store may be lost, not the run ---------------------------------------
+    # -- the agent's process ------------------------------------------------------------------
 
-    def _run_rounds(self) -> None:
-        began_at = self._clock.monotonic()
-        first = self._task.settings.store_round
-        number = 0
-        while True:
-            task = plan_round(self._task, first + number, self._report.carried)
-            self._report = self._run_agent(task)
-            self._attempts += self._report.attempts
-            self._report.attempts = self._attempts
-            number += 1
-            passed_s = self._clock.monotonic() - began_at
-            if self._stop or not may_go_on(self._task, self._report.reason, number, passed_s):
-                return
-            self._ledger.write("store-lost", detail=self._report.detail)
-            say(f"{self._report.reason.value}; starting again ({number})")
-            self._wait(_OUTER_PAUSE_S)
-
-    def _wait(self, duration_s: float) -> None:
-        end = self._clock.monotonic() + duration_s
-        while not self._stop and (left_s := end - self._clock.monotonic()) > 0:
-            self._take_signal(left_s)
-        if self._stop:
-            self._report = replace(self._report, reason=self._stop.reason)
-
-    # -- one start of the agent ---------------------------------------------------------------
-
-    def _run_agent(self, task: NodeTask) -> AgentReport:
-        if self._stop:
-            return AgentReport(reason=self._stop.reason)
+    def _run_agent(self) -> AgentReport:
         report_file = self._scratch / "report.json"
-        report_file.unlink(missing_ok=True)
-        (self._scratch / "fork").unlink(missing_ok=True)
         oom_kills = read_oom_kills()
-        self._agent_pid = self._fork_agent(task, report_file)
+        self._agent_pid = self._fork_agent(report_file)
         status = self._wait_for_agent()
         # The node's other processes have nobody left who would end them.
         processes.end_children()
@@ -184,7 +150,7 @@ class Supervisor:
         reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
         return AgentReport(reason=reason, detail=detail)
 
-    def _fork_agent(self, task: NodeTask, report_file: Path) -> int:
+    def _fork_agent(self, report_file: Path) -> int:
         supervisor_pid = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -197,7 +163,7 @@ class Supervisor:
             # A terminal's Ctrl-C goes to the whole group: the supervisor alone decides on it.
             os.setpgid(0, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            code = self._be_agent(task, report_file)
+            code = self._be_agent(report_file)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -205,10 +171,12 @@ class Supervisor:
             sys.stderr.flush()
             os._exit(code)
 
-    def _be_agent(self, task: NodeTask, report_file: Path) -> int:
+    def _be_agent(self, report_file: Path) -> int:
         from launcher.agent.engine import run_agent
 
-        report = run_agent(task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger)
+        report = run_agent(
+            self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
+        )
         report.write(report_file)
         return int(EXIT_CODE_OF_REASON[report.reason])
 
@@ -264,33 +232,3 @@ class Supervisor:
                 self._ledger.write("stop-acknowledged", step=answer.get("step"))
             stop.terminated_at = self._clock.monotonic()
             processes.send(self._agent_pid, signal.SIGTERM)
-
-
-def plan_round(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
-    """The task for the ``number``-th start: a failed agent closes its run id for ever.
-
-    ``carried`` is what the last start knew and a new store does not. Every node computes the
-    same id and the same store from the same number.
-    """
-    rendezvous = task.node.rendezvous
-    if number == 0 or isinstance(rendezvous, Static):
-        return task
-    conf = tuple({**dict(rendezvous.conf), **carried}.items())
-    new = replace(rendezvous, id=f"{rendezvous.id}.s{number}", conf=conf)
-    if stores := task.settings.stores:
-        store = stores[number % len(stores)]
-        is_host = store.node_index == task.node.node_index
-        new = replace(new, endpoint_host=store.host, endpoint_port=store.port, is_host=is_host)
-    return replace(task, node=replace(task.node, rendezvous=new))
-
-
-def may_go_on(task: NodeTask, reason: Reason, number: int, passed_s: float) -> bool:
-    """Whether another start, the ``number``-th, may find what this one lost."""
-    settings = task.settings
-    if isinstance(task.node.rendezvous, Static):
-        return False
-    if number > settings.outer_limit or passed_s > settings.outer_limit_s:
-        return False
-    if reason is Reason.STORE_LOST:
-        return True
-    return reason is Reason.RENDEZVOUS_UNREACHABLE and len(settings.stores) > 1

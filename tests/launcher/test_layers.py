@@ -19,7 +19,10 @@ LAYERS: dict[float, set[str]] = {
     | {f"agent.{name}" for name in ("processes", "heartbeat", "settings", "faults", "report")}
     | {f"agent.{name}" for name in ("attempts", "gpu", "node", "stopping", "identity", "worker")}
     | {f"agent.{name}" for name in ("guard", "preload", "watchdog", "health", "admission", "link")}
-    | {f"agent.{name}" for name in ("logs", "watched", "launch", "engine", "supervisor")}
+    | {
+        f"agent.{name}"
+        for name in ("logs", "watched", "launch", "engine", "supervisor", "takeover")
+    }
     | {"agent.__main__"}
     | {f"agent.roster.{name}" for name in ("head", "watch", "words", "view", "decide", "machine")}
     | {

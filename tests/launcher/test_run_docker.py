@@ -117,10 +117,10 @@ def test_a_lost_container_of_an_elastic_run_is_replaced_while_the_others_go_on(
     assert launcher.outcome["attempts"] == 1
 
 
-def test_losing_the_container_that_hosts_the_store_starts_all_again(
+def test_under_torchrun_losing_the_container_that_hosts_the_store_starts_all_again(
     launcher: Runner, engine: Any
 ) -> None:
-    launcher.write(ELASTIC, MOUNTED + "max_restarts: 1\n")
+    launcher.write(ELASTIC, MOUNTED + "max_restarts: 1\nengine: torchrun\n")
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
     wait_until(lambda: has(launcher, "world-2-0"), limit_s=120)
     (run_id,) = launcher.run_ids()
@@ -132,7 +132,25 @@ def test_losing_the_container_that_hosts_the_store_starts_all_again(
     assert launcher.outcome["attempts"] == 2
 
 
-def test_digits_goes_on_from_its_checkpoint_when_a_static_node_is_killed(
+def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_restart(
+    launcher: Runner, engine: Any
+) -> None:
+    launcher.write(ELASTIC, MOUNTED)
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:3")
+    wait_until(lambda: has(launcher, "world-3-0"), limit_s=120)
+    (run_id,) = launcher.run_ids()
+    survivors = [node(engine, run_id, index).id for index in (1, 2)]
+    node(engine, run_id, 0).kill()
+    wait_until(lambda: has(launcher, "world-3-1"), limit_s=120)
+    assert [node(engine, run_id, index).id for index in (1, 2)] == survivors
+    (launcher.folder / "runs/latest/go").touch()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr.decode()
+    assert launcher.outcome["attempts"] == 1
+    assert "worker-fault" not in launcher.outcome["restarts"]
+
+
+def test_digits_goes_on_from_its_checkpoint_when_a_node_of_a_fixed_group_is_killed(
     launcher: Runner, engine: Any
 ) -> None:
     job = str(ROOT / "jobs/digits.yaml")
@@ -143,7 +161,7 @@ def test_digits_goes_on_from_its_checkpoint_when_a_static_node_is_killed(
     node(engine, run_id, 1).kill()
     _, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr.decode()
-    assert launcher.outcome["attempts"] == 2
+    assert launcher.outcome["attempts"] == 1
     assert launcher.outcome["metrics"]["resumed_from_step"] > 0
 
 

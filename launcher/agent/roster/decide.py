@@ -13,7 +13,10 @@ from launcher.agent.roster import head as heads
 from launcher.agent.roster.head import Cause, Head, Phase, index_of, rank_order
 from launcher.agent.roster.view import State, status_in
 from launcher.agent.roster.watch import silent
+from launcher.agent.roster.words import Rules
 
+TAKEOVER_CALL_S = 2.0
+"""The survivors noticed the loss of their store at the same time, give or take a pulse."""
 COMING_INTERVALS = 4
 """Pulses for which a later round waits for newcomers that are known to be on their way."""
 
@@ -171,13 +174,20 @@ def decide_members(state: State, now: float) -> tuple[str, ...]:
     full = len(chosen) == rules.max_nodes
     waited_s = now - state.phase_at
     if not head.members:
-        ready = full or now - state.arrived_at >= rules.last_call_s
+        ready = full or now - state.arrived_at >= _last_call_s(rules, len(chosen))
     elif len(kept) < len(survivors):
         ready = waited_s >= rules.regroup_limit_s
     else:
         on_their_way = waited_s < COMING_INTERVALS * rules.interval_s and _coming(state, here)
         ready = full or not on_their_way
     return tuple(sorted(chosen, key=rank_order)) if ready else ()
+
+
+def _last_call_s(rules: Rules, nodes: int) -> float:
+    """Around a second store, who is known from before is on the way; only the lost are not."""
+    if rules.nodes_before == 0:
+        return rules.last_call_s
+    return 0.0 if nodes >= rules.nodes_before else min(rules.last_call_s, TAKEOVER_CALL_S)
 
 
 def _coming(state: State, here: tuple[str, ...]) -> bool:

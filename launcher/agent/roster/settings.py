@@ -51,7 +51,8 @@ class Settings:
     fence_dir: str = ""
     """The checkpoint folder, if all nodes share it; else a strict majority has to re-form."""
     nodes_before: int = 0
-    """Size of the last membership under an earlier store; counts only without ``fence_dir``."""
+    """Size of the last membership under an earlier store: shortens the last call, and without
+    ``fence_dir`` more than half of them have to come."""
     faults_before: int = 0
     """Restarts by worker faults under earlier stores."""
     generation_before: int = 0

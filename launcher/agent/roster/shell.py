@@ -128,6 +128,7 @@ class Shell:
         """Stops the thread; one that hangs in a frozen store is left behind as a daemon."""
         with self._changed:
             self._ending = True
+            timeout_s = 0.0 if self._failure is not None else timeout_s
             self._changed.notify_all()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

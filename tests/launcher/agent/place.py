@@ -39,10 +39,13 @@ def is_living(process: psutil.Process) -> bool:
 class Place:
     """One node in a folder of its own."""
 
-    def __init__(self, folder: Path, archive: Path, index: int = 0) -> None:
+    def __init__(
+        self, folder: Path, archive: Path, index: int = 0, *, incarnation: int = 0
+    ) -> None:
         self.folder, self.archive, self.index = folder, archive, index
+        self.incarnation = incarnation
         self.run_dir = folder / "run"
-        self.node_dir = self.run_dir / f"nodes/{index}/0"
+        self.node_dir = self.run_dir / f"nodes/{index}/{incarnation}"
         self.label = uuid.uuid4().hex
         self.process: subprocess.Popen[bytes] | None = None
         self.env = {
@@ -81,7 +84,7 @@ class Place:
         )
         node = NodePlan(
             node_index=self.index,
-            incarnation=0,
+            incarnation=self.incarnation,
             name=f"node-{self.index}",
             local_addr="127.0.0.1",
             min_nodes=min_nodes,
@@ -136,12 +139,14 @@ class Place:
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        path = self.run_dir / f"ledger/agent-{self.index}-0.jsonl"
+        path = self.run_dir / f"ledger/agent-{self.index}-{self.incarnation}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def events_or_none(self) -> list[dict[str, Any]]:
         return (
-            self.events() if (self.run_dir / f"ledger/agent-{self.index}-0.jsonl").exists() else []
+            self.events()
+            if (self.run_dir / f"ledger/agent-{self.index}-{self.incarnation}.jsonl").exists()
+            else []
         )
 
     def rank(self, rank: int = 0, attempt: int = 0) -> Path:

@@ -21,7 +21,7 @@ from launcher.agent.heartbeat import Beat
 from launcher.agent.identity import SOURCES, identify
 from launcher.agent.settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.agent.stopping import Step, Stop
-from launcher.agent.supervisor import may_go_on, plan_round
+from launcher.agent.takeover import may_go_on, plan_round
 from launcher.agent.watchdog import Limits, Silence, SilenceBook, decide_hung
 from launcher.errors import ExitCode, InputError
 from launcher.node_plan import Elastic, NodePlan, Static
@@ -203,40 +203,62 @@ def test_sigterm_is_sent_once() -> None:
     assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
 
 
-def test_each_start_has_a_new_run_id_and_the_next_store() -> None:
+def with_rendezvous(**changes: object) -> NodePlan:
+    return replace(NODE, rendezvous=replace(NODE.rendezvous, **changes))  # type: ignore[type-var]
+
+
+def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
     task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
     second = plan_round(task, 1, {"nodes_before": "2"}).node.rendezvous
     assert isinstance(second, Elastic)
-    assert (second.id, second.endpoint_host, second.endpoint_port) == ("run.s1", "b", 2)
-    assert second.is_host is False
-    assert dict(second.conf) == {"read_timeout": "300", "nodes_before": "2"}
+    assert (second.endpoint_host, second.endpoint_port, second.is_host) == ("b", 2, False)
+    conf = {"read_timeout": "300", "connect_timeout_s": "15", "nodes_before": "2"}
+    assert dict(second.conf) == conf
     third = plan_round(task, 2, {}).node.rendezvous
     assert isinstance(third, Elastic)
-    assert (third.id, third.endpoint_host, third.is_host) == ("run.s2", "a", True)
+    assert (third.endpoint_host, third.is_host) == ("a", True)
     assert plan_round(task, 0, {}) is task
 
 
+def test_only_the_roster_keeps_its_run_id_because_stock_agents_close_theirs() -> None:
+    task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
+    assert plan_round(task, 1, {}).node.rendezvous.id == "run"
+    stock = replace(task, node=with_rendezvous(backend="c10d"))
+    planned = plan_round(stock, 1, {}).node.rendezvous
+    assert isinstance(planned, Elastic)
+    assert planned.id == "run.s1"
+    assert dict(planned.conf)["last_call_timeout"] == "5"
+
+
 @pytest.mark.parametrize(
-    ("reason", "stores", "number", "passed_s", "goes_on"),
+    ("reason", "stores", "losses_at", "fenced", "goes_on"),
     [
-        (Reason.STORE_LOST, (), 1, 0, True),
-        (Reason.STORE_LOST, (), 4, 0, False),
-        (Reason.STORE_LOST, (), 1, 901, False),
-        (Reason.RENDEZVOUS_UNREACHABLE, (), 1, 0, False),
-        (Reason.RENDEZVOUS_UNREACHABLE, STORES, 1, 0, True),
-        (Reason.TRAINING_FAILED, STORES, 1, 0, False),
+        (Reason.STORE_LOST, (), (0.0,), False, True),
+        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0), False, True),
+        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0, 3.0), False, False),
+        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0, 901.0), False, True),
+        (Reason.RENDEZVOUS_UNREACHABLE, (), (0.0,), False, False),
+        (Reason.RENDEZVOUS_UNREACHABLE, STORES, (0.0,), False, True),
+        (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
+        (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
+        (Reason.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
+        (Reason.TRAINING_FAILED, STORES, (0.0,), False, False),
     ],
 )
-def test_only_a_lost_store_is_looked_for_again_within_bounds(
-    reason: Reason, stores: tuple[StoreEndpoint, ...], number: int, passed_s: float, goes_on: bool
+def test_another_store_is_tried_where_that_may_help_but_not_too_often(
+    reason: Reason,
+    stores: tuple[StoreEndpoint, ...],
+    losses_at: tuple[float, ...],
+    fenced: bool,
+    goes_on: bool,
 ) -> None:
     task = NodeTask(node=NODE, settings=AgentSettings(stores=stores))
-    assert may_go_on(task, reason, number, passed_s) is goes_on
+    assert may_go_on(task, reason, losses_at, fenced=fenced) is goes_on
 
 
-def test_a_static_rendezvous_has_no_second_start() -> None:
+def test_a_static_rendezvous_has_no_second_store() -> None:
     static = replace(NODE, rendezvous=Static(master_addr="a", master_port=1, id="r"))
-    assert may_go_on(NodeTask(node=static), Reason.STORE_LOST, 1, 0) is False
+    assert may_go_on(NodeTask(node=static), Reason.STORE_LOST, (0.0,), fenced=False) is False
 
 
 # -- watchdog ----------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from tests.launcher.agent.node_process import Node, Nodes, wait_until
 
 pytestmark = pytest.mark.slow
 
-LIMIT_S = 1.0
-SLACK_S = 1.0
+DEADLINE_S = 60.0
+"""For what has to come at all; how soon it comes is measured by ``benchmarks``."""
 
 
 @pytest.fixture
@@ -45,16 +45,15 @@ def all_in(nodes: list[Node], size: int) -> bool:
 
 
 @pytest.mark.parametrize("limit_s", [1.0, 5.0])
-def test_survivors_of_a_killed_node_re_form_within_a_second_of_the_limit(
+def test_survivors_of_a_killed_node_re_form_without_a_restart_counted(
     nodes_of: Callable[..., Nodes], limit_s: float
 ) -> None:
     nodes = nodes_of(1, 3, detection_limit_s=limit_s).start_group(3)
     killed_at = nodes[1].signal(signal.SIGKILL)
     rest = [nodes[0], nodes[2]]
-    wait_until(lambda: all_in(rest, 2), 15)
+    wait_until(lambda: all_in(rest, 2), DEADLINE_S)
     took_s = max(node.last()["at"] for node in rest) - killed_at
     print(f"killed, limit {limit_s:g} s: re-formed after {took_s / limit_s:.2f} limits")
-    assert took_s <= limit_s + SLACK_S
     assert rest[0].story()[-2]["counts"] == {}
     assert [node.last()["rank"] for node in rest] == [0, 1]
 
@@ -63,13 +62,12 @@ def test_a_frozen_node_is_lost_and_rejoins_as_a_newcomer_under_a_later_generatio
     nodes_of: Callable[..., Nodes],
 ) -> None:
     nodes = nodes_of(1, 3).start_group(3)
-    frozen_at = nodes[0].signal(signal.SIGSTOP)
+    nodes[0].signal(signal.SIGSTOP)
     rest = nodes[1:]
-    wait_until(lambda: all_in(rest, 2), 10)
-    assert max(node.last()["at"] for node in rest) - frozen_at <= LIMIT_S + SLACK_S
+    wait_until(lambda: all_in(rest, 2), DEADLINE_S)
     without = rest[0].last()["generation"]
     nodes[0].signal(signal.SIGCONT)
-    wait_until(lambda: all_in(nodes, 3), 10)
+    wait_until(lambda: all_in(nodes, 3), DEADLINE_S)
     generations = {node.last()["generation"] for node in nodes}
     assert len(generations) == 1
     assert generations.pop() > without > nodes[0].story()[0]["generation"]
@@ -82,31 +80,27 @@ def test_more_nodes_than_max_wait_and_step_in_when_one_is_lost(
     group = nodes_of(1, 2)
     nodes = group.start_group(2)
     spare = group.start(2)
-    time.sleep(2 * LIMIT_S)  # that nothing happens can only be seen by waiting
+    time.sleep(2.0)  # that nothing happens can only be seen by waiting
     assert len(nodes[0].story()) == 1
     assert spare.story() == []
-    killed_at = nodes[0].signal(signal.SIGKILL)
-    wait_until(lambda: all_in([nodes[1], spare], 2), 10)
-    assert spare.last()["at"] - killed_at <= LIMIT_S + SLACK_S
+    nodes[0].signal(signal.SIGKILL)
+    wait_until(lambda: all_in([nodes[1], spare], 2), DEADLINE_S)
     assert [nodes[1].last()["rank"], spare.last()["rank"]] == [0, 1]
 
 
 def test_a_node_that_leaves_is_not_waited_for(nodes_of: Callable[..., Nodes]) -> None:
-    nodes = nodes_of(1, 3, detection_limit_s=5.0).start_group(3)
-    left_at = nodes[2].signal(signal.SIGTERM)
-    wait_until(lambda: all_in(nodes[:2], 2), 10)
-    assert nodes[0].last()["at"] - left_at < 1.5
+    nodes = nodes_of(1, 3, detection_limit_s=600.0).start_group(3)
+    nodes[2].signal(signal.SIGTERM)
+    wait_until(lambda: all_in(nodes[:2], 2), DEADLINE_S)  # sooner than the limit
 
 
 def test_the_loss_of_the_store_reaches_all_nodes_as_a_connection_error(
     nodes_of: Callable[..., Nodes], store: StoreProcess
 ) -> None:
-    nodes = nodes_of(1, 2).start_group(2)
+    nodes = nodes_of(1, 2, silence_limit_s=600.0).start_group(2)
     store.stop()
-    at = time.monotonic()
-    wait_until(lambda: all(n.last()["what"] == "refused" for n in nodes), 5)
+    wait_until(lambda: all(n.last()["what"] == "refused" for n in nodes), DEADLINE_S)
     assert {node.last()["kind"] for node in nodes} == {"RendezvousConnectionError"}
-    assert max(node.last()["at"] for node in nodes) - at <= 1.0
 
 
 def test_a_frozen_store_reaches_all_nodes_as_a_connection_error_after_the_silence_limit(
@@ -114,11 +108,9 @@ def test_a_frozen_store_reaches_all_nodes_as_a_connection_error_after_the_silenc
 ) -> None:
     nodes = nodes_of(1, 2, silence_limit_s=1.5).start_group(2)
     os.kill(store.pid, signal.SIGSTOP)
-    at = time.monotonic()
-    wait_until(lambda: all(n.last()["what"] == "refused" for n in nodes), 5)
+    wait_until(lambda: all(n.last()["what"] == "refused" for n in nodes), DEADLINE_S)
     assert {node.last()["kind"] for node in nodes} == {"RendezvousConnectionError"}
     assert "silent" in nodes[0].last()["text"]
-    assert max(node.last()["at"] for node in nodes) - at <= 1.5 + SLACK_S
 
 
 def test_a_store_that_is_frozen_from_the_start_is_given_up_in_time(
@@ -126,5 +118,5 @@ def test_a_store_that_is_frozen_from_the_start_is_given_up_in_time(
 ) -> None:
     os.kill(store.pid, signal.SIGSTOP)
     node = nodes_of(1, 2, connect_timeout_s=2.0).start(0)
-    wait_until(lambda: node.last()["what"] == "refused", 10)
+    wait_until(lambda: node.last()["what"] == "refused", DEADLINE_S)
     assert node.last()["kind"] == "RendezvousConnectionError"

@@ -1,0 +1,114 @@
+"""Process trees that are started, killed and measured; whoever starts one here ends it, by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from benchmarks.commands import TAIL_LINES, measured_environment
+from benchmarks.measure import BenchmarkError
+
+LABEL = "BENCHMARK_LABEL"
+"""Finds also the processes whose parents are gone: torchrun's workers outlive their agent."""
+POLL_S = 0.005
+LIMIT_S = 120.0
+
+
+class Trees:
+    """The trees of one sample; as a context manager, it leaves no process behind."""
+
+    def __init__(self, folder: Path, extra_env: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._label = uuid.uuid4().hex
+        self._env = {**measured_environment(os.environ), **extra_env, LABEL: self._label}
+        self._roots: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Trees:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Until none is left: a dying agent may start another process meanwhile."""
+        for root in self._roots:
+            if root.poll() is None:
+                root.kill()
+        while left := self.living():
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(POLL_S)
+        for root in self._roots:
+            root.wait()
+
+    def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Starts a tree's root; its output goes to a file of the folder."""
+        with (self.folder / f"console-{len(self._roots)}").open("wb") as console:
+            try:
+                root = subprocess.Popen(
+                    argv,
+                    cwd=self.folder,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=subprocess.STDOUT,
+                )
+            except OSError as error:
+                raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
+        self._roots.append(root)
+        return root
+
+    def kill(self, root: subprocess.Popen[bytes]) -> float:
+        """SIGKILL to a whole tree, as in a power cut, root first; the instant before it."""
+        process = psutil.Process(root.pid)
+        tree = [process, *process.children(recursive=True)]
+        at = time.monotonic()
+        for one in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        root.wait()
+        return at
+
+    def living(self) -> list[psutil.Process]:
+        """All processes of all trees, wherever they hang now."""
+        return [one for one in psutil.process_iter() if self._is_ours(one)]
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        """Raises BenchmarkError, with the last lines of the consoles, where it does not come."""
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > end:
+                tail = "\n  ".join(self._tail())
+                raise BenchmarkError(f"{what} did not come within {LIMIT_S:g} s\n  {tail}")
+            time.sleep(POLL_S)
+
+    def _tail(self) -> Iterator[str]:
+        for path in sorted(self.folder.glob("console-*")):
+            yield from path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            # A process that is being forked or replaced shows no environment for an instant.
+            labelled = process.environ().get(LABEL) == self._label
+            return labelled and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, OSError):
+            return False
+
+
+def read_pss_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Memory of the processes together; what several share is counted once."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            total += parse_pss(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
+    return total
+
+
+def parse_pss(text: str) -> int:
+    """Bytes, from the text of ``/proc/<pid>/smaps_rollup``."""
+    return next(1024 * int(line.split()[1]) for line in text.splitlines() if line[:4] == "Pss:")

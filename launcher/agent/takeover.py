@@ -1,0 +1,98 @@
+"""The store is lost, not the run: which store comes next, and how often that may happen.
+
+Standard library only at the top; torch is imported where stores are looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from launcher.agent.settings import ROSTER, NodeTask, StoreEndpoint
+from launcher.clock import Clock
+from launcher.node_plan import Elastic, Static
+from launcher.state import Reason
+
+CONNECT_LIMIT_S = 15.0
+"""How long the next candidate is waited for: its agent runs already, and lost the store too."""
+LAST_CALL_S = 5
+"""For c10d, whose own 30 s are for nodes that start; the roster has a rule of its own."""
+LOOK_LIMIT_S = 1.0
+LOOK_PAUSE_S = 0.5
+RETURN_LIMIT_S = 10.0
+"""Beyond the detection limit: how long a node that came back looks for the others' new store."""
+
+
+def plan_round(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
+    """The task with the store that comes ``number`` places after the first.
+
+    ``carried`` is what the last start knew and a new store does not. Every node computes the
+    same store from the same number.
+    """
+    rendezvous = task.node.rendezvous
+    if (number == 0 and not carried) or isinstance(rendezvous, Static):
+        return task
+    conf = dict(rendezvous.conf)
+    if rendezvous.backend == ROSTER:
+        # A new store knows nothing of the run, so that its id may stay, and newcomers know it.
+        run_id = rendezvous.id
+        limit_s = min(CONNECT_LIMIT_S, float(conf.get("connect_timeout_s", CONNECT_LIMIT_S)))
+        conf |= {"connect_timeout_s": f"{limit_s:g}"}
+    else:
+        # A failed agent closes the run id for ever.
+        run_id = f"{rendezvous.id}.s{number}"
+        if rendezvous.backend == "c10d":
+            conf.setdefault("last_call_timeout", str(LAST_CALL_S))
+    new = replace(rendezvous, id=run_id, conf=tuple({**conf, **carried}.items()))
+    if stores := task.settings.stores:
+        store = stores[number % len(stores)]
+        is_host = store.node_index == task.node.node_index
+        new = replace(new, endpoint_host=store.host, endpoint_port=store.port, is_host=is_host)
+    return replace(task, node=replace(task.node, rendezvous=new))
+
+
+def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fenced: bool) -> bool:
+    """Whether another store may be tried, after losses at these instants, the present one last.
+
+    Counted are those of the last ``outer_limit_s`` seconds: a run of many days may lose many.
+    """
+    settings = task.settings
+    if isinstance(task.node.rendezvous, Static):
+        return False
+    recent = [at for at in losses_at if losses_at[-1] - at <= settings.outer_limit_s]
+    if len(recent) > settings.outer_limit:
+        return False
+    if reason is Reason.STORE_LOST:
+        return True
+    elsewhere = len(settings.stores) > 1
+    return elsewhere and (fenced or reason is Reason.RENDEZVOUS_UNREACHABLE)
+
+
+def find_round(task: NodeTask, number: int, clock: Clock, *, patient: bool) -> int:
+    """The number of the store that serves the run already; ``number`` where none does.
+
+    A node that came back would otherwise found a second world beside the others'. ``patient``:
+    they may still be on their way to it, so it is looked for several times. Blocks meanwhile.
+    """
+    rendezvous, stores = task.node.rendezvous, task.settings.stores
+    if not isinstance(rendezvous, Elastic) or rendezvous.backend != ROSTER or len(stores) < 2:
+        return number
+    limit_s = float(dict(rendezvous.conf).get("detection_limit_s", 5.0)) + RETURN_LIMIT_S
+    end = clock.monotonic() + (limit_s if patient else 0.0)
+    # The one just lost may be frozen, and would cost the whole look; it is not the answer.
+    lost = (number - 1) % len(stores) if number else None
+    order = [(number + turn) % len(stores) for turn in range(len(stores))]
+    places = [index for index in order if index != lost or patient]
+    while (found := _look(stores, places, rendezvous.id)) is None:
+        if clock.monotonic() >= end:
+            return number
+        clock.sleep(LOOK_PAUSE_S)
+    return found
+
+
+def _look(stores: Sequence[StoreEndpoint], places: Sequence[int], run_id: str) -> int | None:
+    from launcher.agent.roster.store import Endpoint, find_store
+
+    endpoints = [Endpoint(host=stores[at].host, port=stores[at].port) for at in places]
+    found = find_store(endpoints, run_id, LOOK_LIMIT_S)
+    return None if found is None else places[endpoints.index(found)]
