@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from launcher import decide
-from launcher.agent.settings import after_loss_of
 from launcher.clock import Clock
 from launcher.console import Console
 from launcher.errors import InputError, TargetError
@@ -129,10 +127,7 @@ class Follower:
         self._console.note(f"{why}; replacing it, the others {others}")
         self._replaced[node_index] += 1
         self._target.collect(self._plan)
-        plan = plan_replacement(self._plan, node_index)
-        if plan.agent is not None:
-            plan = replace(plan, agent=after_loss_of(plan.agent, node_index))
-        self._set_plan(plan)
+        self._set_plan(plan_replacement(self._plan, node_index))
         self._target.submit(self._plan, (node_index,))
 
     def _restart(self, why: str, left: int) -> None:
@@ -141,10 +136,7 @@ class Follower:
         self._target.stop(self._run.run_id, self._plan.stop_grace_s)
         self._show(self._tails.poll())
         self._console.end_progress()
-        plan = plan_next_attempt(self._plan)
-        if plan.agent is not None:
-            plan = replace(plan, agent=replace(plan.agent, store_round=0))
-        self._set_plan(plan)
+        self._set_plan(plan_next_attempt(self._plan))
         self._replaced.clear()
         self._first_exit_at = None
         self._target.submit(self._plan)

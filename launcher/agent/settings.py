@@ -47,8 +47,6 @@ class AgentSettings:
     """Losses longer ago than this are forgiven."""
     stores: tuple[StoreEndpoint, ...] = ()
     """Candidates for the store; empty: the plan's endpoint alone."""
-    store_round: int = 0
-    """How many stores the run has lost before this node starts, so that it meets the others."""
     hang_factor: float = 10.0
     """Silence is a hang beyond this multiple of the longest silence seen in the same phase."""
     hang_min_s: float = 300.0
@@ -65,14 +63,6 @@ class AgentSettings:
     which spares every restart the tenth of a second in which torch ends its copying threads."""
     monitor_interval_s: float = 0.05
     """How often workers and membership are looked at."""
-
-
-def after_loss_of(settings: AgentSettings, node_index: int) -> AgentSettings:
-    """The settings of a run that lost a node: if that one served the store, the next takes over."""
-    stores, number = settings.stores, settings.store_round
-    if not stores or stores[number % len(stores)].node_index != node_index:
-        return settings
-    return dataclasses.replace(settings, store_round=number + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.settings import AgentSettings, StoreEndpoint, after_loss_of
 from launcher.console import Console
 from launcher.decide import FINISH_S
 from launcher.follow import Follower
@@ -114,9 +113,6 @@ def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(
     assert target.plans[1].nodes[0].incarnation == 1
     assert target.plans[1].nodes[1].incarnation == 0
     assert target.plans[1].attempt == 0
-    # The others go on with the next store: the new incarnation must look for them there.
-    rounds = [plan.agent.store_round for plan in target.plans if plan.agent]
-    assert rounds == [0, 1]
     assert "node 0 ended with exit code 137 (killed); replacing it, the others wait for it" in said
 
 
@@ -149,25 +145,3 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(
     assert outcome.reason == "completed"
     assert outcome.finished_at > 2 * (FINISH_S - 1)
     assert target.started == [None]
-
-
-STORES = tuple(StoreEndpoint(host="h", port=port, node_index=port) for port in range(3))
-
-
-@pytest.mark.parametrize(
-    ("stores", "before", "lost", "after"),
-    [
-        (STORES, 0, 0, 1),
-        (STORES, 0, 1, 0),
-        (STORES, 1, 1, 2),
-        (STORES, 1, 0, 1),
-        (STORES, 2, 2, 3),
-        (STORES, 3, 0, 4),
-        ((), 0, 0, 0),
-    ],
-)
-def test_losing_the_host_of_the_present_store_moves_the_run_to_the_next(
-    stores: tuple[StoreEndpoint, ...], before: int, lost: int, after: int
-) -> None:
-    settings = AgentSettings(stores=stores, store_round=before)
-    assert after_loss_of(settings, lost).store_round == after
