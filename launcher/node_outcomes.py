@@ -72,11 +72,23 @@ def read_restarts(run: RunFolder) -> dict[str, int]:
         events = read_ledger(agent_ledger(run, node_index, incarnation))
         outcome = read_node_outcome(run, node_index, incarnation)
         if events:
-            causes = (event.get("cause") for event in events if event.get("event") == "restart")
-            total.update(str(cause) for cause in causes)
+            total.update(count_restarts(events))
         elif outcome:
             total.update(outcome.restarts)
     return dict(sorted(total.items()))
+
+
+def count_restarts(events: Iterable[dict[str, Any]]) -> Counter[str]:
+    """By cause, those restarts of one agent after which its workers did start again. Pure."""
+    found: Counter[str] = Counter()
+    cause: str | None = None
+    for event in events:
+        if event["event"] == "restart":
+            cause = str(event.get("cause"))
+        elif event["event"] == "workers-started" and cause is not None:
+            found[cause] += 1
+            cause = None
+    return found
 
 
 def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:

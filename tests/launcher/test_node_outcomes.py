@@ -63,6 +63,9 @@ class Folder:
         ledger.write("agent-started")
         for cause in causes:
             ledger.write("restart", attempt=0, cause=cause)
+            ledger.write("workers-started", attempt=1, ranks=[0])
+        # The run ended while this node was about to start its workers again.
+        ledger.write("restart", attempt=1, cause="lost-peer")
 
 
 def end(rank: int, message: str = "", **fields: Any) -> WorkerEnd:
