@@ -160,6 +160,13 @@ def _stop(arguments: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
+def _scale(arguments: argparse.Namespace) -> int:
+    from launcher.scaling import scale_run
+
+    print(scale_run(_find(arguments), arguments.nodes), file=sys.stderr)
+    return int(ExitCode.OK)
+
+
 def _schema(arguments: argparse.Namespace) -> int:
     from launcher.jobfile import render_schema
 
@@ -278,6 +285,13 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
     listing.add_argument("--json", action="store_true")
 
+    _add_run_commands(commands)
+    _command(commands, "schema", _schema, "print the job file's JSON Schema")
+    return parser
+
+
+def _add_run_commands(commands: Any) -> None:
+    """Those that are about one run."""
     status = _command(commands, "status", _status, "show one run and its nodes")
     _add_run(status)
     status.add_argument("--json", action="store_true")
@@ -302,8 +316,9 @@ def _parser() -> argparse.ArgumentParser:
         "--grace", type=float, metavar="S", help="seconds until the kill (the job's own)"
     )
 
-    _command(commands, "schema", _schema, "print the job file's JSON Schema")
-    return parser
+    scale = _command(commands, "scale", _scale, "change the number of nodes of an elastic run")
+    _add_run(scale)
+    scale.add_argument("nodes", type=_natural, metavar="N", help="from MIN to MAX of its nnodes")
 
 
 def _command(

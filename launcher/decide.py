@@ -60,7 +60,7 @@ def decide_action(
     replaced: Mapping[int, int],
     since_first_exit_s: float,
 ) -> Action:
-    """The next step of a run.
+    """The next step of a run, from the nodes that it is meant to have now.
 
     ``replaced`` counts the replacements of each node index so far; ``since_first_exit_s`` is how
     long ago the first node of the present situation was seen to have ended.
@@ -70,7 +70,7 @@ def decide_action(
     if not ended:
         return Wait()
     if not bad:
-        return _decide_finished(plan, ended, since_first_exit_s)
+        return _decide_finished(plan, ended, len(observation.nodes), since_first_exit_s)
     if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
         return _decide_agents(plan, observation, since_first_exit_s)
     if plan.is_elastic and (action := _decide_elastic(plan, observation, bad, replaced)):
@@ -86,10 +86,10 @@ def is_lost(node: NodeObservation) -> bool:
 
 
 def _decide_finished(
-    plan: LaunchPlan, ended: list[NodeObservation], since_first_exit_s: float
+    plan: LaunchPlan, ended: list[NodeObservation], nodes: int, since_first_exit_s: float
 ) -> Action:
     # Elastic: a node that was about to join may never come back from a finished rendezvous.
-    finished = len(ended) == len(plan.nodes) or (plan.is_elastic and since_first_exit_s > FINISH_S)
+    finished = len(ended) == nodes or (plan.is_elastic and since_first_exit_s > FINISH_S)
     return Finish(reason=Reason.COMPLETED) if finished else Wait()
 
 

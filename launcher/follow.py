@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from launcher import decide
 from launcher.clock import Clock
@@ -15,6 +16,7 @@ from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.ranks import node_rank_of
 from launcher.report import read_report
 from launcher.runs import Outcome, RunFolder
+from launcher.scaling import take_request
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
 from launcher.tails import Output, RunTails
 from launcher.targets.base import Observation, Target
@@ -47,6 +49,7 @@ class Follower:
         self._tails = RunTails(run)
         self._replaced: Counter[int] = Counter()
         self._live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
+        self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
         self._ended: frozenset[int] = frozenset()
 
@@ -85,7 +88,9 @@ class Follower:
                     f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s"
                 )
                 return reason, ""
-            observation = self._target.observe(self._plan)
+            if (nodes := take_request(self._run)) is not None:
+                self._scale(nodes)
+            observation = self._without_withdrawn(self._target.observe(self._plan))
             action = self._decide(observation)
             match action:
                 case decide.Finish(reason=reason, detail=detail):
@@ -101,7 +106,7 @@ class Follower:
         running = (NodeState.RUNNING, NodeState.PENDING)
         self._live = tuple(n.node_index for n in observation.nodes if n.state in running)
         now = self._clock.monotonic()
-        ended = frozenset(range(len(observation.nodes))) - {*self._live}
+        ended = frozenset(node.node_index for node in observation.nodes) - {*self._live}
         # Agents hold a run together with some nodes away for good: what ends later is new.
         is_new = self._plan.agent is not None and ended != self._ended
         if not ended:
@@ -121,6 +126,23 @@ class Follower:
             self.stop_reason = Reason.STOP_REQUESTED
         return self.stop_reason
 
+    def _without_withdrawn(self, observation: Observation) -> Observation:
+        nodes = tuple(n for n in observation.nodes if n.node_index not in self._withdrawn)
+        return replace(observation, nodes=nodes)
+
+    def _scale(self, nodes: int) -> None:
+        """Nodes of the highest indices go first, and come back as later incarnations."""
+        beyond = frozenset(range(nodes, len(self._plan.nodes)))
+        go, come = beyond - self._withdrawn, self._withdrawn - beyond
+        self._withdrawn = beyond
+        self._console.note(f"scaling to {nodes} nodes")
+        if go:
+            self._target.stop_nodes(self._run.run_id, tuple(go), self._plan.stop_grace_s)
+        for index in sorted(come):
+            self._set_plan(plan_replacement(self._plan, index))
+        if come:
+            self._target.submit(self._plan, tuple(come))
+
     def _replace(self, node_index: int, why: str) -> None:
         enough = len(self._live) >= self._plan.nodes[0].min_nodes
         others = "go on" if enough else "wait for it"
@@ -138,6 +160,7 @@ class Follower:
         self._console.end_progress()
         self._set_plan(plan_next_attempt(self._plan))
         self._replaced.clear()
+        self._withdrawn = frozenset()
         self._first_exit_at = None
         self._target.submit(self._plan)
 

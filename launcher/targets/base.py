@@ -87,6 +87,10 @@ class Target(Protocol):
         """
         ...
 
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        """Ends some nodes of a run as ``stop`` does, and leaves the others alone. Idempotent."""
+        ...
+
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs of which the target holds something, whoever started them."""
         ...

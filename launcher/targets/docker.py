@@ -130,9 +130,12 @@ class DockerTarget:
 
     def stop(self, run_id: str, grace_s: float) -> None:
         """As ``Target.stop``; agents get some seconds more, to report after their workers."""
-        timeout_s = math.ceil(grace_s) + STOP_MARGIN_S if grace_s > 0 else 0
-        self._end(self._engine.list_containers(run_id), timeout_s)
+        self._end(self._engine.list_containers(run_id), _timeout_s(grace_s))
         self._engine.sweep_networks(run_id)
+
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        containers = [c for c in self._engine.list_containers(run_id) if c.node_index in only]
+        self._end(containers, _timeout_s(grace_s))
 
     def _end(self, containers: list[Held], timeout_s: int) -> None:
         at_once(lambda container: self._engine.end(container, timeout_s), containers)
@@ -153,6 +156,10 @@ class DockerTarget:
             LiveRun(run_id=run_id, run_dir=run_dir, running_nodes=running.count(run_id))
             for run_id, run_dir in sorted(folders.items())
         )
+
+
+def _timeout_s(grace_s: float) -> int:
+    return math.ceil(grace_s) + STOP_MARGIN_S if grace_s > 0 else 0
 
 
 def has_nvidia(info: Mapping[str, Any]) -> bool:

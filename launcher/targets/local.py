@@ -118,6 +118,10 @@ class LocalTarget:
     def stop(self, run_id: str, grace_s: float) -> None:
         self._end({contract.RUN_ID: run_id}, grace_s)
 
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        for index in only:
+            self._end({contract.RUN_ID: run_id, contract.NODE_INDEX: str(index)}, grace_s)
+
     def live_runs(self) -> tuple[LiveRun, ...]:
         return tuple(
             LiveRun(

@@ -55,7 +55,7 @@ LAYERS: dict[float, set[str]] = {
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     5: {"decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
-    | {"stopping", "node_outcomes", "timeline", "postmortem"},
+    | {"stopping", "scaling", "node_outcomes", "timeline", "postmortem"},
     6: {"cli", "__main__"},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.plan import LaunchPlan
+from launcher.scaling import check_scale
+from tests.launcher.runner import Runner, wait_until
+
+ELASTIC = """
+import os, pathlib, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+told = f"world-{dist.get_world_size()}-{os.environ['LAUNCHER_NODE_INDEX']}"
+pathlib.Path(f"{told}-{os.environ['LAUNCHER_INCARNATION']}").touch()
+while not pathlib.Path("go").exists():
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    left = runner.processes()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == [], "a test left processes behind"
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "words"),
+    [
+        ({"nnodes": "2:3"}, 1, "nnodes of digits-0a1b2c is 2:3"),
+        ({"nnodes": "2:3"}, 4, "nnodes of digits-0a1b2c is 2:3"),
+        ({"nnodes": 3}, 2, "fixed number of nodes"),
+        ({"nnodes": "2:3", "engine": "torchrun"}, 2, "plain torchrun"),
+    ],
+)
+def test_a_number_that_a_run_cannot_have_is_refused(
+    make_plan: Callable[..., LaunchPlan], fields: dict[str, Any], nodes: int, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        check_scale(make_plan(**fields), nodes)
+
+
+def test_a_run_that_has_ended_cannot_be_scaled(launcher: Runner) -> None:
+    launcher.write("print('done')\n")
+    assert launcher("run", "job.yaml", "--on", "local", "--nnodes", "1:2").returncode == 0
+    done = launcher("scale", "1")
+    assert done.returncode == 2
+    assert "has ended" in done.stderr
+
+
+def test_a_run_shrinks_and_grows_again_and_no_restart_is_used(launcher: Runner) -> None:
+    launcher.write(ELASTIC)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
+    wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
+    assert launcher("scale", "latest", "1").returncode == 0
+    wait_until(lambda: (launcher.folder / "world-1-0-0").exists())
+    assert launcher("scale", "2").returncode == 0
+    wait_until(lambda: (launcher.folder / "world-2-1-1").exists())
+    (launcher.folder / "go").touch()
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 0, stderr.decode()
+    assert "worker-fault" not in launcher.outcome["restarts"]
+    assert launcher.outcome["attempts"] == 1
