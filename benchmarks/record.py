@@ -1,6 +1,6 @@
-"""``python -m benchmarks.record FILE``: puts a report into docs/benchmarks.md.
+"""``python -m benchmarks.record FILE ...``: puts reports into docs/benchmarks.md, in this order.
 
-FILE is what ``python -m benchmarks --json FILE`` wrote.
+Each FILE is what ``python -m benchmarks --json FILE`` wrote.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Rewrites the results of the page; 2 where the file is not a report."""
-    if len(arguments) != 1:
-        print("usage: python -m benchmarks.record FILE", file=sys.stderr)
+    """Rewrites the results of the page; 2 where a file is not a report."""
+    if not arguments:
+        print("usage: python -m benchmarks.record FILE ...", file=sys.stderr)
         return 2
-    try:
-        report = parse_report(json.loads(Path(arguments[0]).read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        fix = f"python -m benchmarks --json {arguments[0]}"
-        print(f"error: {arguments[0]} is not a report: {error}; fix: {fix}", file=sys.stderr)
-        return 2
-    PAGE.write_text(replace_results(PAGE.read_text(), render_markdown(report)))
+    sections = []
+    for file in arguments:
+        try:
+            sections.append(render_markdown(parse_report(json.loads(Path(file).read_text()))))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fix = f"python -m benchmarks --json {file}"
+            print(f"error: {file} is not a report: {error}; fix: {fix}", file=sys.stderr)
+            return 2
+    PAGE.write_text(replace_results(PAGE.read_text(), "\n\n".join(sections)))
     return 0
 
 

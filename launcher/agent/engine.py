@@ -70,8 +70,8 @@ def run_rounds(
     ``run_once`` blocks until the workers are done or the store is gone.
     """
     number, carried, losses_at = 0, dict[str, str](), list[float]()
-    # Its group may have gone on without it, around a store that its plan does not name first.
-    patient = task.node.incarnation > 0
+    # A node that was here before: its group may have gone on around another store.
+    patient = task.node.incarnation > 0 or node.attempts.number >= 0
     while True:
         number = find_round(task, number, clock, patient=patient)
         reason, detail = run_once(plan_round(task, number, carried))

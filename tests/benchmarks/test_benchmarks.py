@@ -69,7 +69,10 @@ def test_results_are_put_into_the_docs(tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "report.json"
     program.main(["nothing", "--json", str(file)])
     assert record.main([str(file)]) == 0
-    assert "| nothing: none | 1.00 s (1.00 to 1.00) |" in page.read_text()
+    line = "| nothing: none | 1.00 s (1.00 to 1.00) |"
+    assert page.read_text().count(line) == 1
+    assert record.main([str(file), str(file)]) == 0
+    assert page.read_text().count(line) == 2
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

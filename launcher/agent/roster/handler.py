@@ -25,8 +25,15 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from launcher.agent.roster.fencing import Fence
-from launcher.agent.roster.head import FAILED, FINISHED, Membership, Phase, format_card
+from launcher.agent.roster.fencing import Fence, Taken
+from launcher.agent.roster.head import (
+    FAILED,
+    FINISHED,
+    Head,
+    Membership,
+    Phase,
+    format_card,
+)
 from launcher.agent.roster.settings import Settings
 from launcher.agent.roster.shell import Shell
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
@@ -268,6 +275,10 @@ class RosterHandler(RendezvousHandler):
         if self._fence is None or head is None:
             return None
         try:
+            # A leader that was frozen has not looked for long; its number would beat the others'.
+            if (newest := self._overtaken_by(head)) and newest.origin != head.origin:
+                self._shell.post(Fenced(True))
+                return None
             return self._fence.take(head.origin)
         except OSError as error:
             raise RendezvousStateError(
@@ -280,12 +291,16 @@ class RosterHandler(RendezvousHandler):
         if self._fence is None or not state.leads or now - self._fence_looked_at < FENCE_LOOK_S:
             return
         self._fence_looked_at = now
-        newest = self._fence.newest()
         head = state.head
-        if not newest or not newest.origin or not head or head.phase is not Phase.SEALED:
-            return
-        if newest.number > head.generation:
+        if head and head.phase is Phase.SEALED and (newest := self._overtaken_by(head)):
             self._shell.post(Fenced(newest.origin != head.origin))
+
+    def _overtaken_by(self, head: Head) -> Taken | None:
+        """A later generation than that of the last membership here; a new store has none."""
+        newest = self._fence.newest() if self._fence else None
+        if not newest or not newest.origin or not 0 < head.generation < newest.number:
+            return None
+        return newest
 
     def _linger(self, parted: bool) -> None:
         """The host's store outlives the others' need of it, within a limit."""

@@ -216,6 +216,20 @@ def test_a_group_that_another_store_has_fenced_out_is_closed(
     assert handler.closed_reason == "fenced"
 
 
+def test_a_woken_leader_takes_no_generation_beyond_that_of_another_store(
+    make: Make, tmp_path: Path
+) -> None:
+    """It re-forms at once, before it is time to look at the fence again."""
+    handler = make()
+    handler.next_rendezvous()
+    others = Fence(tmp_path, "run").take("another store")
+    with pytest.raises(RendezvousClosedError, match="fenced"):
+        handler.next_rendezvous()
+    newest = Fence(tmp_path, "run").newest()
+    assert newest
+    assert newest.number == others
+
+
 def test_a_generation_burnt_by_a_stale_leader_of_the_same_store_only_re_forms(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
