@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.choose import choose_target
+from launcher.choose import choose_engine, choose_target
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
@@ -103,3 +103,25 @@ def test_a_job_without_gpus_says_how_many_cores_it_has(
     choose: Callable[..., Any], docker_facts: TargetFacts
 ) -> None:
     assert "64 CPU cores" in choose(replace(docker_facts, cpu_count=64)).why
+
+
+def test_one_variable_switches_the_agent_off_for_every_job(
+    make_job: Callable[..., JobSpec],
+) -> None:
+    job = make_job(nnodes="1:2", start="fork", rdzv={"backend": "roster"})
+    plain = choose_engine(job, {"LAUNCHER_ENGINE": "torchrun"})
+    assert not plain.uses_agent
+    assert (plain.start, plain.rdzv.backend) == (None, None)
+
+
+@pytest.mark.parametrize("value", [{}, {"LAUNCHER_ENGINE": ""}, {"LAUNCHER_ENGINE": "agent"}])
+def test_without_it_the_job_chooses(
+    make_job: Callable[..., JobSpec], value: dict[str, str]
+) -> None:
+    job = make_job(nnodes="1:2")
+    assert choose_engine(job, value) is job
+
+
+def test_a_misspelt_engine_is_refused(make_job: Callable[..., JobSpec]) -> None:
+    with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
+        choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})
