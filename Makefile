@@ -15,6 +15,7 @@ NODES ?= 1
 GPUS ?= 1
 ON ?=
 ARGS ?=
+SOAK_S ?= 3600
 REQUIRE ?=
 
 include images/image.mk
@@ -50,7 +51,7 @@ test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missi
 
 soak: $(READY) ## run everything, the long tests too
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
-	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
+	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
 
 lint: $(READY) ## check style and types
 	$(BIN)/ruff check .

@@ -99,4 +99,6 @@ def _stop_on_signals(follower: Follower) -> None:
         follower.stop_reason = Reason.INTERRUPTED
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, on_signal)
+        # A hangup is ignored from the start under nohup: whoever asked for that shall have it.
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, on_signal)

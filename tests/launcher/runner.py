@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,11 @@ print("up", flush=True)
 pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]).touch()
 time.sleep(300)
 """
+
+
+def hear_hangups() -> None:
+    """As from a terminal, also where these tests themselves run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Runner:
@@ -58,6 +64,7 @@ class Runner:
             env=self.env,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            preexec_fn=hear_hangups,
         )
 
     @property

@@ -14,6 +14,7 @@ import pytest
 from launcher.plan import LaunchPlan
 from launcher.render.docker import DockerArtifact, render_docker
 from tests.launcher.docker_place import LINGER, STUBBORN, Place, wait_until
+from tests.launcher.runner import hear_hangups
 
 pytestmark = pytest.mark.docker
 
@@ -141,6 +142,7 @@ def start_script(plan: LaunchPlan, folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_hangups,
     )
 
 

@@ -173,6 +173,21 @@ def test_an_interrupted_launcher_leaves_nothing(launcher: Runner, signum: signal
     assert launcher.processes() == []
 
 
+def test_a_launcher_under_nohup_goes_on_when_its_terminal_is_closed(launcher: Runner) -> None:
+    launcher.write(WAITING.replace("300", "3"))
+    process = subprocess.Popen(
+        ["nohup", *launcher.argv("run", "job.yaml", "--on", "local")],
+        cwd=launcher.folder,
+        env=launcher.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: is_up(launcher))
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 0
+    assert launcher.outcome["reason"] == "completed"
+
+
 def test_a_launcher_killed_with_sigkill_leaves_nothing_and_its_run_is_ended_later(
     launcher: Runner,
 ) -> None:
