@@ -40,7 +40,10 @@ PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
 """Untyped, because torch's stub knows neither ``append`` nor that values are bytes."""
 
 PR_SET_PDEATHSIG = 1
-READY_LIMIT_S = 30.0
+READY_LIMIT_S = 10.0
+STARTS = 3
+"""A child forked beside running threads may find a lock held for ever: it is killed, and another
+one forked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +196,23 @@ class StoreProcess:
 def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
     """Forks a store that listens on ``port`` (0: any free one) and returns when it does.
 
-    Call it from the main thread of a process that has imported torch and started no thread:
-    the child dies with the calling thread. Raises ``RendezvousConnectionError`` when the port
-    cannot be had.
+    Call it from the main thread of a process that has imported torch: the child dies with the
+    calling thread. Raises ``RendezvousConnectionError`` when the port cannot be had.
     """
+    said = ""
+    for _ in range(STARTS):
+        pid, said = _fork_store(port, host)
+        if said.isdigit():
+            return StoreProcess(pid=pid, port=int(said))
+        StoreProcess(pid=pid, port=port).stop()
+        if said:
+            break
+    said = said or f"it did not start within {READY_LIMIT_S:g} s, {STARTS} times"
+    raise RendezvousConnectionError(f"no rendezvous store can listen on {host}:{port}: {said}")
+
+
+def _fork_store(port: int, host: str) -> tuple[int, str]:
+    """The child's pid, and its port or why it has none; empty where it said nothing in time."""
     gc.collect()
     gc.freeze()
     reader, writer = os.pipe()
@@ -208,12 +224,9 @@ def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
     os.close(writer)
     gc.unfreeze()
     ready, _, _ = select.select([reader], [], [], READY_LIMIT_S)
-    said = os.read(reader, 4096).decode() if ready else "it did not start in time"
+    said = os.read(reader, 4096).decode() if ready else ""
     os.close(reader)
-    if said.isdigit():
-        return StoreProcess(pid=pid, port=int(said))
-    StoreProcess(pid=pid, port=port).stop()
-    raise RendezvousConnectionError(f"no rendezvous store can listen on {host}:{port}: {said}")
+    return pid, said
 
 
 def _close_all_but(kept: int) -> None:

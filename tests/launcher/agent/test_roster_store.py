@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
@@ -105,3 +106,30 @@ def test_the_store_that_serves_the_run_is_found_among_dead_frozen_and_closed_one
     assert time.monotonic() - began < 10
     for store in stores:
         store.stop()
+
+
+def test_a_store_whose_process_hangs_at_its_start_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from launcher.agent.roster import store as module
+
+    serve, starts = module._serve, []
+
+    def hang_once(*arguments: Any) -> None:
+        if len(starts) == 1:
+            signal.pause()
+        serve(*arguments)
+
+    def collect() -> int:
+        starts.append(1)
+        return 0
+
+    monkeypatch.setattr(module, "READY_LIMIT_S", 0.5)
+    monkeypatch.setattr(module, "_serve", hang_once)
+    monkeypatch.setattr(module.gc, "collect", collect)
+    served = serve_forked(0, "127.0.0.1")
+    try:
+        assert len(starts) == 2
+        assert served.port > 0
+    finally:
+        served.stop()
