@@ -124,7 +124,7 @@ def test_a_store_whose_process_hangs_at_its_start_is_started_again(
         starts.append(1)
         return 0
 
-    monkeypatch.setattr(module, "READY_LIMIT_S", 0.5)
+    monkeypatch.setattr(module, "READY_LIMIT_S", 3.0)
     monkeypatch.setattr(module, "_serve", hang_once)
     monkeypatch.setattr(module.gc, "collect", collect)
     served = serve_forked(0, "127.0.0.1")
