@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -26,7 +28,14 @@ def why_no_docker() -> str:
     return ""
 
 
-ENGINES: dict[str, Callable[[], str]] = {"docker": why_no_docker}
+def why_no_etcd() -> str:
+    """Empty where the server's program and torch's client library are there."""
+    if shutil.which("etcd") is None:
+        return "no program etcd: apt-get install etcd-server"
+    return "" if importlib.util.find_spec("etcd") else "no python-etcd: make setup"
+
+
+ENGINES: dict[str, Callable[[], str]] = {"docker": why_no_docker, "etcd": why_no_etcd}
 """Marker -> why its engine cannot be used here, empty where it can."""
 
 

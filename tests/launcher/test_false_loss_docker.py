@@ -80,6 +80,7 @@ def lose_packets(container: Any, probability: float) -> None:
     )
 
 
+@pytest.mark.timeout(SOAK_S + 600)
 @pytest.mark.skipif(
     shutil.which("iptables") is None or os.getuid() != 0,
     reason="losing packets needs iptables and root",
