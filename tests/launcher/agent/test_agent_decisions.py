@@ -496,5 +496,5 @@ def test_only_imports_are_renamed() -> None:
         "from _launcher_node import state\nfrom _launcher_node.errors import Fault\n"
         'x = "from launcher"\n'
     )
-    with pytest.raises(ValueError, match="import launcher.state"):
+    with pytest.raises(ValueError, match=r"import launcher\.state"):
         rename("import launcher.state\n")

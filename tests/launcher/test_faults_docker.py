@@ -1,0 +1,146 @@
+"""Faults that plain torchrun sleeps through, in real containers: freezes and cut networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.runner import Runner, wait_until
+from tests.launcher.test_run_docker import (  # noqa: F401 - two of them are fixtures
+    MOUNTED,
+    containers,
+    engine,
+    has,
+    launcher,
+    node,
+)
+
+pytestmark = pytest.mark.docker
+
+JOB = MOUNTED + "agent: {detection_limit_s: 2}\n"
+TRAINING = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+shared, index = os.environ["RUN_DIR"], os.environ["LAUNCHER_NODE_INDEX"]
+while True:
+    seen = torch.ones(1)
+    dist.all_reduce(seen)
+    told = f"{shared}/beat-{index}"
+    with open(told + ".new", "w") as file:
+        file.write(f"{int(seen)} {time.time()}")
+    os.replace(told + ".new", told)
+    going = torch.tensor([0.0 if os.path.exists(f"{shared}/go") else 1.0])
+    dist.all_reduce(going, op=dist.ReduceOp.MIN)
+    if not going.item():
+        break
+    # Outside any collective for most of the time: nobody's collective tells of a lost node.
+    time.sleep(0.3)
+dist.destroy_process_group()
+"""
+
+
+def beat(launcher: Runner, index: int) -> tuple[int, float]:  # noqa: F811
+    """The world that a node's worker last computed in, and when."""
+    path = launcher.folder / f"runs/latest/beat-{index}"
+    if not path.exists():
+        return 0, 0.0
+    world, at = path.read_text().split()
+    return int(world), float(at)
+
+
+def wait_for_world(launcher: Runner, size: int, *indices: int) -> None:  # noqa: F811
+    wait_until(lambda: all(beat(launcher, index)[0] == size for index in indices), limit_s=150)
+
+
+def generations(launcher: Runner) -> list[int]:  # noqa: F811
+    folder = Path(launcher.folder, "runs/latest/checkpoints/generations")
+    return sorted(int(path.stem) for path in folder.glob("*.json"))
+
+
+def finish(launcher: Runner, process: Any) -> None:  # noqa: F811
+    (launcher.folder / "runs/latest/go").touch()
+    _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 0, stderr.decode()
+    assert launcher.outcome["attempts"] == 1
+    assert "worker-fault" not in launcher.outcome["restarts"]
+
+
+@pytest.mark.parametrize("index", [2, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes(
+    launcher: Runner,  # noqa: F811
+    engine: Any,  # noqa: F811
+    index: int,
+) -> None:
+    launcher.write(TRAINING, JOB)
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:3")
+    wait_for_world(launcher, 3, 0, 1, 2)
+    (run_id,) = launcher.run_ids()
+    others = [other for other in range(3) if other != index]
+    frozen = node(engine, run_id, index)
+    before = generations(launcher)
+    frozen.pause()
+    wait_for_world(launcher, 2, *others)
+    assert generations(launcher)[-1] > before[-1], "the others alone may commit from now on"
+    frozen.unpause()
+    wait_for_world(launcher, 3, 0, 1, 2)
+    assert node(engine, run_id, index).id == frozen.id, "it came back by itself"
+    finish(launcher, process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [2, 0])
+def test_a_node_whose_network_is_cut_is_lost_and_joins_again_when_it_is_back(
+    launcher: Runner,  # noqa: F811
+    engine: Any,  # noqa: F811
+    index: int,
+) -> None:
+    launcher.write(TRAINING, JOB)
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:3")
+    wait_for_world(launcher, 3, 0, 1, 2)
+    (run_id,) = launcher.run_ids()
+    others = [other for other in range(3) if other != index]
+    cut = node(engine, run_id, index)
+    (network,) = engine.networks.list(names=[run_id])
+    network.disconnect(cut)
+    wait_for_world(launcher, 2, *others)
+    network.connect(cut)
+    wait_for_world(launcher, 3, 0, 1, 2)
+    finish(launcher, process)
+
+
+def test_a_node_that_is_killed_while_all_sleep_is_noticed_and_replaced(
+    launcher: Runner,  # noqa: F811
+    engine: Any,  # noqa: F811
+) -> None:
+    launcher.write(TRAINING.replace("time.sleep(0.3)", "time.sleep(1)"), JOB)
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
+    wait_for_world(launcher, 2, 0, 1)
+    (run_id,) = launcher.run_ids()
+    killed = node(engine, run_id, 1)
+    killed.kill()
+    wait_until(lambda: has(launcher, "nodes/1/1/attempt-0/rank-*"), limit_s=120)
+    finish(launcher, process)
+
+
+def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(
+    launcher: Runner,  # noqa: F811
+    engine: Any,  # noqa: F811
+) -> None:
+    launcher.write("print('hello')\n", MOUNTED)
+    argv = ("--on", "docker", "--nnodes", "2", "--set", "engine=agent")
+    process = launcher.start("run", "job.yaml", *argv)
+    # The agent has only begun to import torch by then.
+    wait_until(lambda: has(launcher, "ledger/agent-0-0.jsonl"), limit_s=60)
+    (run_id,) = launcher.run_ids()
+    first = node(engine, run_id, 0)
+    first.stop(timeout=60)
+    outcome = launcher.folder / "runs/latest/nodes/0/0/outcome.json"
+    wait_until(outcome.exists, limit_s=30)
+    told = json.loads(outcome.read_text())
+    assert (told["reason"], told["exit_code"]) == ("preempted", 143)
+    process.terminate()
+    process.communicate(timeout=90)
+    assert containers(engine, run_id) == []
