@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, plan_run
+from tests.launcher.docker_runs import remove_left
+from tests.launcher.runner import Runner
 
 if TYPE_CHECKING:
     from tests.launcher.docker_place import Place
@@ -99,3 +102,27 @@ def expect_golden() -> Callable[[str, str], None]:
         assert text == path.read_text(), f"{name} differs; if meant: UPDATE_GOLDEN=1 make test"
 
     return expect
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    """The Docker engine, as its SDK shows it."""
+    import docker
+
+    client = docker.from_env()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
+    """``launcher`` typed in a folder of the test's own, which may leave nothing behind."""
+    runner = Runner(tmp_path)
+    yield runner
+    if request.node.get_closest_marker("docker"):
+        left = remove_left(request.getfixturevalue("engine"), runner.run_ids())
+        assert left == [], "a test left containers or networks behind"
+    processes = runner.processes()
+    for pid in processes:
+        os.kill(pid, signal.SIGKILL)
+    assert processes == [], "a test left processes behind"

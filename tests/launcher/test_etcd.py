@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -60,16 +58,6 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
     finally:
         server.kill()
         server.wait()
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    left = runner.processes()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == [], "a test left processes behind"
 
 
 @pytest.mark.parametrize("engine", ["agent", "torchrun"])

@@ -16,14 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.docker_runs import MOUNTED, containers, has
 from tests.launcher.runner import Runner, wait_until
-from tests.launcher.test_run_docker import (  # noqa: F401 - two of them are fixtures
-    MOUNTED,
-    containers,
-    engine,
-    has,
-    launcher,
-)
 
 pytestmark = pytest.mark.docker
 
@@ -86,8 +80,8 @@ def lose_packets(container: Any, probability: float) -> None:
     reason="losing packets needs iptables and root",
 )
 def test_starved_cpus_lost_packets_and_long_compiles_are_no_lost_node(
-    launcher: Runner,  # noqa: F811
-    engine: Any,  # noqa: F811
+    launcher: Runner,
+    engine: Any,
 ) -> None:
     launcher.write(TRAINING, MOUNTED)
     argv = ("--on", "docker", "--nnodes", "1:2", "--", str(SOAK_S))

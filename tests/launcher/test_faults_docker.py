@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.docker_runs import MOUNTED, containers, has, node
 from tests.launcher.runner import Runner, wait_until
-from tests.launcher.test_run_docker import (  # noqa: F401 - two of them are fixtures
-    MOUNTED,
-    containers,
-    engine,
-    has,
-    launcher,
-    node,
-)
 
 pytestmark = pytest.mark.docker
 
@@ -42,7 +35,7 @@ dist.destroy_process_group()
 """
 
 
-def beat(launcher: Runner, index: int) -> tuple[int, float]:  # noqa: F811
+def beat(launcher: Runner, index: int) -> tuple[int, float]:
     """The world that a node's worker last computed in, and when."""
     path = launcher.folder / f"runs/latest/beat-{index}"
     if not path.exists():
@@ -51,16 +44,16 @@ def beat(launcher: Runner, index: int) -> tuple[int, float]:  # noqa: F811
     return int(world), float(at)
 
 
-def wait_for_world(launcher: Runner, size: int, *indices: int) -> None:  # noqa: F811
+def wait_for_world(launcher: Runner, size: int, *indices: int) -> None:
     wait_until(lambda: all(beat(launcher, index)[0] == size for index in indices), limit_s=150)
 
 
-def generations(launcher: Runner) -> list[int]:  # noqa: F811
+def generations(launcher: Runner) -> list[int]:
     folder = Path(launcher.folder, "runs/latest/checkpoints/generations")
     return sorted(int(path.stem) for path in folder.glob("*.json"))
 
 
-def finish(launcher: Runner, process: Any) -> None:  # noqa: F811
+def finish(launcher: Runner, process: Any) -> None:
     (launcher.folder / "runs/latest/go").touch()
     _, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr.decode()
@@ -70,8 +63,8 @@ def finish(launcher: Runner, process: Any) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("index", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes(
-    launcher: Runner,  # noqa: F811
-    engine: Any,  # noqa: F811
+    launcher: Runner,
+    engine: Any,
     index: int,
 ) -> None:
     launcher.write(TRAINING, JOB)
@@ -93,8 +86,8 @@ def test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes(
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [2, 0])
 def test_a_node_whose_network_is_cut_is_lost_and_joins_again_when_it_is_back(
-    launcher: Runner,  # noqa: F811
-    engine: Any,  # noqa: F811
+    launcher: Runner,
+    engine: Any,
     index: int,
 ) -> None:
     launcher.write(TRAINING, JOB)
@@ -112,8 +105,8 @@ def test_a_node_whose_network_is_cut_is_lost_and_joins_again_when_it_is_back(
 
 
 def test_a_node_that_is_killed_while_all_sleep_is_noticed_and_replaced(
-    launcher: Runner,  # noqa: F811
-    engine: Any,  # noqa: F811
+    launcher: Runner,
+    engine: Any,
 ) -> None:
     launcher.write(TRAINING.replace("time.sleep(0.3)", "time.sleep(1)"), JOB)
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
@@ -126,8 +119,8 @@ def test_a_node_that_is_killed_while_all_sleep_is_noticed_and_replaced(
 
 
 def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(
-    launcher: Runner,  # noqa: F811
-    engine: Any,  # noqa: F811
+    launcher: Runner,
+    engine: Any,
 ) -> None:
     launcher.write("print('hello')\n", MOUNTED)
     argv = ("--on", "docker", "--nnodes", "2", "--set", "engine=agent")

@@ -6,19 +6,15 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
-from launcher.contract import LABEL_NODE_INDEX, LABEL_RUN_ID
-from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
+from tests.launcher.docker_runs import MOUNTED, containers, has, node
+from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 pytestmark = pytest.mark.docker
 
-MOUNTED = PREFIX + "mounts: [./:/code:ro]\nworkdir: /code\n"
 TORCH_ONLY = "fabric-train-tests:torch-only"
 DOCKERFILE = r"""
 FROM fabric-train:cpu
@@ -38,40 +34,6 @@ while not os.path.exists(f"{shared}/go"):
     time.sleep(0.1)
 print("done", dist.get_world_size(), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
-    client = docker.from_env()
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def launcher(tmp_path: Path, engine: Any) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    left = [c for run_id in runner.run_ids() for c in containers(engine, run_id)]
-    networks = [n for run_id in runner.run_ids() for n in engine.networks.list(names=[run_id])]
-    for thing in [*left, *networks]:
-        thing.remove(**({"force": True} if thing in left else {}))
-    assert left == [], "a test left containers behind"
-    assert networks == [], "a test left networks behind"
-
-
-def containers(engine: Any, run_id: str, **labels: str) -> list[Any]:
-    wanted = {LABEL_RUN_ID: run_id, **labels}
-    filters = {"label": [f"{name}={value}" for name, value in wanted.items()]}
-    found: list[Any] = engine.containers.list(all=True, filters=filters)
-    return found
-
-
-def node(engine: Any, run_id: str, index: int) -> Any:
-    return containers(engine, run_id, **{LABEL_NODE_INDEX: str(index)})[0]
-
-
-def has(launcher: Runner, pattern: str) -> bool:
-    return bool(list((launcher.folder / "runs/latest").glob(pattern)))
 
 
 def test_digits_reaches_its_accuracy_on_two_containers(launcher: Runner) -> None:

@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -29,16 +28,6 @@ for percent in range(0, 101, 10):
 sys.stderr.write("\\n")
 out.write("caf\\u00e9 end".encode()); out.flush()
 """
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    left = runner.processes()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == [], "a test left processes behind"
 
 
 def is_up(launcher: Runner, rank: int = 0) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,16 +26,6 @@ while not done:
     time.sleep(0.05)
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    left = runner.processes()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == [], "a test left processes behind"
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,16 +20,6 @@ while not pathlib.Path("go").exists():
     time.sleep(0.1)
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    left = runner.processes()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == [], "a test left processes behind"
 
 
 @pytest.mark.parametrize(
