@@ -118,9 +118,11 @@ def engine() -> Iterator[Any]:
 def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
     """``launcher`` typed in a folder of the test's own, which may leave nothing behind."""
     runner = Runner(tmp_path)
+    uses_docker = request.node.get_closest_marker("docker")
+    engine = request.getfixturevalue("engine") if uses_docker else None
     yield runner
-    if request.node.get_closest_marker("docker"):
-        left = remove_left(request.getfixturevalue("engine"), runner.run_ids())
+    if engine is not None:
+        left = remove_left(engine, runner.run_ids())
         assert left == [], "a test left containers or networks behind"
     processes = runner.processes()
     for pid in processes:
