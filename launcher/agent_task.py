@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.agent.settings import AgentSettings, StoreEndpoint
+from launcher.agent.settings import ROSTER, AgentSettings, StoreEndpoint
 from launcher.job import JobSpec
 from launcher.node_plan import Elastic, NodePlan
-from launcher.rendezvous import ROSTER
 
 STORE_CANDIDATES = 3
 """Hosts that may serve the rendezvous store one after the other: more losses than that, of just

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launcher.agent.settings import ROSTER
 from launcher.errors import ExitCode
 from launcher.node_plan import Elastic
 from launcher.plan import LaunchPlan
-from launcher.rendezvous import ROSTER
 from launcher.state import RETRY_FROM, NodeState, Reason, reason_of_exit_code
 from launcher.targets.base import NodeObservation, Observation
 

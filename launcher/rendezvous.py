@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from launcher.agent.settings import ROSTER
 from launcher.errors import InputError
 from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Static
 
-ROSTER = "roster"
 STATIC_PORT = 29500
 C10D_PORT = 29400
 
