@@ -9,9 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -46,19 +43,11 @@ dist.destroy_process_group()
 """
 
 
-@contextmanager
-def starved() -> Iterator[None]:
-    """More busy processes than any CI machine has cores, at the same priority as the agents."""
-    busy = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        for _ in range(STARVING * (os.cpu_count() or 1))
-    ]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+def starve(container: Any) -> None:
+    """Busy processes beside the agent's, in the container: from outside they would only take
+    their share as another group of processes, however many they are."""
+    for _ in range(STARVING):
+        container.exec_run(["python3", "-c", "while True: pass"], detach=True)
 
 
 def lose_packets(container: Any, probability: float) -> None:
@@ -90,8 +79,8 @@ def test_starved_cpus_lost_packets_and_long_compiles_are_no_lost_node(
     (run_id,) = launcher.run_ids()
     for container in containers(engine, run_id):
         lose_packets(container, 0.05)
-    with starved():
-        _, stderr = process.communicate(timeout=SOAK_S + 300)
+        starve(container)
+    _, stderr = process.communicate(timeout=SOAK_S + 300)
     assert process.returncode == 0, stderr.decode()
     assert launcher.outcome["restarts"] == {}
     assert launcher.outcome["attempts"] == 1
