@@ -1,0 +1,1 @@
+"""The command line's commands, one module for each group; each imports what it needs itself."""

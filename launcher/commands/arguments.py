@@ -1,0 +1,153 @@
+"""What several commands take, and how each says it: jobs, runs, folders, this program's name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import contract
+
+if TYPE_CHECKING:
+    from launcher.choose import Choice
+    from launcher.job import JobSpec
+    from launcher.plan import LaunchPlan
+    from launcher.runs import RunFolder
+
+RUN_ROOT = Path("runs")
+OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image")
+"""Keys of the job file that have an option of their own; ``--set`` takes all others."""
+
+
+# -- what is added to a parser ----------------------------------------------------------------
+
+
+def add_command(
+    commands: Any, name: str, handler: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    """A command called ``name``; ``handler`` takes the arguments and returns the exit code."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(handler=handler)
+    parser.add_argument(
+        "--runs",
+        default=os.environ.get("LAUNCHER_RUNS", str(RUN_ROOT)),
+        metavar="DIR",
+        help="folder of the run folders (default: ./runs)",
+    )
+    return parser
+
+
+def add_job_file(parser: argparse.ArgumentParser) -> None:
+    """A job file and what overrides its keys."""
+    parser.add_argument("job", metavar="JOB", help="the job file, such as jobs/digits.yaml")
+    parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="override nnodes")
+    parser.add_argument("--nproc-per-node", metavar="N", help="override nproc_per_node")
+    parser.add_argument("--max-restarts", metavar="N", help="override max_restarts")
+    parser.add_argument("--image", metavar="REF", help="override image")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override any key, such as resources.shm=2Gi; may be repeated",
+    )
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """A job file, where it shall run and what it goes on from."""
+    add_job_file(parser)
+    parser.add_argument(
+        "--on", metavar="TARGET", help="docker or local (default: what the machine has)"
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="go on from the checkpoints of an earlier run"
+    )
+    parser.usage = f"{parser.prog} JOB [options] [-- training arguments]"
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """A run, by its id."""
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default=contract.LATEST_LINK,
+        help="run id, its beginning, or latest (default)",
+    )
+
+
+def natural(text: str) -> int:
+    """A whole number that is not negative; for ``type=``."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("not negative")
+    return number
+
+
+# -- what is read from the arguments ------------------------------------------------------------
+
+
+def read_job(arguments: argparse.Namespace) -> JobSpec:
+    """The job file with its overrides, under the engine that the environment allows."""
+    from launcher.choose import choose_engine
+    from launcher.jobfile import option_override, parse_override, read_job
+
+    overrides = [parse_override(setting) for setting in arguments.set]
+    for key in OVERRIDES:
+        value = getattr(arguments, key)
+        if value is not None:
+            overrides.append(option_override(f"--{key.replace('_', '-')}", value))
+    return choose_engine(read_job(arguments.job, overrides), os.environ)
+
+
+def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
+    """Where the job will run, and the plan of a new run there."""
+    from launcher.choose import choose_target
+    from launcher.plan import new_run_id, plan_run
+
+    job = read_job(arguments)
+    if arguments.resume:
+        job = _resumed(job, arguments)
+    choice = choose_target(job, arguments.on, run_root(arguments))
+    run_id = new_run_id(job.name, os.urandom(3))
+    plan = plan_run(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
+    return choice, plan
+
+
+def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
+    from launcher.runs import find_run
+
+    earlier = find_run(run_root(arguments), arguments.resume).read_plan()
+    return job.model_copy(update={"checkpoint_dir": earlier.checkpoint_dir})
+
+
+def find(arguments: argparse.Namespace) -> RunFolder:
+    """The run that was named. Raises ``InputError`` where there is none."""
+    from launcher.runs import find_run
+
+    return find_run(run_root(arguments), arguments.run)
+
+
+def run_root(arguments: argparse.Namespace) -> Path:
+    """The folder of the run folders, as it was given."""
+    return Path(arguments.runs)
+
+
+def program_name() -> str:
+    """How this command is called: by its name where a shell would find the same, else by path."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m launcher"
+    return called.name if shutil.which(called.name) == str(called) else shown(called)
+
+
+def shown(path: Path) -> str:
+    """A path as people type it: from the current folder, if it lies below."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

@@ -1,0 +1,85 @@
+"""``run`` and ``render``: a job file becomes a run, or the text of one."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.commands.arguments import add_command, add_job, planned, program_name, shown
+from launcher.errors import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.choose import Choice
+    from launcher.plan import LaunchPlan
+
+
+def add(commands: Any) -> None:
+    """Adds the commands to the program's parser."""
+    run = add_command(commands, "run", _run, "start a job, follow it, exit with its outcome")
+    add_job(run)
+    run.add_argument(
+        "--detach", action="store_true", help="follow in the background, print the run id"
+    )
+    run.add_argument("-v", "--verbose", action="store_true", help="show the agents' own lines too")
+
+    render = add_command(commands, "render", _render, "print what would be run, and do nothing")
+    add_job(render)
+    render.add_argument("--json", action="store_true", help="print the launch plan as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from launcher import launch
+    from launcher.summary import render_summary
+
+    choice, plan = planned(arguments)
+    console = launch.open_console(sys.stderr)
+    console.note(f"running on {choice.why}")
+    run = launch.create_run(plan, choice.target)
+    console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
+    note_left_behind = functools.partial(_note_left_behind, choice, console.note)
+    if arguments.detach:
+        launch.follow_in_background(run, plan, choice.target)
+        note_left_behind()
+        console.note(f"detached; see: {program_name()} logs --follow {run.run_id}")
+        print(run.run_id)
+        return int(ExitCode.OK)
+    outcome = launch.follow_here(
+        run,
+        plan,
+        choice.target,
+        console,
+        verbose=arguments.verbose,
+        # Looks at every process of the machine: while the agent starts, that costs no time.
+        on_submitted=note_left_behind,
+    )
+    summary = render_summary(
+        outcome, folder=shown(run.path), job_file=arguments.job, program=program_name()
+    )
+    console.line(summary)
+    return outcome.exit_code
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    choice, plan = planned(arguments)
+    text = plan.to_json() if arguments.json else choice.target.render(plan).shell()
+    sys.stdout.write(text)
+    return int(ExitCode.OK)
+
+
+def _note_left_behind(choice: Choice, note: Callable[[str], None]) -> None:
+    from launcher.runs import RunFolder
+
+    for live in choice.target.live_runs():
+        if RunFolder(Path(live.run_dir)).launcher_pid() is None:
+            fix = f"{program_name()} stop {live.run_id}"
+            note(f"left behind by a launcher that died: {live.run_id}; end it: {fix}")
+
+
+def _size_of(plan: LaunchPlan) -> str:
+    node = plan.nodes[0]
+    nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
+    return f"nnodes {nodes} x nproc_per_node {node.nproc_per_node} on {plan.accelerator}"

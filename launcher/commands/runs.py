@@ -1,0 +1,103 @@
+"""Commands about runs: ``ps`` of all, the others of one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from launcher.commands.arguments import add_command, add_run, find, natural, run_root
+from launcher.errors import ExitCode
+
+
+def add(commands: Any) -> None:
+    """Adds the commands to the program's parser."""
+    listing = add_command(commands, "ps", _ps, "list runs")
+    listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
+    listing.add_argument("--json", action="store_true")
+
+    status = add_command(commands, "status", _status, "show one run and its nodes")
+    add_run(status)
+    status.add_argument("--json", action="store_true")
+
+    report = add_command(
+        commands, "report", _report, "tell what happened: first cause, restarts, nodes, timeline"
+    )
+    add_run(report)
+    report.add_argument("--json", action="store_true")
+
+    logs = add_command(
+        commands, "logs", _logs, "print a run's output, each line with its node and rank"
+    )
+    add_run(logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
+    logs.add_argument("-v", "--verbose", action="store_true", help="the agents' own lines too")
+
+    stop = add_command(commands, "stop", _stop, "end a run and remove what is left of it")
+    add_run(stop)
+    stop.add_argument(
+        "--grace", type=float, metavar="S", help="seconds until the kill (the job's own)"
+    )
+
+    scale = add_command(commands, "scale", _scale, "change the number of nodes of an elastic run")
+    add_run(scale)
+    scale.add_argument("nodes", type=natural, metavar="N", help="from MIN to MAX of its nnodes")
+
+
+def _ps(arguments: argparse.Namespace) -> int:
+    from launcher.listing import list_runs, render_table
+
+    rows = list_runs(run_root(arguments), everything=arguments.all)
+    if arguments.json:
+        print(json.dumps([row.to_jsonable() for row in rows], indent=2))
+    else:
+        sys.stdout.write(render_table(rows))
+    return int(ExitCode.OK)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from launcher.listing import read_status, render_status
+
+    run = find(arguments)
+    status = read_status(run)
+    sys.stdout.write(
+        json.dumps(status, indent=2) + "\n" if arguments.json else render_status(status)
+    )
+    return int(ExitCode.OK)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from launcher.clock import SystemClock
+    from launcher.postmortem import read_postmortem, render_postmortem
+
+    told = read_postmortem(find(arguments), SystemClock().wall())
+    text = json.dumps(told, indent=2) + "\n" if arguments.json else render_postmortem(told)
+    sys.stdout.write(text)
+    return int(ExitCode.OK)
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from launcher.listing import show_logs
+
+    run = find(arguments)
+    show_logs(
+        run, sys.stdout, follow=arguments.follow, rank=arguments.rank, agents=arguments.verbose
+    )
+    return int(ExitCode.OK)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from launcher.stopping import stop_run
+
+    run = find(arguments)
+    print(stop_run(run, arguments.grace), file=sys.stderr)
+    return int(ExitCode.OK)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    from launcher.scaling import scale_run
+
+    print(scale_run(find(arguments), arguments.nodes), file=sys.stderr)
+    return int(ExitCode.OK)

@@ -1,0 +1,22 @@
+"""``schema``: the job file's JSON Schema."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from launcher.commands.arguments import add_command
+from launcher.errors import ExitCode
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the program's parser."""
+    add_command(commands, "schema", _schema, "print the job file's JSON Schema")
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from launcher.jobfile import render_schema
+
+    sys.stdout.write(render_schema())
+    return int(ExitCode.OK)
