@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher import contract
 from launcher.agent.faults import WorkerEnd
@@ -63,6 +66,7 @@ class Attempts:
             run_dir=self._run_dir,
             hung=frozenset(self._hung),
             out_of_memory=read_oom_kills() > self._oom_kills,
+            killed=self._killed_with_their_guards(),
         )
 
     def beats(self) -> dict[int, Beat]:
@@ -80,6 +84,23 @@ class Attempts:
         """Says of a worker that is about to be killed why."""
         with self._lock:
             self._hung.add(rank)
+
+    def _killed_with_their_guards(self) -> list[dict[str, Any]]:
+        """A guard whose script has begun blocks all other signals: it fell to SIGKILL."""
+        beats = self.beats()
+        return [
+            {
+                "rank": worker.rank,
+                "local_rank": worker.local_rank,
+                "exit_code": -signal.SIGKILL,
+                "terminated": False,
+                "at": time.time(),
+                "steps": beats[worker.rank].steps,
+                "message": "with the process that guards it",
+            }
+            for worker in self.workers
+            if worker.rank in beats and not (worker.folder / contract.EXIT_FILE).exists()
+        ]
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / contract.RANK_FOLDER.format(rank=rank)

@@ -50,7 +50,8 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     def run_once(planned: NodeTask) -> tuple[Reason, str]:
         return launch.run_elastic_agent(planned, node, archive, forks=forks)
 
-    watchdog.start()
+    # Not before: the store is forked until then, and had better not be forked beside a thread.
+    node.on_first_round = watchdog.start
     reason, detail = run_rounds(task, node, clock, run_once)
     watchdog.stop()
     return AgentReport(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ class Node:
         self.ends: tuple[WorkerEnd, ...] = ()
         self.had_rendezvous = False
         self.link: Link | None = None
+        self.on_first_round: Callable[[], None] = lambda: None
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:
@@ -68,6 +70,8 @@ class Node:
     def on_rendezvous(self, node_rank: int, num_nodes: int) -> None:
         """A round is complete; both numbers count nodes, not workers."""
         self.node_rank, self.num_nodes, self.had_rendezvous = node_rank, num_nodes, True
+        on_first_round, self.on_first_round = self.on_first_round, lambda: None
+        on_first_round()
         self.enter("run")
         self.ledger.write(
             "rendezvous-ended",

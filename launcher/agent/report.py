@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,26 +76,39 @@ def read_agent_report(path: Path) -> AgentReport | None:
 
 
 def read_ends(
-    folder: Path, attempt: int, *, run_dir: Path, hung: frozenset[int], out_of_memory: bool
+    folder: Path,
+    attempt: int,
+    *,
+    run_dir: Path,
+    hung: frozenset[int],
+    out_of_memory: bool,
+    killed: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[WorkerEnd, ...]:
-    """The workers of one attempt's folder that ended badly, causes first."""
-    found = []
+    """The workers of one attempt's folder that ended badly, causes first.
+
+    ``killed`` are the records of workers whose guard had no time to write one.
+    """
+    records: list[Mapping[str, Any]] = list(killed)
     for path in sorted(folder.glob(f"*/{contract.EXIT_FILE}")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            record = json.loads(path.read_text())
+        with contextlib.suppress(OSError, ValueError):
+            records.append(json.loads(path.read_text()))
+    found = []
+    for record in records:
+        with contextlib.suppress(KeyError):
             if record["exit_code"] != 0:
-                found.append(_read_end(record, path.parent, attempt, run_dir, hung, out_of_memory))
+                found.append(_read_end(record, folder, attempt, run_dir, hung, out_of_memory))
     return sort_ends(found)
 
 
 def _read_end(
-    record: dict[str, Any],
-    folder: Path,
+    record: Mapping[str, Any],
+    attempt_folder: Path,
     attempt: int,
     run_dir: Path,
     hung: frozenset[int],
     out_of_memory: bool,
 ) -> WorkerEnd:
+    folder = attempt_folder / contract.RANK_FOLDER.format(rank=record["rank"])
     cause = name_cause(
         record["exit_code"],
         terminated=record["terminated"],
@@ -109,7 +122,7 @@ def _read_end(
         exit_code=record["exit_code"],
         at=record["at"],
         cause=cause,
-        message=_read_message(folder, record["exit_code"]),
+        message=record.get("message") or _read_message(folder, record["exit_code"]),
         log=os.path.relpath(folder, run_dir),
         steps=record["steps"],
     )

@@ -52,6 +52,21 @@ def test_a_killed_worker_is_started_again_with_the_others(place: Place, start: s
 
 
 @pytest.mark.parametrize("start", STARTS)
+def test_a_worker_that_is_killed_together_with_its_guard_is_named(place: Place, start: str) -> None:
+    place.write(COLLECTIVE)
+    place.plan(nproc=2, start=start)
+    process = place.start()
+    victim = psutil.Process(place.pid_in("up-0-1"))
+    place.pid_in("up-0-0")
+    victim.parent().kill()
+    assert process.wait(LIMIT_S) == 0
+    assert not victim.is_running()
+    assert place.outcome()["restarts"] == {"worker-fault": 1}
+    (told,) = [e for e in place.events() if e["event"] == "worker-ended" and e["rank"] == 1]
+    assert (told["exit_code"], told["cause"]) == (-9, "signal")
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(
     place: Place, start: str
 ) -> None:
