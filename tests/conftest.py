@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import importlib.util
 import os
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 DOCKER_IMAGE = "fabric-train:cpu"
+FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")), "")
 
 
 @functools.cache
@@ -35,7 +37,16 @@ def why_no_etcd() -> str:
     return "" if importlib.util.find_spec("etcd") else "no python-etcd: make setup"
 
 
-ENGINES: dict[str, Callable[[], str]] = {"docker": why_no_docker, "etcd": why_no_etcd}
+def why_no_faketime() -> str:
+    """Empty where the library is that shifts the clock of a process."""
+    return "" if FAKETIME else "no libfaketime: apt-get install libfaketime"
+
+
+ENGINES: dict[str, Callable[[], str]] = {
+    "docker": why_no_docker,
+    "etcd": why_no_etcd,
+    "faketime": why_no_faketime,
+}
 """Marker -> why its engine cannot be used here, empty where it can."""
 
 

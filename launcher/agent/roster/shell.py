@@ -62,7 +62,7 @@ class Shell:
         self._state = start(rules, index, nonce)
         self._word: Word | None = None
         self._failure: RendezvousError | None = None
-        self._heard_at = clock.monotonic()
+        self._heard_at = self._checked_at = clock.monotonic()
         self._connected = False
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="roster", daemon=True)
@@ -100,7 +100,12 @@ class Shell:
     def check(self) -> None:
         """Raises what ended the connection, also when the store has been silent too long."""
         with self._changed:
-            silent_s = self._clock.monotonic() - self._heard_at
+            now = self._clock.monotonic()
+            if now - self._checked_at > self._silence_s / 2:
+                # It was this process that stood still: nobody can tell how silent the store was.
+                self._heard_at = max(self._heard_at, now - self._silence_s / 2)
+            self._checked_at = now
+            silent_s = now - self._heard_at
             if self._failure is None and self._connected and silent_s > self._silence_s:
                 self._failure = RendezvousConnectionError(
                     f"the rendezvous store{self._where} has been silent for {silent_s:.1f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,12 @@ def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> Non
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def is_living(process: psutil.Process) -> bool:

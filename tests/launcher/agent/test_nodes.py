@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import socket
 from typing import Any
 
 import pytest
 
 from launcher.agent.settings import StoreEndpoint
-from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +20,6 @@ print("world", world)
 while world != sys.argv[1]:
     time.sleep(0.05)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(places: list[Place], *command: str, port: int, **settings: Any) -> None:

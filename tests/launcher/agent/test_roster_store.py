@@ -13,7 +13,15 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.roster.head import Head, close, format_head
-from launcher.agent.roster.store import Endpoint, StoreClient, find_store, serve_forked
+from launcher.agent.roster.store import (
+    TCP_THIN_LINEAR_TIMEOUTS,
+    Endpoint,
+    StoreClient,
+    TCPStore,
+    find_store,
+    repeat_evenly,
+    serve_forked,
+)
 from launcher.agent.roster.words import Enlist, Read, Swap, Swapped, Values, Write
 from tests.launcher.agent.node_process import wait_until
 
@@ -37,6 +45,32 @@ def test_the_stores_process_has_a_few_megabytes_of_its_own() -> None:
     assert used < 8e6
     store.stop()
     store.stop()
+
+
+def test_lost_packets_are_repeated_evenly_from_both_ends() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    repeat_evenly(server.port)
+    client = StoreClient(here(server.port), "run", 5)
+    client.carry_out(Write("key", "value"))
+    told = {}
+    for path in Path("/proc/self/fd").glob("*"):
+        if path.is_symlink() and os.readlink(path).startswith("socket:"):
+            with socket.socket(fileno=os.dup(int(path.name))) as ours:
+                if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.type == 1:
+                    ends = (ours.getsockname()[1], connected_to(ours))
+                    told[ends] = ours.getsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS)
+    port = client.store.port
+    from_client = [set_ for (_, far), set_ in told.items() if far == port]
+    from_server = [set_ for (near, far), set_ in told.items() if near == port and far]
+    assert 1 in from_client
+    assert set(from_server) == {1}
+
+
+def connected_to(ours: socket.socket) -> int:
+    try:
+        return int(ours.getpeername()[1])
+    except OSError:
+        return 0
 
 
 def test_the_store_dies_with_the_process_that_started_it() -> None:
