@@ -37,7 +37,7 @@ class Group:
             backend="roster",
             port=self.stores[0].port,
             stores=self.stores,
-            start="fresh",
+            start="fork",
             conf=(*conf.items(), ("growth_pause_s", "0")),
         )
         place.start()
