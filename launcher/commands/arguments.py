@@ -42,9 +42,14 @@ def add_command(
     return parser
 
 
-def add_job_file(parser: argparse.ArgumentParser) -> None:
+def add_job_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """A job file and what overrides its keys."""
-    parser.add_argument("job", metavar="JOB", help="the job file, such as jobs/digits.yaml")
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        nargs="?" if optional else None,
+        help="the job file, such as jobs/digits.yaml",
+    )
     parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="override nnodes")
     parser.add_argument("--nproc-per-node", metavar="N", help="override nproc_per_node")
     parser.add_argument("--max-restarts", metavar="N", help="override max_restarts")

@@ -1,4 +1,4 @@
-"""``env``: a node's settings for people who start nodes by hand."""
+"""``env``: what people need who start nodes by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.arguments import add_command, add_job_file, natural, read_job, run_root
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, InputError
 
 
 def add(commands: Any) -> None:
@@ -16,7 +16,10 @@ def add(commands: Any) -> None:
     env = add_command(
         commands, "env", _env, 'print a node\'s settings for a shell: eval "$(launcher env ...)"'
     )
-    add_job_file(env)
+    add_job_file(env, optional=True)
+    env.add_argument(
+        "--join", metavar="RUN", help="instead of a job: a script that adds a node to this run"
+    )
     env.add_argument("--node-rank", type=natural, default=0, metavar="N", help="this node, 0-based")
     env.add_argument("--rdzv-endpoint", metavar="HOST[:PORT]", help="where all nodes reach node 0")
     env.add_argument("--local-addr", metavar="HOST", help="where the others reach this node")
@@ -25,6 +28,13 @@ def add(commands: Any) -> None:
 def _env(arguments: argparse.Namespace) -> int:
     from launcher.by_hand import plan_by_hand, render_by_hand
 
+    if (arguments.job is None) == (arguments.join is None):
+        raise InputError(
+            "either a job file or --join RUN is needed", "launcher env jobs/digits.yaml"
+        )
+    if arguments.join is not None:
+        sys.stdout.write(_render_join(arguments))
+        return int(ExitCode.OK)
     job = read_job(arguments)
     plan = plan_by_hand(
         job,
@@ -36,3 +46,14 @@ def _env(arguments: argparse.Namespace) -> int:
     )
     sys.stdout.write(render_by_hand(plan, arguments.node_rank))
     return int(ExitCode.OK)
+
+
+def _render_join(arguments: argparse.Namespace) -> str:
+    from launcher.choose import open_target
+    from launcher.joining import join_run, write_task
+    from launcher.runs import find_run
+
+    plan, index = join_run(find_run(run_root(arguments), arguments.join))
+    write_task(plan, index)
+    target = open_target(plan.target, run_root(arguments))
+    return target.render(plan, (index,)).shell_to_join()

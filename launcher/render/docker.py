@@ -186,6 +186,10 @@ class DockerArtifact:
             ]
         )
 
+    def shell_to_join(self) -> str:
+        """Lines that start these nodes alone, where the run's files and network are already."""
+        return "\n".join(container.shell() for container in self.containers) + "\n"
+
     def _network(self) -> str:
         first = ("docker", "network", "create", "--driver", "bridge")
         labels = (("--label", f"{key}={value}") for key, value in self.labels)

@@ -60,6 +60,15 @@ class LocalArtifact:
         ]
         return "\n".join(lines) + "\n"
 
+    def shell_to_join(self) -> str:
+        """Lines that start these nodes alone, where the run's files are there already."""
+        unset = sorted({name for process in self.processes for name in process.unset})
+        lines = [
+            render_block(("unset", *unset), per_line=4),
+            *(line for process in self.processes for line in _subshell(process)),
+        ]
+        return "\n".join(lines) + "\n"
+
 
 def _subshell(process: Process) -> list[str]:
     """One agent in the background, in its folder and with its variables."""

@@ -51,6 +51,10 @@ class Artifact(Protocol):
         """A script that does by hand what ``submit`` does."""
         ...
 
+    def shell_to_join(self) -> str:
+        """Lines that start these nodes alone, where the run's files are there already."""
+        ...
+
 
 class Target(Protocol):
     """A place where jobs run. Methods block until done unless they say otherwise."""

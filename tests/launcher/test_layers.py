@@ -55,7 +55,7 @@ LAYERS: dict[float, set[str]] = {
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     5: {"decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
-    | {"stopping", "scaling", "node_outcomes", "timeline", "postmortem"},
+    | {"stopping", "scaling", "joining", "node_outcomes", "timeline", "postmortem"},
     6: {"cli", "__main__", "commands"}
     | {f"commands.{name}" for name in ("arguments", "env", "jobs", "runs", "schema")},
 }

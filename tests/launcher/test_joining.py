@@ -1,0 +1,77 @@
+"""A node that a person adds to a run that goes on."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.joining import plan_joining_node
+from launcher.plan import LaunchPlan
+from tests.launcher.docker_runs import MOUNTED, containers, has
+from tests.launcher.runner import Runner, wait_until
+from tests.launcher.test_scaling import ELASTIC
+
+
+def test_a_joining_node_has_an_index_name_and_folder_of_its_own_and_serves_no_store(
+    make_plan: Callable[..., LaunchPlan], docker_facts: Any
+) -> None:
+    plan = make_plan(docker_facts, nnodes="1:2")
+    node, last = plan_joining_node(plan, 7), plan.nodes[-1]
+    assert (node.node_index, node.incarnation) == (7, 0)
+    assert node.name == node.local_addr == "digits-0a1b2c-7"
+    assert node.log_dir == "/launcher/run/nodes/7/0"
+    assert dict(node.env)["LAUNCHER_NODE_INDEX"] == "7"
+    assert not node.rendezvous.is_host  # type: ignore[union-attr]
+    assert (node.command, node.mounts) == (last.command, last.mounts)
+
+
+def test_a_gpu_that_was_given_out_is_not_given_to_a_joining_node(
+    make_plan: Callable[..., LaunchPlan], cuda_facts: Any
+) -> None:
+    with pytest.raises(InputError, match="gave each GPU"):
+        plan_joining_node(make_plan(cuda_facts, nnodes="1:2"), 2)
+
+
+def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> None:
+    launcher.write("print('done')\n")
+    launcher("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
+    assert "has ended" in launcher("env", "--join", "latest").stderr
+    launcher("run", "job.yaml", "--on", "local")
+    assert "fixed number of nodes" in launcher("env", "--join", "latest").stderr
+    both = launcher("env", "job.yaml", "--join", "latest")
+    assert (both.returncode, "either a job file or --join" in both.stderr) == (2, True)
+
+
+def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> None:
+    launcher.write(ELASTIC)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
+    wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
+    assert launcher("scale", "1").returncode == 0
+    wait_until(lambda: (launcher.folder / "world-1-0-0").exists())
+    script = launcher("env", "--join", "latest").stdout
+    joined = subprocess.Popen(["sh", "-c", f"{script} wait"], env=launcher.env)
+    wait_until(lambda: (launcher.folder / "world-2-2-0").exists())
+    (launcher.folder / "go").touch()
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 0, stderr.decode()
+    assert joined.wait(30) == 0
+
+
+@pytest.mark.docker
+def test_a_container_joins_by_hand_and_goes_with_the_run(launcher: Runner, engine: Any) -> None:
+    launcher.write('import os; os.chdir(os.environ["RUN_DIR"])' + ELASTIC, MOUNTED)
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
+    wait_until(lambda: has(launcher, "world-2-1-0"), limit_s=120)
+    assert launcher("scale", "1").returncode == 0
+    wait_until(lambda: has(launcher, "world-1-0-0"), limit_s=120)
+    script = launcher("env", "--join", "latest").stdout
+    subprocess.run(["sh", "-c", script], env=launcher.env, check=True, capture_output=True)
+    wait_until(lambda: has(launcher, "world-2-2-0"), limit_s=120)
+    (launcher.folder / "runs/latest/go").touch()
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 0, stderr.decode()
+    assert containers(engine, launcher.run_ids()[0]) == []
