@@ -1,0 +1,91 @@
+"""Whole runs under the agent: what it serves while they go on, and when it lets nodes in."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+from tests.launcher.agent.place import free_port
+from tests.launcher.runner import PREFIX, Runner, wait_until
+
+STEPPING = """
+import os, pathlib, time, torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(100_000):
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    if step == 3:
+        pathlib.Path("stepping-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).touch()
+    if pathlib.Path("go").exists():
+        break
+    if pathlib.Path("fail").exists() and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("as asked")
+    time.sleep(0.02)
+"""
+
+
+def test_a_running_node_serves_its_health_and_its_metrics(launcher: Runner) -> None:
+    port = free_port()
+    launcher.write(STEPPING, PREFIX + f"max_restarts: 1\nagent: {{health: {{port: {port}}}}}\n")
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    wait_until((launcher.folder / "stepping-0").exists)
+    (launcher.folder / "fail").touch()
+    wait_until((launcher.folder / "stepping-1").exists)
+    # The watchdog looks at the heartbeats a few times a second; what is served is read at once.
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        health = json.load(answer)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    (launcher.folder / "go").touch()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr.decode()
+    assert (health["healthy"], health["phase"], health["attempt"]) == (True, "run", 1)
+    assert health["step"] >= 3
+    assert health["restarts"] == {"worker-fault": 1}
+    assert "launcher_healthy 1" in lines
+    assert "launcher_world_size 1" in lines
+    assert 'launcher_restarts_total{cause="worker-fault"} 1' in lines
+
+
+SPEAKING = """
+import json, os, pathlib, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+world, index = dist.get_world_size(), os.environ["LAUNCHER_NODE_INDEX"]
+node_dir = pathlib.Path(os.environ["LAUNCHER_NODE_DIR"])
+(node_dir / "stop-ready").touch()
+told = f"world-{world}-{index}-{os.environ['LAUNCHER_INCARNATION']}"
+pathlib.Path(told).write_text("after the commit" if pathlib.Path("committed").exists() else "")
+while not pathlib.Path("go").exists():
+    dist.all_reduce(torch.ones(1))
+    request = node_dir / "stop-request"
+    if request.exists() and not pathlib.Path("asked").exists():
+        pathlib.Path("asked").write_text(json.loads(request.read_text())["reason"])
+    if pathlib.Path("may-commit").exists() and request.exists():
+        pathlib.Path("committed").touch()
+        (node_dir / "stop-ack").write_text('{"step": 1}')
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+def test_a_newcomer_comes_in_only_after_the_running_group_has_committed(launcher: Runner) -> None:
+    launcher.write(SPEAKING)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
+    wait_until((launcher.folder / "world-2-1-0").exists)
+    (launcher.folder / "may-commit").touch()
+    assert launcher("scale", "1").returncode == 0
+    wait_until((launcher.folder / "world-1-0-0").exists)
+    for name in ("may-commit", "asked", "committed"):
+        (launcher.folder / name).unlink(missing_ok=True)
+    assert launcher("scale", "2").returncode == 0
+    wait_until((launcher.folder / "asked").exists)
+    assert (launcher.folder / "asked").read_text() == "resize"
+    assert not (launcher.folder / "world-2-1-1").exists()
+    (launcher.folder / "may-commit").touch()
+    wait_until((launcher.folder / "world-2-1-1").exists)
+    assert (launcher.folder / "world-2-1-1").read_text() == "after the commit"
+    (launcher.folder / "go").touch()
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 0, stderr.decode()
+    assert "worker-fault" not in launcher.outcome["restarts"]
