@@ -191,9 +191,9 @@ def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
     assert all("[1/1] world 2" in output for output in outputs)
 
 
-@pytest.mark.parametrize("engine", ["torchrun", "agent"])
+@pytest.mark.parametrize("started_by", ["torchrun", "agent"])
 def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(
-    launcher: Runner, engine: str
+    launcher: Runner, started_by: str
 ) -> None:
     subprocess.run(
         ["docker", "build", "--quiet", "--tag", TORCH_ONLY, "-"],
@@ -206,7 +206,7 @@ def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(
     nothing_else = "not any(map(find_spec, ('launcher', 'lightning', 'sklearn')))"
     launcher.write(
         f"{script}\nfrom importlib.util import find_spec\nassert {nothing_else}\n",
-        MOUNTED + f"engine: {engine}\n" + ("start: fork\n" if engine == "agent" else ""),
+        MOUNTED + f"engine: {started_by}\n" + ("start: fork\n" if started_by == "agent" else ""),
     )
     job = ("run", "job.yaml", "--on", "docker", "--image", TORCH_ONLY, "--nnodes", "2")
     done = launcher(*job)
