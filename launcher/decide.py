@@ -21,6 +21,11 @@ MAX_REPLACEMENTS = 16
 a node uses up no restart, but a node that is lost for ever must end the run one day."""
 
 
+LONGEST_PAUSE_S = 30.0
+"""Between two starts of the same node: one that fails at once must not use up its replacements
+before whatever it lacks is back."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wait:
     """Nothing to do yet."""
@@ -78,6 +83,11 @@ def decide_action(
     if len(ended) < len(observation.nodes) and since_first_exit_s < FALL_S:
         return Wait()
     return _decide_failed(plan, bad)
+
+
+def pause_before_replacing_s(replaced: int) -> float:
+    """How long after its last start a node that was replaced so often may start again."""
+    return min(LONGEST_PAUSE_S, 2.0 ** (replaced - 1)) if replaced else 0.0
 
 
 def is_lost(node: NodeObservation) -> bool:

@@ -48,6 +48,7 @@ class Follower:
         self._show_agents = show_agents
         self._tails = RunTails(run)
         self._replaced: Counter[int] = Counter()
+        self._replaced_at: dict[int, float] = {}
         self._live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
         self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
@@ -95,11 +96,11 @@ class Follower:
             match action:
                 case decide.Finish(reason=reason, detail=detail):
                     return reason, detail
-                case decide.Replace(node_index=index, why=why):
+                case decide.Replace(node_index=index, why=why) if self._may_replace(index):
                     self._replace(index, why)
                 case decide.Restart(why=why, left=left):
                     self._restart(why, left)
-                case decide.Wait():
+                case decide.Wait() | decide.Replace():
                     self._clock.sleep(POLL_S)
 
     def _decide(self, observation: Observation) -> decide.Action:
@@ -143,11 +144,16 @@ class Follower:
         if come:
             self._target.submit(self._plan, tuple(come))
 
+    def _may_replace(self, node_index: int) -> bool:
+        pause_s = decide.pause_before_replacing_s(self._replaced[node_index])
+        return self._clock.monotonic() >= self._replaced_at.get(node_index, 0.0) + pause_s
+
     def _replace(self, node_index: int, why: str) -> None:
         enough = len(self._live) >= self._plan.nodes[0].min_nodes
         others = "go on" if enough else "wait for it"
         self._console.note(f"{why}; replacing it, the others {others}")
         self._replaced[node_index] += 1
+        self._replaced_at[node_index] = self._clock.monotonic()
         self._target.collect(self._plan)
         self._set_plan(plan_replacement(self._plan, node_index))
         self._target.submit(self._plan, (node_index,))

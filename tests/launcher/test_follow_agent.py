@@ -145,3 +145,19 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(
     assert outcome.reason == "completed"
     assert outcome.finished_at > 2 * (FINISH_S - 1)
     assert target.started == [None]
+
+
+def test_a_node_that_fails_at_once_again_is_started_with_growing_pauses(follow: Follow) -> None:
+    losses = [(lasts_s, [RUNS, 137]) for lasts_s in (0, 1.05, 2.05, 4.05)]
+    outcome, target, _ = follow("1:2", *losses, (0, [0, 0]))
+    assert outcome.reason == "completed"
+    assert target.started == [None, *[(1,)] * 4]
+    # None before the first, then 1, 2 and 4 s.
+    assert 7 <= outcome.finished_at < 8, outcome.finished_at
+
+
+def test_a_node_that_lived_for_long_is_replaced_at_once(follow: Follow) -> None:
+    course = [(0, [RUNS, 137]), (100, [RUNS, RUNS])] * 3
+    outcome, target, _ = follow("1:2", *course, (0, [0, 0]))
+    assert outcome.finished_at < 302
+    assert len(target.started) == 4
