@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from launcher import decide
 from launcher.clock import Clock
@@ -16,7 +15,7 @@ from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.ranks import node_rank_of
 from launcher.report import read_report
 from launcher.runs import Outcome, RunFolder
-from launcher.scaling import take_request
+from launcher.scaling import read_withdrawn, take_request, without
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
 from launcher.tails import Output, RunTails
 from launcher.targets.base import Observation, Target
@@ -91,7 +90,7 @@ class Follower:
                 return reason, ""
             if (nodes := take_request(self._run)) is not None:
                 self._scale(nodes)
-            observation = self._without_withdrawn(self._target.observe(self._plan))
+            observation = without(self._target.observe(self._plan), self._withdrawn)
             action = self._decide(observation)
             match action:
                 case decide.Finish(reason=reason, detail=detail):
@@ -126,10 +125,6 @@ class Follower:
         if self.stop_reason is None and (self._run.path / STOP_REQUEST_FILE).exists():
             self.stop_reason = Reason.STOP_REQUESTED
         return self.stop_reason
-
-    def _without_withdrawn(self, observation: Observation) -> Observation:
-        nodes = tuple(n for n in observation.nodes if n.node_index not in self._withdrawn)
-        return replace(observation, nodes=nodes)
 
     def _scale(self, nodes: int) -> None:
         """Nodes of the highest indices go first, and come back as later incarnations."""
@@ -166,9 +161,9 @@ class Follower:
         self._console.end_progress()
         self._set_plan(plan_next_attempt(self._plan))
         self._replaced.clear()
-        self._withdrawn = frozenset()
         self._first_exit_at = None
-        self._target.submit(self._plan)
+        wanted = (node.node_index for node in self._plan.nodes)
+        self._target.submit(self._plan, tuple(i for i in wanted if i not in self._withdrawn))
 
     def _set_plan(self, plan: LaunchPlan) -> None:
         self._plan = plan
@@ -255,7 +250,7 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
     plan = run.read_plan()
     if any(live.run_id == run.run_id and live.running_nodes for live in target.live_runs()):
         return None
-    observation = target.observe(plan)
+    observation = without(target.observe(plan), read_withdrawn(run, plan))
     if any(n.state in (NodeState.RUNNING, NodeState.PENDING) for n in observation.nodes):
         return None
     target.collect(plan)

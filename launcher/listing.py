@@ -15,6 +15,7 @@ from launcher.follow import fold
 from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder
 from launcher.runs import list_runs as list_folders
+from launcher.scaling import read_withdrawn, without
 from launcher.state import RunState
 from launcher.tails import Output, RunTails
 
@@ -109,7 +110,8 @@ def read_status(run: RunFolder) -> dict[str, Any]:
     state, outcome = read_state(run, plan)
     nodes: list[dict[str, Any]] = []
     if outcome is None:
-        observation = open_target(plan.target, run.path.parent).observe(plan)
+        observed = open_target(plan.target, run.path.parent).observe(plan)
+        observation = without(observed, read_withdrawn(run, plan))
         nodes = [
             {
                 "node_index": n.node_index,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
+from pathlib import Path
 
 from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder, write_atomically
+from launcher.targets.base import Observation
 
 SCALE_REQUEST_FILE = "scale-request"
 """``{"nodes": N}`` in the run folder; the launcher that follows the run removes it."""
+SCALE_FILE = "scale.json"
+"""``{"nodes": N}`` in the run folder: the size last asked for; absent where nobody asked."""
 ANSWER_LIMIT_S = 30.0
 
 
@@ -58,8 +63,26 @@ def check_scale(plan: LaunchPlan, nodes: int) -> None:
 def take_request(run: RunFolder) -> int | None:
     """The number of nodes asked for since the last call; None where nobody asked."""
     path = run.path / SCALE_REQUEST_FILE
+    nodes = _read_nodes(path)
+    if nodes is not None:
+        write_atomically(run.path / SCALE_FILE, json.dumps({"nodes": nodes}))
+        path.unlink(missing_ok=True)
+    return nodes
+
+
+def read_withdrawn(run: RunFolder, plan: LaunchPlan) -> frozenset[int]:
+    """Indices of the planned nodes that the run is not meant to have now: the highest ones."""
+    nodes = _read_nodes(run.path / SCALE_FILE)
+    return frozenset() if nodes is None else frozenset(range(nodes, len(plan.nodes)))
+
+
+def without(observation: Observation, withdrawn: frozenset[int]) -> Observation:
+    """The nodes that the run is meant to have."""
+    nodes = tuple(node for node in observation.nodes if node.node_index not in withdrawn)
+    return replace(observation, nodes=nodes)
+
+
+def _read_nodes(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        nodes = int(json.loads(path.read_text())["nodes"])
-        path.unlink()
-        return nodes
+        return int(json.loads(path.read_text())["nodes"])
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 
 from launcher.console import Console
 from launcher.decide import FINISH_S
-from launcher.follow import Follower
+from launcher.follow import Follower, fold
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder
+from launcher.scaling import SCALE_FILE, SCALE_REQUEST_FILE
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 
@@ -76,6 +78,9 @@ class ScriptedTarget:
     def stop(self, run_id: str, grace_s: float) -> None:
         pass
 
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        pass
+
     def live_runs(self) -> tuple[LiveRun, ...]:
         return ()
 
@@ -89,13 +94,15 @@ Follow = Callable[..., tuple[Outcome, ScriptedTarget, str]]
 @pytest.fixture
 def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
     def follow(
-        nnodes: int | str, *course: tuple[float, list[int | str]]
+        nnodes: int | str, *course: tuple[float, list[int | str]], scale: int | None = None
     ) -> tuple[Outcome, ScriptedTarget, str]:
         plan = make_plan(nnodes=nnodes, nproc_per_node=1, engine="agent", max_restarts=0)
         clock = FakeClock()
         target = ScriptedTarget(clock, [*course])
         run = RunFolder(tmp_path / plan.run_id)
         run.create(plan, "", 0.0)
+        if scale is not None:
+            (run.path / SCALE_REQUEST_FILE).write_text(json.dumps({"nodes": scale}))
         said = io.StringIO()
         console = Console(said, terminal=False, colour=False)
         outcome = Follower(run, plan, target, console, clock).follow()  # type: ignore[arg-type]
@@ -161,3 +168,25 @@ def test_a_node_that_lived_for_long_is_replaced_at_once(follow: Follow) -> None:
     outcome, target, _ = follow("1:2", *course, (0, [0, 0]))
     assert outcome.finished_at < 302
     assert len(target.started) == 4
+
+
+def test_a_run_that_was_scaled_down_stays_so_when_all_its_nodes_start_again(
+    follow: Follow,
+) -> None:
+    outcome, target, said = follow("1:2", (0, [137, 143]), (1, [RUNS, 143]), (1, [0, 143]), scale=1)
+    assert outcome.reason == "completed"
+    assert target.started == [None, (0,)]
+    assert "starting all nodes again" in said
+
+
+def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    plan = make_plan(nnodes="1:2", nproc_per_node=1, engine="agent")
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    (run.path / SCALE_FILE).write_text(json.dumps({"nodes": 1}))
+    target = ScriptedTarget(FakeClock(), [(1, [0, 143])])
+    found = fold(run, target, 1.0)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.reason == "completed"
