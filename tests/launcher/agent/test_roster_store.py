@@ -59,6 +59,9 @@ def test_lost_packets_are_repeated_evenly_from_both_ends() -> None:
                 if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.type == 1:
                     ends = (ours.getsockname()[1], connected_to(ours))
                     told[ends] = ours.getsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS)
+                    if told[ends]:
+                        name = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                        assert name.rstrip(b"\0") == b"reno"
     port = client.store.port
     from_client = [set_ for (_, far), set_ in told.items() if far == port]
     from_server = [set_ for (near, far), set_ in told.items() if near == port and far]
