@@ -17,7 +17,7 @@ from launcher.console import Console
 from launcher.errors import InputError, LauncherError, TargetError
 from launcher.follow import Follower
 from launcher.plan import LaunchPlan
-from launcher.runs import Outcome, RunFolder
+from launcher.runs import Outcome, RunFolder, check_folder
 from launcher.state import Reason
 from launcher.targets.base import Target
 
@@ -31,7 +31,8 @@ def open_console(stream: TextIO) -> Console:
 def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
     """Makes the run's folder with the plan and what will be submitted.
 
-    Raises ``InputError``, before anything exists, where a secret has no value to pass on.
+    Raises ``InputError``, before anything exists, where a secret has no value to pass on, or a
+    folder cannot be made.
     """
     missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
     if missing:
@@ -39,6 +40,8 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
             f"secrets: {', '.join(missing)} not set in this environment",
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
+    for folder in (plan.run_dir, plan.checkpoint_dir):
+        check_folder(Path(folder))
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, target.render(plan).shell(), SystemClock().wall())
     return run

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class RunFolder:
 
         ``at`` is the time of submission, seconds since the epoch.
         """
-        self.path.mkdir(parents=True)
+        make_folders((str(self.path),))
         write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
         self.write_plan(plan, script)
         link = self.path.parent / contract.LATEST_LINK
@@ -215,6 +216,30 @@ def list_runs(run_root: Path) -> list[RunFolder]:
     """All runs recorded in a folder, oldest first."""
     plans = [p for p in run_root.glob(f"*/{contract.PLAN_FILE}") if not p.parent.is_symlink()]
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
+
+
+def check_folder(path: Path) -> None:
+    """Raises ``InputError`` where the folder is not there and could not be made; makes nothing."""
+    found = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not found.is_dir() or not os.access(found, os.W_OK):
+        why = "Permission denied" if found.is_dir() else "Not a directory"
+        raise _cannot_be_made(str(path), why)
+
+
+def make_folders(paths: Iterable[str]) -> None:
+    """Makes folders and their parents. Raises ``InputError`` where one cannot be made."""
+    for path in paths:
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_be_made(path, error.strerror or str(error)) from error
+
+
+def _cannot_be_made(path: str, why: str) -> InputError:
+    return InputError(
+        f"the folder {path} cannot be made: {why}",
+        "name another one (checkpoint_dir of the job, --runs DIR), or change its owner",
+    )
 
 
 def write_agent_files(files: AgentFiles | None) -> None:

@@ -26,7 +26,7 @@ from launcher.render.docker import (
     DockerArtifact,
     render_docker,
 )
-from launcher.runs import RunFolder, write_agent_files
+from launcher.runs import RunFolder, make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.docker_console import Consoles
@@ -87,8 +87,7 @@ class DockerTarget:
         artifact = self.render(plan, only)
         secrets = read_secrets(artifact, os.environ)
         check_host(artifact)
-        for folder in artifact.folders:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+        make_folders(artifact.folders)
         write_agent_files(artifact.agent)
         replaced = {container.node.node_index for container in artifact.containers}
         earlier = self._engine.list_containers(plan.run_id)

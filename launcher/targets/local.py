@@ -18,7 +18,7 @@ from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
-from launcher.runs import write_agent_files
+from launcher.runs import make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
@@ -66,10 +66,8 @@ class LocalTarget:
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         artifact = self.render(plan, only)
-        for folder in artifact.folders:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        for process in artifact.processes:
-            Path(process.log_dir).mkdir(parents=True, exist_ok=True)
+        make_folders(artifact.folders)
+        make_folders(process.log_dir for process in artifact.processes)
         write_agent_files(artifact.agent)
         for process in artifact.processes:
             if process.incarnation:  # before the first, nothing can be there to look for

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-COMMANDS = ["run", "render", "env", "ps", "status", "report", "logs", "stop", "schema"]
+COMMANDS = ["run", "render", "doctor", "env", "ps", "status", "report", "logs", "stop", "scale"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -51,6 +51,12 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["run", "job.yaml", "--set", "rdvz.port=1"], 2, ["did you mean rdzv"]),
         (["run", "job.yaml", "--on", "slurm"], 2, ["slurm", "docker, local"]),
         (["run", "job.yaml", "--on", "local", "--resume", "x"], 2, ["no run 'x'", "launcher ps"]),
+        (["run", "job.yaml", "--on", "local", "--runs", "/dev/null/x"], 2, ["cannot be made"]),
+        (
+            ["run", "job.yaml", "--on", "local", "--set", "checkpoint_dir=/dev/null/x"],
+            2,
+            ["/dev/null/x cannot be made: Not a directory", "checkpoint_dir"],
+        ),
         (["render", "job.yaml", "--on", "local", "--nproc-per-node", "gpu"], 2, ["no GPU"]),
         (["env", "job.yaml", "--nnodes", "2"], 2, ["--rdzv-endpoint"]),
         (["status", "nothing"], 2, ["no run 'nothing'"]),

@@ -54,10 +54,11 @@ LAYERS: dict[float, set[str]] = {
     },
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
     | {"targets", "targets.base", "targets.local", "targets.docker"},
-    5: {"decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
+    4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
+    5: {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
     | {"stopping", "scaling", "joining", "node_outcomes", "timeline", "postmortem"},
     6: {"cli", "__main__", "commands"}
-    | {f"commands.{name}" for name in ("arguments", "env", "jobs", "runs", "schema")},
+    | {f"commands.{name}" for name in ("arguments", "doctor", "env", "jobs", "runs", "schema")},
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 
@@ -129,7 +130,8 @@ def test_train_never_imports_launcher_nor_launcher_train() -> None:
 
 
 def test_only_proc_uses_subprocess() -> None:
-    for module in set(modules()) - {"proc"}:
+    # The probe is no part of the launcher's process: it runs in the nodes, by itself.
+    for module in set(modules()) - {"proc", "probes.program"}:
         assert "import subprocess" not in path_of(module).read_text(), module
 
 

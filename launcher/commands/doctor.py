@@ -1,0 +1,54 @@
+"""``doctor``: whether a target is fit for a job, before the job is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from launcher.commands.arguments import add_command, add_job_file, read_job, run_root
+from launcher.errors import ExitCode
+
+LIMIT_S = 120.0
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the program's parser."""
+    doctor = add_command(
+        commands,
+        "doctor",
+        _doctor,
+        "check whether a target is fit for a job, and say how to mend it",
+    )
+    add_job_file(doctor)
+    doctor.add_argument("--on", metavar="TARGET", help="docker or local (default: as run chooses)")
+    doctor.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT_S,
+        metavar="S",
+        help="seconds for the probe in the nodes",
+    )
+    doctor.add_argument("--json", action="store_true")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from launcher.doctor import diagnose, is_fit
+    from launcher.probes.finding import render_findings
+
+    job = read_job(arguments)
+    name = arguments.on or _usual_target(job, run_root(arguments))
+    findings = list(diagnose(job, name, arguments.limit))
+    if arguments.json:
+        print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
+    else:
+        sys.stdout.write(render_findings(findings))
+    return int(ExitCode.OK if is_fit(findings) else ExitCode.TRAINING_FAILED)
+
+
+def _usual_target(job: Any, root: Path) -> str:
+    from launcher.choose import choose_target
+
+    return choose_target(job, None, root).facts.target

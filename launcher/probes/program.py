@@ -1,0 +1,173 @@
+"""Runs in every worker in the job's place: tells what its node is, then all-reduces.
+
+Standard library and torch only, because it is mounted into any image. What it finds lies in
+RUN_DIR/doctor: ``node-<index>.json`` of every node, ``all-reduce.json`` of rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+SMALLEST_BYTES, LARGEST_BYTES = 1 << 12, 1 << 26
+REPETITIONS = 5
+LONGEST_S = 15.0
+"""No larger message is tried once all so far have taken this long."""
+
+
+def main() -> None:
+    """Blocks until all workers are done; the launcher holds the deadline."""
+    folder = Path(os.environ["RUN_DIR"], "doctor")
+    folder.mkdir(exist_ok=True)
+    index = os.environ["LAUNCHER_NODE_INDEX"]
+    if os.environ["LOCAL_RANK"] == "0":
+        _write(folder / f"node-{index}.json", read_node())
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    _check_shared(folder, index, dist)
+    rates = list(measure(torch, dist, device))
+    if dist.get_rank() == 0:
+        _write(folder / "all-reduce.json", {"backend": dist.get_backend(), "rates": rates})
+    dist.destroy_process_group()
+
+
+def read_node() -> dict[str, Any]:
+    """What this node is and has; ``None`` where it does not say."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    shm = Path("/dev/shm")
+    return {
+        "host": socket.gethostname(),
+        "addresses": _addresses(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "torch": _version("torch"),
+        "nccl": _nccl(),
+        "shm_bytes": shutil.disk_usage(shm).total if shm.is_dir() else None,
+        "memlock_bytes": None if soft == resource.RLIM_INFINITY else soft,
+        "checkpoint_free_bytes": _free(os.environ["CHECKPOINT_DIR"]),
+        "checkpoint_error": _write_error(os.environ["CHECKPOINT_DIR"]),
+        "gpus": _gpus(),
+        "infiniband": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
+    }
+
+
+def measure(torch: Any, dist: Any, device: Any) -> Iterator[dict[str, float]]:
+    """Bytes, seconds and bytes per second of one all-reduce, from small to large messages.
+
+    The rate is the bus bandwidth of a ring: bytes * 2 (W - 1) / W / seconds (nccl-tests).
+    """
+    size, began = SMALLEST_BYTES, time.monotonic()
+    world = dist.get_world_size()
+    while size <= LARGEST_BYTES:
+        tensor = torch.ones(size // 4, device=device)
+        times = []
+        for _ in range(REPETITIONS + 1):
+            dist.barrier()
+            start = time.monotonic()
+            dist.all_reduce(tensor)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.monotonic() - start)
+        took = sorted(times[1:])[REPETITIONS // 2]
+        yield {"bytes": size, "took_s": took, "bytes_per_s": size * 2 * (world - 1) / world / took}
+        enough = torch.tensor([float(time.monotonic() - began > LONGEST_S)], device=device)
+        dist.all_reduce(enough, op=dist.ReduceOp.MAX)
+        if enough.item():
+            return
+        size *= 8
+
+
+def _check_shared(folder: Path, index: str, dist: Any) -> None:
+    """A token that rank 0 leaves in the checkpoint folder must be there for every node."""
+    token = Path(os.environ["CHECKPOINT_DIR"], f".doctor-{os.environ['LAUNCHER_RUN_ID']}")
+    if dist.get_rank() == 0:
+        with contextlib.suppress(OSError):
+            token.touch()
+    dist.barrier()
+    if os.environ["LOCAL_RANK"] == "0":
+        _write(folder / f"shared-{index}.json", token.exists())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        token.unlink(missing_ok=True)
+
+
+def _write(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _nccl() -> str | None:
+    names = (d.metadata["Name"] or "" for d in metadata.distributions())
+    found = sorted(name for name in names if name.startswith("nvidia-nccl-"))
+    return _version(found[0]) if found else None
+
+
+def _addresses() -> list[str]:
+    try:
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)})
+    except OSError:
+        return []
+
+
+def _free(folder: str) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _write_error(folder: str) -> str:
+    """Why nothing can be written there; empty where it can."""
+    path = Path(folder, f".doctor-{os.getpid()}-{socket.gethostname()}")
+    try:
+        path.write_text("")
+        path.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _gpus() -> list[dict[str, str]]:
+    """What nvidia-smi says of each GPU; empty where there is none."""
+    keys = (
+        "name",
+        "driver_version",
+        "memory.used",
+        "memory.total",
+        "ecc.errors.uncorrected.volatile.total",
+    )
+    command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = (line.split(", ") for line in done.stdout.splitlines())
+    return [dict(zip(keys, row, strict=False)) for row in rows]
+
+
+if __name__ == "__main__":
+    main()

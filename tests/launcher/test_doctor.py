@@ -1,0 +1,199 @@
+"""``doctor``: real probes on real targets, and what follows from answers that tell of a fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.doctor import MOUNTED_PROGRAM, OWN_FOLDER, as_probe, is_fit
+from launcher.job import JobSpec
+from launcher.probes.finding import Status, failed, ok, render_findings, warning
+from launcher.probes.judge import judge_all_reduce, judge_nodes, judge_shared
+from tests.launcher.docker_runs import MOUNTED
+from tests.launcher.runner import PREFIX, Runner
+
+GOOD = {
+    "host": "gpu1",
+    "addresses": ["10.0.0.1"],
+    "python": "3.11.2",
+    "torch": "2.13.0",
+    "nccl": "2.28.3",
+    "shm_bytes": 2 << 30,
+    "memlock_bytes": None,
+    "checkpoint_free_bytes": 100 << 30,
+    "checkpoint_error": "",
+    "gpus": [],
+    "infiniband": [],
+}
+GPU = {
+    "name": "NVIDIA H200",
+    "driver_version": "570.1",
+    "memory.used": "1",
+    "memory.total": "143771",
+    "ecc.errors.uncorrected.volatile.total": "0",
+}
+
+
+def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
+    found = judge_nodes(
+        {index: {**GOOD, **facts} for index, facts in enumerate(nodes)}, meets_others=True
+    )
+    return [(f.status.value, f.check, f.where) for f in found if f.status is not Status.OK]
+
+
+def test_nodes_that_have_all_they_need_are_fit() -> None:
+    assert not_ok({}, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "row"),
+    [
+        ({"shm_bytes": 64 << 20}, ("warning", "/dev/shm", "node 1")),
+        ({"checkpoint_error": "Permission denied"}, ("failed", "checkpoint folder", "node 1")),
+        ({"checkpoint_free_bytes": 1 << 30}, ("warning", "checkpoint folder", "node 1")),
+        ({"addresses": ["127.0.1.1"]}, ("warning", "own name", "node 1")),
+        ({"addresses": []}, ("warning", "own name", "node 1")),
+        ({"torch": "2.12.0"}, ("failed", "same torch", "all nodes")),
+        ({"python": "3.12.1"}, ("failed", "same python", "all nodes")),
+        ({"nccl": None}, ("failed", "same nccl", "all nodes")),
+        (
+            {"infiniband": ["mlx5_0"], "memlock_bytes": 65536},
+            ("failed", "memlock", "node 1"),
+        ),
+    ],
+)
+def test_each_fault_of_a_node_is_named_with_its_place(
+    facts: dict[str, Any], row: tuple[str, str, str]
+) -> None:
+    assert not_ok({}, facts, {}) == [row]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "row"),
+    [
+        ({"memory.used": "70000"}, ("warning", "GPU", "node 0, GPU 0")),
+        (
+            {"ecc.errors.uncorrected.volatile.total": "3"},
+            ("failed", "GPU", "node 0, GPU 0"),
+        ),
+    ],
+)
+def test_a_gpu_that_is_held_or_broken_is_named(
+    gpu: dict[str, str], row: tuple[str, str, str]
+) -> None:
+    assert not_ok({"gpus": [{**GPU, **gpu}]}) == [row]
+
+
+def test_different_gpus_are_warned_of() -> None:
+    other = {**GPU, "name": "NVIDIA A100"}
+    assert not_ok({"gpus": [GPU]}, {"gpus": [other]}) == [("warning", "same GPUs", "all nodes")]
+
+
+def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
+    broken = {
+        **GOOD,
+        "shm_bytes": 1,
+        "checkpoint_error": "x",
+        "addresses": [],
+        "torch": "1",
+        "infiniband": ["mlx5_0"],
+        "memlock_bytes": 1,
+        "gpus": [{**GPU, "ecc.errors.uncorrected.volatile.total": "1"}],
+    }
+    found = [
+        *judge_nodes({0: GOOD, 1: broken}, meets_others=True),
+        *judge_shared({0: True, 1: False}),
+        judge_all_reduce(None, "2 x 1"),
+    ]
+    assert sum(f.status is Status.FAILED for f in found) >= 6
+    assert all(f.fix for f in found if f.status is not Status.OK)
+
+
+def test_a_slow_network_is_a_warning_and_one_worker_alone_is_none() -> None:
+    rate = {"bytes": 1 << 24, "took_s": 1.0, "bytes_per_s": 1e6}
+    assert judge_all_reduce({"backend": "gloo", "rates": [rate]}, "2").status is Status.WARNING
+    alone = {**rate, "bytes_per_s": 0.0}
+    assert judge_all_reduce({"backend": "gloo", "rates": [alone]}, "1").status is Status.OK
+
+
+def test_the_table_puts_the_fix_beneath_its_row() -> None:
+    table = render_findings([ok("a", "node 0", "x"), failed("b c", "here", "y", "do z")])
+    assert table == "ok      a    node 0  x\nfailed  b c  here    y\n        fix: do z\n"
+    assert is_fit([warning("a", "b", "c", "d")])
+    assert not is_fit([failed("a", "b", "c", "d")])
+
+
+def test_the_probe_is_the_job_but_for_its_command_and_its_checkpoint_folder(
+    make_job: Callable[..., JobSpec],
+) -> None:
+    job = make_job(
+        checkpoint_dir="/shared/ckpt", max_restarts=3, mounts=["./data:/data"], env={"A": "1"}
+    )
+    probe = as_probe(job, "docker")
+    assert probe.command == (MOUNTED_PROGRAM,)
+    assert [mount.target for mount in probe.mounts] == ["/data", MOUNTED_PROGRAM]
+    assert probe.checkpoint_dir == f"/shared/ckpt/{OWN_FOLDER}"
+    assert (probe.max_restarts, probe.env, probe.nnodes) == (0, job.env, job.nnodes)
+
+
+# -- on real targets -------------------------------------------------------------------------
+
+
+def rows(text: str) -> dict[str, tuple[str, str]]:
+    return {row["check"]: (row["status"], row["found"]) for row in json.loads(text)}
+
+
+@pytest.mark.parametrize("started_by", ["agent", "torchrun"])
+def test_this_machine_is_fit_and_nothing_is_left(launcher: Runner, started_by: str) -> None:
+    launcher.write("raise SystemExit('never run')", PREFIX + "checkpoint_dir: ./saved\n")
+    done = launcher(
+        *("doctor", "job.yaml", "--on", "local", "--json"),
+        *("--nproc-per-node", "2", "--set", f"engine={started_by}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = rows(done.stdout)
+    assert {status for status, _ in found.values()} <= {"ok", "warning"}
+    assert found["all-reduce"][1].startswith("gloo: ")
+    assert "torch 2." in found["python, torch"][1]
+    assert sorted(path.name for path in launcher.folder.iterdir()) == ["job.yaml", "train.py"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(launcher: Runner) -> None:
+    launcher.write("", PREFIX + "checkpoint_dir: /dev/null/saved\n")
+    done = launcher("doctor", "job.yaml", "--on", "local")
+    assert done.returncode == 1
+    assert "the folder /dev/null/saved/.doctor cannot be made" in done.stdout
+    assert "fix: " in done.stdout
+
+
+def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None:
+    launcher.write("", PREFIX)
+    done = launcher("doctor", "job.yaml", "--on", "local", "--limit", "0.1")
+    assert done.returncode == 1
+    assert "no answer within 0.1 s" in done.stdout
+
+
+@pytest.mark.docker
+def test_two_containers_are_fit_and_a_small_shm_is_warned_of(launcher: Runner) -> None:
+    launcher.write("", MOUNTED)
+    done = launcher(
+        *("doctor", "job.yaml", "--on", "docker", "--nnodes", "2", "--json"),
+        *("--set", "resources.shm=64Mi"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = rows(done.stdout)
+    assert found["/dev/shm"] == ("warning", "0.1 GiB")
+    assert found["shared checkpoints"] == ("ok", "one folder")
+    assert found["all-reduce"][0] == "ok"
+
+
+@pytest.mark.docker
+def test_an_image_that_is_not_there_is_the_only_finding(launcher: Runner) -> None:
+    launcher.write("", MOUNTED)
+    done = launcher("doctor", "job.yaml", "--on", "docker", "--image", "no/such:image")
+    assert done.returncode == 1
+    assert "image no/such:image is not on this machine" in done.stdout
+    assert "fix: docker pull no/such:image" in done.stdout
