@@ -43,6 +43,17 @@ def is_living(process: psutil.Process) -> bool:
         return False
 
 
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    """The files of /dev/shm that some of the processes have mapped."""
+    found = set()
+    for process in processes:
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            path = line.rpartition(" ")[2]
+            if path.startswith("/dev/shm/") and Path(path).exists():
+                found.add(Path(path))
+    return found
+
+
 class Place:
     """One node in a folder of its own."""
 

@@ -12,12 +12,14 @@ import psutil
 import pytest
 
 from launcher import contract
-from tests.launcher.agent.place import LIMIT_S, Place, is_living, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place, is_living, shared_memory_of, wait_until
 
 pytestmark = pytest.mark.slow
 
 TREE = """
 import os, pathlib, signal, subprocess, sys, time
+from multiprocessing import shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
 if os.fork() == 0:
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -48,9 +50,12 @@ def start_tree(place: Place, **settings: Any) -> list[psutil.Process]:
 @pytest.mark.parametrize("start", STARTS)
 def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) -> None:
     everything = start_tree(place, start=start)
+    segments = shared_memory_of(everything)
     assert len(everything) >= 8
+    assert len(segments) == 2, "one of each worker"
     agent_of(place).kill()
     wait_until(lambda: not any(map(is_living, everything)))
+    wait_until(lambda: not any(path.exists() for path in segments), limit_s=10)
     assert place.process is not None
     assert place.process.wait(LIMIT_S) == 137
     assert place.outcome()["reason"] == "killed"
@@ -59,10 +64,12 @@ def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) ->
 @pytest.mark.parametrize("start", STARTS)
 def test_nothing_is_left_after_the_supervisor_was_killed(place: Place, start: str) -> None:
     everything = start_tree(place, start=start)
+    segments = shared_memory_of(everything)
     assert place.process is not None
     place.process.kill()
     place.process.wait(LIMIT_S)
     wait_until(lambda: not any(map(is_living, everything)))
+    wait_until(lambda: not any(path.exists() for path in segments), limit_s=10)
 
 
 @pytest.mark.parametrize("start", STARTS)
