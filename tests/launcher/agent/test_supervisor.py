@@ -52,7 +52,7 @@ def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) ->
     everything = start_tree(place, start=start)
     segments = shared_memory_of(everything)
     assert len(everything) >= 8
-    assert len(segments) == 2, "one of each worker"
+    assert len(segments) >= 2, "one of each worker"
     agent_of(place).kill()
     wait_until(lambda: not any(map(is_living, everything)))
     wait_until(lambda: not any(path.exists() for path in segments), limit_s=10)
