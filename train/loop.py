@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -16,16 +15,18 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import AdamW, Optimizer
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanMetric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy
 
 from train.checkpoint import Checkpoint, CheckpointStore
 from train.config import TrainConfig
+from train.environment import make_deterministic, read_environment
 from train.errors import DivergedError, InputError
+from train.evaluation import evaluate
 from train.progress import Meter, Progress
 from train.randomness import capture_generators, derive_seed, seed_generators
+from train.reduction import ExactReduction, FastReduction, align
 from train.report import (
     Metrics,
     format_hardware_table,
@@ -34,23 +35,26 @@ from train.report import (
     read_versions,
     write_metrics,
 )
-from train.sampler import GlobalBatchSampler, ShardSampler, plan_rank_batch_size
+from train.sampler import (
+    GlobalBatchSampler,
+    fingerprint_tensors,
+    plan_rank_shards,
+    plan_shard_size,
+)
 from train.schedule import Schedule, plan_schedule
-from train.state import TrainState, capture_state, check_fits, restore_state
+from train.state import TrainState, capture_state, check_fits, digest_weights, restore_state
 from train.strategies import gather, launch_fabric, leave_world
 from train.worker_env import CHECKPOINTS_DIR, WorkerEnv
 from train.workloads import WORKLOADS
 
 T = TypeVar("T")
 
-TEST_BATCH_SIZE = 512
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What one start of the training works with, on this rank.
 
-    ``state`` holds the bare model and optimizer, ``model`` and ``optimizer`` are Fabric's.
+    ``state`` holds the bare model; ``model`` is the one to call, which DDP may wrap.
     """
 
     config: TrainConfig
@@ -59,7 +63,8 @@ class Run:
     schedule: Schedule
     state: TrainState
     model: nn.Module
-    optimizer: Optimizer
+    reduction: FastReduction | ExactReduction
+    facts: dict[str, str]
     sampler: GlobalBatchSampler
     loader: DataLoader[list[torch.Tensor]]
     generator: torch.Generator
@@ -95,14 +100,15 @@ def train_in_world(config: TrainConfig, env: WorkerEnv) -> Metrics:
     """The whole training, in a process group that it leaves open."""
     began_at = time.monotonic()
     # Before the process group: a wrong batch size should not wait for other nodes.
-    plan_rank_batch_size(config.global_batch_size, env.world_size)
+    plan_shard_size(config.global_batch_size, config.virtual_shards)
+    plan_rank_shards(config.virtual_shards, 0, env.world_size)
     run = build(config, env)
     show_hardware(run)
     resumed_from_step, checkpoint = resume(run)
 
     meter = Meter()
     checkpoint = fit(run, meter, build_progress(run, meter)) or checkpoint
-    scores = evaluate(run)
+    scores = evaluate(run.fabric, run.state.model, run.test_set, run.num_classes)
 
     metrics: Metrics = {
         **scores,
@@ -118,6 +124,7 @@ def train_in_world(config: TrainConfig, env: WorkerEnv) -> Metrics:
         "world_size": run.fabric.world_size,
         "global_batch_size": config.global_batch_size,
         "checkpoint": str(checkpoint),
+        "weights_sha256": digest_weights(run.state.model),
     }
     if run.leads and env.run_dir:
         write_metrics(env.run_dir, metrics)
@@ -136,26 +143,26 @@ def build(config: TrainConfig, env: WorkerEnv) -> Run:
     sampler = GlobalBatchSampler(
         size=len(train_set),
         global_batch_size=config.global_batch_size,
+        virtual_shards=config.virtual_shards,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         seed=config.seed,
     )
     generator = torch.Generator()
-    bare_model = workload.build_model()
-    bare_optimizer = AdamW(
+    bare_model = fabric.to_device(workload.build_model())
+    optimizer = AdamW(
         bare_model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
-    model, optimizer = fabric.setup(bare_model, bare_optimizer)
-    # From here on the ranks' random numbers differ, or all would drop the same units.
-    seed_generators(config.seed, 0, fabric.global_rank)
+    model, reduction = build_reduction(config, fabric, bare_model)
     return Run(
         config=config,
         env=env,
         fabric=fabric,
         schedule=plan_schedule(config, sampler.batches_per_epoch),
-        state=TrainState(model=bare_model, optimizer=bare_optimizer),
+        state=TrainState(model=bare_model, optimizer=optimizer),
         model=model,
-        optimizer=optimizer,
+        reduction=reduction,
+        facts=read_facts(config, fabric, train_set),
         sampler=sampler,
         loader=build_loader(fabric, train_set, sampler, generator, config.num_workers),
         generator=generator,
@@ -163,6 +170,29 @@ def build(config: TrainConfig, env: WorkerEnv) -> Run:
         num_classes=workload.NUM_CLASSES,
         store=CheckpointStore(choose_checkpoint_dir(config, env), keep=config.keep_checkpoints),
     )
+
+
+def build_reduction(
+    config: TrainConfig, fabric: Fabric, model: nn.Module
+) -> tuple[nn.Module, FastReduction | ExactReduction]:
+    """The model to call, and what becomes of its gradients."""
+    shards, world_size = config.virtual_shards, fabric.world_size
+    if config.reduction == "exact":
+        make_deterministic()
+        return model, ExactReduction(
+            model, virtual_shards=shards, rank=fabric.global_rank, world_size=world_size
+        )
+    # The strategy's and not Fabric's wrapper, whose backward is for one loss and one sync.
+    model = fabric.strategy.setup_module(model)
+    return model, FastReduction(model, virtual_shards=shards, world_size=world_size)
+
+
+def read_facts(config: TrainConfig, fabric: Fabric, dataset: TensorDataset) -> dict[str, str]:
+    """What a checkpoint must share with the run that resumes it, beside the options."""
+    facts = {"dataset": fingerprint_tensors(dataset.tensors)}
+    if config.reduction == "exact":
+        facts |= read_environment(fabric.device)
+    return facts
 
 
 def build_loader(
@@ -244,7 +274,7 @@ def read_checkpoint(run: Run) -> Checkpoint | None:
     for note in skipped:
         run.say(note)
     if found:
-        check_fits(found.payload, run.state, run.config)
+        check_fits(found.payload, run.state, run.config, run.facts)
     return found
 
 
@@ -259,23 +289,23 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     meter.start()
     while state.step < schedule.stop_step:
         epoch = schedule.epoch_of(state.step)
-        seek(run, epoch=epoch, batch=schedule.batch_of(state.step))
+        stop_step = min(schedule.end_of(epoch), schedule.stop_step)
+        batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
         first_step = state.step
         loss_sum = torch.zeros((), device=fabric.device)
-        for inputs, targets in islice(run.loader, schedule.stop_step - state.step):
+        while state.step < stop_step:
             for group in state.optimizer.param_groups:
                 group["lr"] = schedule.lr_at(state.step)
-            loss = cross_entropy(run.model(inputs), targets)
-            fabric.backward(loss)
-            run.optimizer.step()
-            run.optimizer.zero_grad(set_to_none=True)
+            loss = take_step(run, batches)
             state.step += 1
-            loss_sum += loss.detach()  # summed on the device: reading it here would wait for it
+            loss_sum += loss  # summed on the device: reading it here would wait for it
             if not meter.steps and fabric.device.type == "cuda":
                 torch.cuda.synchronize()  # or the first step would count when it is only queued
             meter.on_step()
             progress.on_step(state.step, loss)
-        mean_loss = average(fabric, loss_sum / (state.step - first_step))
+        # Shards may be shared unequally: a rank's mean counts for as many as it has.
+        share = len(run.sampler.shards) * fabric.world_size / run.config.virtual_shards
+        mean_loss = average(fabric, loss_sum * share / (state.step - first_step))
         state.train_loss = check_finite(mean_loss, state.step)
         progress.on_epoch_end(state.step, state.train_loss)
         checkpoint = save(run, epoch)
@@ -284,10 +314,35 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     return checkpoint
 
 
-def seek(run: Run, *, epoch: int, batch: int) -> None:
-    """Makes the loader go on there, with workers seeded for this epoch and rank."""
-    run.sampler.seek(epoch=epoch, batch=batch)
+def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
+    """One optimizer step over this rank's virtual shards, and the mean of their losses."""
+    config, shards = run.config, run.sampler.shards
+    loss_sum = torch.zeros((), device=run.fabric.device)
+    for shard in shards:
+        inputs, targets = next(batches)
+        if config.reduction == "exact":
+            inputs, targets = align((inputs, targets))
+        # Keyed by place and not carried on: a shard drops the same units on whichever rank.
+        seed_generators(config.seed, run.state.step, shard)
+        with run.reduction.sync(last=shard == shards[-1]):
+            with run.fabric.autocast():
+                outputs = run.model(inputs)
+            loss = cross_entropy(outputs.float(), targets)
+            run.reduction.backward(loss, shard)
+        loss_sum += loss.detach()
+    run.reduction.finish()
+    if config.max_grad_norm:
+        clip_grad_norm_(run.state.model.parameters(), config.max_grad_norm)
+    run.state.optimizer.step()
+    run.state.optimizer.zero_grad(set_to_none=True)
+    return loss_sum / len(shards)
+
+
+def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tensor]]:
+    """The loader from this step on, with workers seeded for this epoch and rank."""
+    run.sampler.seek(first_step=run.state.step, stop_step=stop_step)
     run.generator.manual_seed(derive_seed(run.config.seed, epoch, run.fabric.global_rank))
+    return run.loader
 
 
 def save(run: Run, epoch: int) -> Path | None:
@@ -295,7 +350,9 @@ def save(run: Run, epoch: int) -> Path | None:
     generators = gather(capture_generators(run.fabric.device))
     if not run.leads:
         return None
-    return run.store.write(capture_state(run.state, run.config, epoch=epoch, generators=generators))
+    return run.store.write(
+        capture_state(run.state, run.config, epoch=epoch, generators=generators, facts=run.facts)
+    )
 
 
 def average(fabric: Fabric, value: torch.Tensor) -> float:
@@ -311,36 +368,6 @@ def check_finite(loss: float, step: int) -> float:
             "A lower --lr or a longer --warmup_steps may help"
         )
     return loss
-
-
-def evaluate(run: Run) -> Metrics:
-    """Accuracy and loss over the whole test set, each image counted once in the whole world."""
-    fabric = run.fabric
-    loader = DataLoader(
-        run.test_set,
-        batch_size=None,
-        sampler=ShardSampler(
-            size=len(run.test_set),
-            batch_size=TEST_BATCH_SIZE,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-        ),
-    )
-    accuracy = MulticlassAccuracy(run.num_classes, average="micro").to(fabric.device)
-    loss = MeanMetric().to(fabric.device)
-    samples = SumMetric().to(fabric.device)
-    run.model.eval()
-    with torch.no_grad():
-        for inputs, targets in fabric.setup_dataloaders(loader, use_distributed_sampler=False):
-            outputs = run.model(inputs)
-            accuracy.update(outputs, targets)
-            loss.update(cross_entropy(outputs, targets), weight=len(targets))
-            samples.update(len(targets))
-    return {
-        "test_accuracy": accuracy.compute().item(),
-        "test_loss": loss.compute().item(),
-        "test_samples": int(samples.compute().item()),
-    }
 
 
 def decide_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:

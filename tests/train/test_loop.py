@@ -45,6 +45,7 @@ def test_what_train_returns_is_what_metrics_json_holds(env):
         "world_size": int,
         "global_batch_size": int,
         "checkpoint": str,
+        "weights_sha256": str,
     }
     assert metrics["test_samples"] == 357
     assert Path(metrics["checkpoint"]).is_dir()
@@ -105,11 +106,11 @@ def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint
     assert not (env.run_dir / "metrics.json").exists()
 
 
-def test_a_batch_that_cannot_be_shared_is_refused_before_waiting_for_other_ranks():
+def test_more_ranks_than_virtual_shards_are_refused_before_waiting_for_them():
     world = World(
-        rank=0, local_rank=0, world_size=5, local_world_size=1, master_addr="x", master_port=1
+        rank=0, local_rank=0, world_size=17, local_world_size=1, master_addr="x", master_port=1
     )
-    with pytest.raises(InputError, match="5 processes"):
+    with pytest.raises(InputError, match="17 processes"):
         train(TrainConfig(), WorkerEnv(world=world))
 
 

@@ -44,7 +44,7 @@ def test_the_table_shows_what_the_run_computes_on():
         "  strategy      ddp over nccl\n"
         "  precision     32-true\n"
         "  world size    4\n"
-        "  global batch  96 (24 per rank)\n"
+        "  global batch  96 (16 virtual shards)\n"
         "  torch         2.13.0, CUDA 13.0, NCCL 2.28\n"
         "  rendezvous    c10d at node-0:29400, rank 0 at node-0:41000\n"
         "  checkpoints   /checkpoints"
