@@ -13,6 +13,7 @@ from launcher.errors import InputError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Mount, NodePlan, Static
+from launcher.ranks import world_size
 from launcher.rendezvous import backend_of, endpoint_of, plan_rendezvous
 from launcher.torchrun import (
     ENVIRONMENT,
@@ -263,12 +264,16 @@ class _SharedByNodes:
             rendezvous=rendezvous,
             command=self.command,
             workdir=self.workdir,
-            env=(*self.env, *_node_env(index, rendezvous)),
+            env=(*self.env, *_node_env(index, rendezvous), *self.largest_world(devices)),
             secrets=self.job.secrets,
             mounts=self.mounts,
             device_ids=devices.device_ids,
             log_dir=_log_dir(self.run_dir, index, 0),
         )
+
+    def largest_world(self, devices: NodeDevices) -> Env:
+        size = world_size(self.job.nnodes.max, devices.nproc_per_node)
+        return ((contract.MAX_WORLD_SIZE, str(size)),)
 
     def name(self, index: int) -> str:
         # Zero-padded: torchrun orders ranks by address as text, w-10 before w-2.

@@ -43,10 +43,11 @@ class TrainConfig:
     global_batch_size: PositiveInt = 96
     """Samples of one optimizer step, over all processes together; a multiple of
     `virtual_shards`."""
-    virtual_shards: PositiveInt = 16
+    virtual_shards: PositiveInt | None = None
     """Equal parts that every global batch is cut into, each computed as a batch of its own with
-    random numbers of its own; processes take whole parts. The most processes there can ever be;
-    not every number of them need take the same number of parts."""
+    random numbers of its own; processes take whole parts, not all the same number of them. The
+    most processes there can ever be. Without it: that of the checkpoint, else 16 for `exact`, else
+    the fewest that the job's largest number of processes can share."""
     reduction: Literal["fast", "exact"] = "fast"
     """How gradients are added up: `fast` is DDP's all-reduce, whose rounding depends on the number
     of processes; `exact` adds the virtual shards in one order, so that the weights are bit for bit

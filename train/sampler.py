@@ -24,6 +24,28 @@ def plan_rank_shards(virtual_shards: int, rank: int, world_size: int) -> range:
     return range(virtual_shards * rank // world_size, virtual_shards * (rank + 1) // world_size)
 
 
+EXACT_SHARDS = 16
+"""A default that does not depend on the world: any number of processes up to it computes alike."""
+
+
+def plan_virtual_shards(
+    given: int | None, *, global_batch_size: int, largest_world: int, exact: bool
+) -> int:
+    """How many equal parts each global batch is cut into.
+
+    ``given``, or EXACT_SHARDS where results must not depend on the world, or the fewest that
+    ``largest_world`` processes can share: each part costs a forward and a backward pass of its
+    own. Raises InputError where the batch cannot be cut so.
+    """
+    if given is None and exact:
+        given = EXACT_SHARDS
+    if given is None:
+        enough = range(largest_world, global_batch_size + 1)
+        given = next((n for n in enough if global_batch_size % n == 0), largest_world)
+    plan_shard_size(global_batch_size, given)
+    return given
+
+
 def plan_shard_size(global_batch_size: int, virtual_shards: int) -> int:
     """Samples of one virtual shard; raises InputError where the shards would differ."""
     if global_batch_size % virtual_shards:
@@ -74,6 +96,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 f"--global_batch_size {size - size % virtual_shards} or less",
             )
         self.batches_per_epoch = Fraction(size, global_batch_size)
+        self.virtual_shards = virtual_shards
         self.shards = plan_rank_shards(virtual_shards, rank, world_size)
         self._shard_size = plan_shard_size(global_batch_size, virtual_shards)
         self._size = size

@@ -33,7 +33,9 @@ def main() -> None:
     """Trains on the CPU and writes the median step time and the last epoch's loss."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    config = TrainConfig(epochs=parser.parse_args().epochs)
+    parser.add_argument("--virtual_shards", type=int, default=1)
+    given = parser.parse_args()
+    config = TrainConfig(epochs=given.epochs)
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -42,7 +44,7 @@ def main() -> None:
     sampler = GlobalBatchSampler(
         size=len(train_set),
         global_batch_size=config.global_batch_size,
-        virtual_shards=config.virtual_shards,
+        virtual_shards=given.virtual_shards,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         seed=config.seed,
@@ -58,7 +60,7 @@ def main() -> None:
     )
     schedule = plan_schedule(config, sampler.batches_per_epoch)
     step_times_s, train_loss = fit(
-        model, optimizer, loader, sampler, schedule, config.virtual_shards
+        model, optimizer, loader, sampler, schedule, given.virtual_shards
     )
     if dist.get_rank() == 0:
         metrics = {"median_step_s": statistics.median(step_times_s), "train_loss": train_loss}
@@ -80,7 +82,7 @@ def fit(
     train_loss = torch.zeros(())
     last_step = time.monotonic()
     while step < schedule.stop_step:
-        stop_step = schedule.end_of(schedule.epoch_of(step))
+        first_step, stop_step = step, schedule.end_of(schedule.epoch_of(step))
         sampler.seek(first_step=step, stop_step=stop_step)
         batches = iter(loader)
         weight = dist.get_world_size() / shards
@@ -101,7 +103,7 @@ def fit(
             now = time.monotonic()
             step_times_s.append(now - last_step)
             last_step = now
-        train_loss = loss_sum / schedule.batches_per_epoch
+        train_loss = loss_sum / (stop_step - first_step)
         dist.all_reduce(train_loss, op=dist.ReduceOp.SUM)
         train_loss /= dist.get_world_size()
     return step_times_s, train_loss.item()

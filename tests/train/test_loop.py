@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from train.build import choose_checkpoint_dir
 from train.checkpoint import STATE_FILE
 from train.config import TrainConfig
 from train.errors import DivergedError, InputError
-from train.loop import choose_checkpoint_dir, train
+from train.loop import train
 from train.worker_env import WorkerEnv, World
 
 
@@ -111,7 +113,7 @@ def test_more_ranks_than_virtual_shards_are_refused_before_waiting_for_them():
         rank=0, local_rank=0, world_size=17, local_world_size=1, master_addr="x", master_port=1
     )
     with pytest.raises(InputError, match="17 processes"):
-        train(TrainConfig(), WorkerEnv(world=world))
+        train(TrainConfig(reduction="exact"), WorkerEnv(world=world))
 
 
 def test_loader_processes_give_the_same_training(env, tmp_path):
@@ -151,3 +153,13 @@ def test_checkpoints_without_a_named_folder_go_into_one_that_is_new():
     assert folder.parts[:2] == ("runs", "train")
     assert folder.name == "checkpoints"
     assert len(folder.parts) == 4
+
+
+def test_a_training_keeps_the_shards_it_began_with_whatever_its_world_may_grow_to(env):
+    train(TrainConfig(max_steps=2), replace(env, max_world_size=4))
+    assert newest_state(env)["config"]["virtual_shards"] == 4
+    metrics = train(TrainConfig(max_steps=4), env)
+    assert metrics["resumed_from_step"] == 2
+    assert newest_state(env)["config"]["virtual_shards"] == 4
+    with pytest.raises(InputError, match="virtual_shards is 2, was 4"):
+        train(TrainConfig(max_steps=6, virtual_shards=2), env)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from train.config import TrainConfig
 from train.errors import InputError
 from train.permutation import KeyedPermutation
 from train.sampler import (
@@ -19,6 +18,7 @@ from train.sampler import (
     fingerprint_tensors,
     plan_rank_shards,
     plan_shard_size,
+    plan_virtual_shards,
 )
 
 
@@ -116,11 +116,31 @@ def test_fabric_finds_no_epoch_counter_to_overwrite():
 
 @pytest.mark.parametrize("world_size", range(1, 17))
 def test_the_default_batch_is_shared_whole_by_any_number_of_processes_up_to_16(world_size):
-    config = TrainConfig()
-    assert plan_shard_size(config.global_batch_size, config.virtual_shards) == 6
-    shares = [plan_rank_shards(16, rank, world_size) for rank in range(world_size)]
-    assert list(chain(*shares)) == list(range(16))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for exact in (True, False):
+        count = plan_virtual_shards(
+            None, global_batch_size=96, largest_world=world_size, exact=exact
+        )
+        shares = [plan_rank_shards(count, rank, world_size) for rank in range(world_size)]
+        assert list(chain(*shares)) == list(range(count))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "largest_world", "exact", "count"),
+    [
+        (None, 1, False, 1),
+        (None, 4, False, 4),
+        (None, 5, False, 6),  # the next that the batch can be cut into
+        (32, 4, False, 32),
+        (None, 1, True, 16),
+        (None, 4, True, 16),
+        (8, 4, True, 8),
+    ],
+)
+def test_only_exact_has_more_shards_than_processes_by_itself(given, largest_world, exact, count):
+    assert count == plan_virtual_shards(
+        given, global_batch_size=96, largest_world=largest_world, exact=exact
+    )
 
 
 def test_more_processes_than_virtual_shards_are_refused_with_the_fix():
