@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -46,6 +47,11 @@ ENGINES: dict[str, Callable[[], str]] = {
     "cc": why_no_cc,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
+
+
+def pytest_configure() -> None:
+    """Started in a shell's background, pytest would hand an ignored SIGINT on to all it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
