@@ -164,9 +164,9 @@ class HealthSpec(Section):
 class AgentSpec(Section):
     """Settings of the node agent (``engine: agent``). Leave them out unless they do not fit."""
 
-    detection_limit_s: Annotated[Limit, Field(examples=[5, 1.5])] = 5.0
-    """Seconds of silence after which a node counts as lost. Below 5, a loaded CPU or a lossy
-    network may be taken for a lost node."""
+    detection_limit_s: Annotated[Limit, Field(examples=[10, 1.5])] = 10.0
+    """Seconds of silence after which a node counts as lost. Below 10, a CPU that many share or a
+    lossy network may be taken for a lost node."""
     preload: tuple[Text, ...] = Field(default=(), examples=[["transformers"]])
     """With ``start: fork``, modules that are imported once, before the workers are forked. They
     must start neither threads nor CUDA. torch, and Fabric where the script uses it, are
@@ -254,7 +254,7 @@ class JobSpec(Section):
     """How the agent starts workers. ``fresh``: a new interpreter each. ``fork``: from a process
     that has imported torch already, which makes starts and restarts several times faster; where
     that is not possible the agent says why and starts fresh ones. Left out: ``fresh``."""
-    agent: AgentSpec = Field(default=AgentSpec(), examples=[{"detection_limit_s": 10}])
+    agent: AgentSpec = Field(default=AgentSpec(), examples=[{"detection_limit_s": 5}])
     """Settings of the node agent."""
     checkpoint_dir: Annotated[HostPath | None, Field(examples=["./checkpoints/digits"])] = None
     """Where checkpoints are kept and resumed from, relative to the folder where the launcher is
