@@ -18,7 +18,7 @@ CONFIG = TrainConfig(workload="charlm")
 
 def test_the_text_is_the_one_that_scores_are_compared_on():
     train_set, test_set = charlm.load(CONFIG)
-    assert len(train_set) == 1935
+    assert len(train_set) == 1829
     assert len(test_set) == 219
     inputs, targets = train_set[7]
     assert inputs.shape == targets.shape == (64,)
