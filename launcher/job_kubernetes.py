@@ -60,7 +60,7 @@ def parse_volume(value: str) -> Volume:
     """``pvc/CLAIM[/FOLDER]:TARGET[:ro]``. Raises ``RefusedError``."""
     claim, _, rest = value.partition(":")
     target, _, mode = rest.partition(":")
-    if not target or mode not in ("", "ro", "rw"):
+    if not re.fullmatch(_CLAIM, claim) or not target or mode not in ("", "ro", "rw"):
         raise RefusedError(VOLUME_WORDS)
     return Volume(
         claim=parse_claim(claim), target=parse_mount_target(target), read_only=mode == "ro"

@@ -54,7 +54,7 @@ def render_losses(pods: PodSettings) -> tuple[str, ...]:
     """What of Pod Security the job gives up, for people to read before they submit it."""
     why = []
     if pods.has_master:
-        why.append("the operator's init container beside a Master (under restricted alone)")
+        why.append("the operator's init container of Master jobs")
     if pods.host_network:
         why.append("kubernetes.host_network")
     if pods.rdma_devices:
@@ -68,7 +68,8 @@ def _opening(plan: LaunchPlan, made_by: str, file: str) -> list[str]:
     in_namespace = f" -n {pods.namespace}" if pods.namespace else ""
     return [
         f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
-        f"Made by `{made_by}`; change the job file, not this one.",
+        f"Made by: {made_by}",
+        "Change the job file, not this one.",
         "",
         "Needs:",
         *(f"- {one}" for one in _needs(plan, pods)),
@@ -97,8 +98,8 @@ def _notes(plan: LaunchPlan, pods: PodSettings) -> list[str]:
     notes = list(render_losses(pods))
     if pods.has_master:
         notes.append(
-            "a static group: when a pod is lost the workers of all fail, their containers restart "
-            "in place, and the training goes on from its last checkpoint"
+            "a group of fixed size; when a pod is lost the workers of all fail, their containers "
+            "restart in place, and the training goes on from its last checkpoint"
         )
     if pods.kind == "jobset":
         notes.append("when a pod is lost all of them are started again, as often as maxRestarts")

@@ -145,7 +145,7 @@ def _plan_checkpoint(job: JobSpec) -> Claim | None:
         raise InputError(
             f"kubernetes.checkpoint is not set, but {why}: a pod that is replaced loses what lies "
             "on its own disk, and the training would start from nothing",
-            "kubernetes.checkpoint: pvc/CLAIM (k8s/storage.yaml is one), or kubernetes.checkpoint: "
+            "kubernetes.checkpoint: pvc/CLAIM (k8s/base/storage.yaml is one), or kubernetes.checkpoint: "
             "ephemeral if that is meant",
         )
     return None

@@ -33,7 +33,6 @@ def _trainjob(plan: LaunchPlan) -> Object:
             "runtimeRef": {"apiGroup": GROUP, "kind": "TrainingRuntime", "name": plan.job_name},
             # Left out, the trainer would inject nothing.
             "trainer": {
-                "image": plan.image,
                 "numNodes": len(plan.nodes),
                 "numProcPerNode": node.nproc_per_node,
             },
