@@ -145,8 +145,8 @@ def _plan_checkpoint(job: JobSpec) -> Claim | None:
         raise InputError(
             f"kubernetes.checkpoint is not set, but {why}: a pod that is replaced loses what lies "
             "on its own disk, and the training would start from nothing",
-            "kubernetes.checkpoint: pvc/CLAIM (k8s/base/storage.yaml is one), or kubernetes.checkpoint: "
-            "ephemeral if that is meant",
+            "kubernetes.checkpoint: pvc/CLAIM (such as k8s/base/storage.yaml), or ephemeral if "
+            "that is meant",
         )
     return None
 

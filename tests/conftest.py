@@ -41,10 +41,16 @@ def why_no_cc() -> str:
     return "" if shutil.which("cc") else "no program cc: apt-get install gcc libc6-dev"
 
 
+def why_no_kubectl() -> str:
+    """Empty where the client is there; what it builds needs no cluster."""
+    return "" if shutil.which("kubectl") else "no program kubectl"
+
+
 ENGINES: dict[str, Callable[[], str]] = {
     "docker": why_no_docker,
     "etcd": why_no_etcd,
     "cc": why_no_cc,
+    "kubectl": why_no_kubectl,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
 
