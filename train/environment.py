@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import lightning
@@ -11,8 +12,9 @@ import torch
 def make_deterministic() -> None:
     """Refuses kernels whose result depends on timing; for the rest of this process.
 
-    On CUDA, torch asks for CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment where it is missing.
+    To be called before anything is computed: cuBLAS reads its variable once.
     """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 

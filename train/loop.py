@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -62,24 +63,25 @@ def train_in_world(config: TrainConfig, env: WorkerEnv) -> Metrics:
     run = build(config, env, fabric, store, choose_virtual_shards(config, env, earlier))
     show_hardware(run)
     resumed_from_step, checkpoint = resume(run, earlier)
+    run = replace(run, schedule=run.schedule.anchored(run.state.step, run.state.sample))
 
     meter = Meter()
     checkpoint = fit(run, meter, build_progress(run, meter)) or checkpoint
-    scores = evaluate(run.fabric, run.state.model, run.test_set, run.num_classes)
+    scores = evaluate(run.fabric, run.state.model, run.test_set, run.workload)
 
     metrics: Metrics = {
         **scores,
         "train_loss": run.state.train_loss,
         "duration_s": time.monotonic() - began_at,
         "fit_s": meter.elapsed_s,
-        "samples_per_s": meter.steps_per_s * config.global_batch_size,
+        "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
         "median_step_s": meter.median_step_s,
         "first_step_at": meter.first_step_at,
         "steps": run.state.step,
         "epochs": run.schedule.epoch_of(run.state.step),
         "resumed_from_step": resumed_from_step,
         "world_size": run.fabric.world_size,
-        "global_batch_size": config.global_batch_size,
+        "global_batch_size": run.schedule.batch_size,
         "checkpoint": str(checkpoint),
         "weights_sha256": digest_weights(run.state.model),
     }
@@ -98,6 +100,8 @@ def show_hardware(run: Run) -> None:
             run.config,
             run.env,
             devices,
+            batch_size=run.schedule.batch_size,
+            virtual_shards=run.sampler.virtual_shards,
             versions=read_versions(),
             checkpoint_dir=run.store.folder,
         )
@@ -111,7 +115,7 @@ def build_progress(run: Run, meter: Meter) -> Progress:
         mode if run.leads else None,
         run.schedule,
         meter,
-        global_batch_size=run.config.global_batch_size,
+        global_batch_size=run.schedule.batch_size,
     )
 
 
@@ -135,6 +139,7 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
                 group["lr"] = schedule.lr_at(state.step)
             loss = take_step(run, batches)
             state.step += 1
+            state.sample += schedule.batch_size
             loss_sum += loss  # summed on the device: reading it here would wait for it
             if not meter.steps and fabric.device.type == "cuda":
                 torch.cuda.synchronize()  # or the first step would count when it is only queued
@@ -164,7 +169,7 @@ def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
         with run.reduction.sync(last=shard == shards[-1]):
             with run.fabric.autocast():
                 outputs = run.model(inputs)
-            loss = cross_entropy(outputs.float(), targets)
+            loss = cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
             run.reduction.backward(loss, shard)
         loss_sum += loss.detach()
     run.reduction.finish()
@@ -177,7 +182,7 @@ def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
 
 def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tensor]]:
     """The loader from this step on, with workers seeded for this epoch and rank."""
-    run.sampler.seek(first_step=run.state.step, stop_step=stop_step)
+    run.sampler.seek(first_step=run.state.step, stop_step=stop_step, first_sample=run.state.sample)
     run.generator.manual_seed(derive_seed(run.config.seed, epoch, run.fabric.global_rank))
     return run.loader
 

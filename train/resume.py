@@ -15,6 +15,7 @@ from train.config import TrainConfig
 from train.errors import InputError
 from train.randomness import capture_generators
 from train.sampler import plan_virtual_shards
+from train.schedule import plan_batch_size
 from train.state import capture_state, check_fits, restore_state
 from train.strategies import gather
 from train.worker_env import WorkerEnv
@@ -47,11 +48,13 @@ def choose_virtual_shards(config: TrainConfig, env: WorkerEnv, earlier: Earlier)
     Raises InputError where the global batch cannot be cut so.
     """
     given = config.virtual_shards
+    if given is None and config.reduction == "scaled":
+        given = env.world_size
     if given is None and earlier.checkpoint:
         given = earlier.checkpoint.payload["config"].get("virtual_shards")
     return plan_virtual_shards(
         given,
-        global_batch_size=config.global_batch_size,
+        global_batch_size=plan_batch_size(config, env.world_size),
         largest_world=max(env.world_size, env.max_world_size or 1),
         exact=config.reduction == "exact",
     )
@@ -77,7 +80,8 @@ def resume(run: Run, earlier: Earlier) -> tuple[int, Path | None]:
         world_size=run.fabric.world_size,
         device=run.fabric.device,
     )
-    step, stop_step = run.state.step, run.schedule.stop_step
+    step = run.state.step
+    stop_step = run.schedule.anchored(step, run.state.sample).stop_step
     if step >= stop_step:
         run.say(f"already trained {step} of {stop_step} steps, only tests: {found.path}")
     else:

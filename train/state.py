@@ -20,13 +20,15 @@ class TrainState:
     """What changes while training; everything else follows from the config.
 
     ``model`` and ``optimizer`` are the bare ones, so that a checkpoint does not depend on what
-    Fabric wraps around them. ``step`` counts optimizer steps since the very first start; epoch and
-    place within it follow from it. ``train_loss`` is the mean of the newest epoch.
+    Fabric wraps around them. ``step`` counts optimizer steps since the very first start, ``sample``
+    the samples that they took; epoch and place within it follow from that. ``train_loss`` is the
+    mean of the newest epoch.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     step: int = 0
+    sample: int = 0
     train_loss: float = float("nan")
 
 
@@ -46,6 +48,7 @@ def capture_state(
     """
     return {
         "step": state.step,
+        "sample": state.sample,
         "epoch": epoch,
         "train_loss": state.train_loss,
         "model": state.model.state_dict(),
@@ -87,6 +90,7 @@ def restore_state(
     state.model.load_state_dict(payload["model"])
     state.optimizer.load_state_dict(payload["optimizer"])
     state.step = payload["step"]
+    state.sample = payload["sample"]
     state.train_loss = payload["train_loss"]
     if len(payload["generators"]) == world_size:
         restore_generators(payload["generators"][rank], device)
