@@ -20,10 +20,13 @@ def make_deterministic() -> None:
 
 
 def read_environment(device: torch.device) -> dict[str, str]:
-    """What an exact training must find again when it resumes, by name."""
+    """What an exact training must find again when it resumes, by name; plain text, all of it.
+
+    torch's version is of a type of its own, which a checkpoint could not be read back with.
+    """
     on_cuda = device.type == "cuda"
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "lightning": lightning.__version__,
         "cuda": (on_cuda and torch.version.cuda) or "none",
         "cudnn": str(torch.backends.cudnn.version()) if on_cuda else "none",
