@@ -83,6 +83,7 @@ class Saver:
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
         self._thread: threading.Thread | None = None
         self._outcome: SaveResult | BaseException | None = None
+        self._committed_step: int | None = None
         self.newest: Path | None = None
         """The last checkpoint that was committed or resumed from, where this rank knows it."""
 
@@ -100,7 +101,7 @@ class Saver:
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
             return None
-        self.newest = found.path
+        self.newest, self._committed_step = found.path, found.manifest.step
         if sharded:
             self._check_shared(found.path)
             live = capture(model, optimizer, whole=True)
@@ -159,11 +160,14 @@ class Saver:
         """Commits the state after ``step`` steps, beside the training unless ``block``.
 
         Returns how the save before it ended, where that is not told yet; with ``block`` how this
-        one did. A full disk is told, not raised. All ranks must call it; waits for the save before
-        it. Raises FencedError where a later group has begun.
+        one did. A step that is committed already is not saved again. A full disk is told, not
+        raised. All ranks must call it; waits for the save before it. Raises FencedError where a
+        later group has begun.
         """
         began_at = self._clock()
         before = self.wait()
+        if step == self._committed_step:
+            return before
         sharded = is_sharded(model)
         if sharded or self._leads:
             self._begin_save(step, capture(model, optimizer), sharded, trainer or {}, score)
@@ -189,7 +193,7 @@ class Saver:
         if isinstance(outcome, BaseException):
             raise outcome
         if outcome is not None and outcome.path:
-            self.newest = outcome.path
+            self.newest, self._committed_step = outcome.path, outcome.step
         elif outcome is not None and self._leads:
             last = (
                 f"the last good one is {self.newest}" if self.newest else "there is no earlier one"

@@ -88,9 +88,7 @@ def test_a_chosen_interval_follows_the_observed_mtbf_where_none_is_given():
 
 
 def starts(*times: float) -> list[Start]:
-    return [
-        Start(writer=Writer(number, 0), base=None, at=at) for number, at in enumerate(times, 1)
-    ]
+    return [Start(writer=Writer(number, 0), base=None, at=at) for number, at in enumerate(times, 1)]
 
 
 def test_the_mtbf_is_observed_from_the_starts():

@@ -191,7 +191,7 @@ def test_a_synchronous_saver_has_committed_when_save_returns(tmp_path):
 def test_what_one_world_saved_another_size_resumes_to_the_bit(processes, finish, tmp_path, kind):
     folder = str(tmp_path / "checkpoints")
     digest = "fresh"
-    for workers, steps in ((2, 3), (3, 5), (1, 6), (2, 6)):
+    for workers, steps in ((2, 3), (3, 4), (1, 4)):
         started = processes.start_torchrun(workers, str(PROGRAM), folder, kind, str(steps))
         code, out, err = finish(started)
         assert code == 0, err
