@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 
 class Agreement:
-    """A few small numbers for which all ranks learn the highest of anybody's, one call later.
+    """A few small numbers for which all ranks learn the highest of anybody's, a step later.
 
-    The exchange runs beside the step between two calls, on a CPU group of its own: nobody waits for
-    it, and nobody decides alone. All ranks must make it, and call it equally often.
+    The exchange runs beside the step between ``propose`` and ``settle``, on a CPU group of its own:
+    nobody waits for it, and nobody decides alone. All ranks must make it, and call it equally often.
     """
 
     def __init__(self, size: int) -> None:
@@ -22,18 +22,16 @@ class Agreement:
         self._numbers = torch.zeros(size, dtype=torch.int64)
         self._work: dist.Work | None = None
 
-    def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
-        """The highest of what all ranks gave in the call before (zeros at first)."""
-        agreed = self.settle()
+    def propose(self, wishes: Sequence[int]) -> None:
+        """Begins an exchange; the one before must be settled."""
         self._numbers = torch.tensor(wishes, dtype=torch.int64)
         if self._group is not None:
             self._work = dist.all_reduce(
                 self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True
             )
-        return agreed
 
     def settle(self) -> tuple[int, ...]:
-        """What was agreed in the last call; leaves nothing under way."""
+        """The highest of what all ranks proposed last, zeros at first; leaves nothing under way."""
         if self._work is not None:
             self._work.wait()
             self._work = None

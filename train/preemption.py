@@ -132,13 +132,21 @@ def read_request(node_dir: Path | None) -> Request | None:
         return None
 
 
-def exit_on_sigterm(finish: Callable[[float], object], node_dir: Path | None = None) -> None:
+_unfinished: list[Callable[[float], object]] = []
+
+
+def finish_before_exit(finish: Callable[[float], object]) -> None:
+    """Has ``finish`` called before SIGTERM ends the process, with the seconds that it may take."""
+    _unfinished.append(finish)
+
+
+def exit_on_sigterm(node_dir: Path | None = None) -> None:
     """From now on SIGTERM ends this process with 143, also while it is stuck in C code.
 
-    ``finish`` is called with the seconds it may take: the rest of a deadline where a stop was
-    requested, else ``GRACE_S``. Only from the main thread. A handler that sets a flag would wait
-    for the next step, which never comes where a peer has died. Children are left alone: they have
-    no part in this, and SIGTERM ends them as ever.
+    What is to be finished before gets the rest of a deadline where a stop was requested, else
+    ``GRACE_S``. Only from the main thread. A handler that sets a flag would wait for the next step,
+    which never comes where a peer has died. Children are left alone: they have no part in this, and
+    SIGTERM ends them as ever.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -151,7 +159,9 @@ def exit_on_sigterm(finish: Callable[[float], object], node_dir: Path | None = N
         if request and request.wish is Wish.STOP:
             limit_s = max(GRACE_S, request.deadline - time.time() - LAST_WORD_S)
         # In a thread of its own: whatever it waits for, the end must not wait for it.
-        last = threading.Thread(target=finish, args=(limit_s,), daemon=True)
+        last = threading.Thread(
+            target=lambda: [finish(limit_s) for finish in _unfinished], daemon=True
+        )
         last.start()
         last.join(limit_s)
         os._exit(EXIT_PREEMPTED)

@@ -75,7 +75,7 @@ def observe_mtbf_s(starts: Sequence[Start], now: float) -> float:
 
 
 class Timer:
-    """Says when the next checkpoint is due; each rank may ask, and one must decide for all."""
+    """Says when the next checkpoint is due; ranks' clocks differ, so one must decide for all."""
 
     def __init__(self, interval: Interval, mtbf_s: float, clock: Callable[[], float]) -> None:
         self._interval, self._clock = interval, clock
@@ -83,10 +83,12 @@ class Timer:
         self._cost_s = 0.0
         self._saved_at = clock()
 
-    def is_due(self, step: int) -> bool:
-        """Whether step ``step`` should be followed by a checkpoint."""
-        if self._interval.steps is not None and step % self._interval.steps == 0:
-            return True
+    def is_step_due(self, step: int) -> bool:
+        """Whether the interval in steps ends with ``step``: all ranks know it without a clock."""
+        return self._interval.steps is not None and step % self._interval.steps == 0
+
+    def is_time_due(self) -> bool:
+        """Whether the interval in seconds is over, by this rank's clock and its costs."""
         seconds = self.seconds
         return seconds is not None and self._clock() - self._saved_at >= seconds
 

@@ -144,8 +144,29 @@ class Saver:
     # -- saving --------------------------------------------------------------------------------
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint should follow ``step``; of a sharded state rank 0 has to decide."""
-        return self._timer.is_due(step)
+        """Whether a checkpoint should follow ``step``, for a loop that saves a replicated state.
+
+        With an interval in seconds only rank 0 ever says so, which then saves alone. Where all ranks
+        have to take part, let them agree: see ``is_time_due``.
+        """
+        return self.is_step_due(step) or self.is_time_due()
+
+    def is_step_due(self, step: int) -> bool:
+        """Whether the interval in steps ends with ``step``: the same on all ranks."""
+        return self._timer.is_step_due(step)
+
+    def is_time_due(self) -> bool:
+        """Whether the interval in seconds is over; False on all ranks but 0, whose clock counts."""
+        return self._leads and self._timer.is_time_due()
+
+    def settle(self) -> tuple[int, Path] | None:
+        """Waits for the save in flight; step and place of the newest checkpoint, on all ranks.
+
+        A collective: all ranks must call it.
+        """
+        self.wait()
+        step, path = self._committed_step, self.newest
+        return self._from_rank_zero(lambda: None if step is None or path is None else (step, path))
 
     def save(
         self,
@@ -261,6 +282,8 @@ class Saver:
                 outcome = [error]
         if self._group is not None:
             dist.broadcast_object_list(outcome, src=0, group=self._group)
+        if isinstance(outcome[0], InputError) and not self._leads:
+            raise InputError(f"rank 0 refuses: {outcome[0].what}")
         if isinstance(outcome[0], Exception):
             raise outcome[0]
         return outcome[0]  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from launcher.commands.arguments import add_command, add_run, find, natural, run_root

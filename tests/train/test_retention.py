@@ -57,18 +57,18 @@ class Clock:
 
 def test_an_interval_in_steps_is_due_at_its_multiples():
     timer = Timer(Interval(steps=5), 1.0, Clock())
-    assert [step for step in range(1, 12) if timer.is_due(step)] == [5, 10]
+    assert [step for step in range(1, 12) if timer.is_step_due(step)] == [5, 10]
 
 
 def test_an_interval_in_seconds_counts_from_the_last_save():
     clock = Clock()
     timer = Timer(Interval(seconds=60), 1.0, clock)
     clock.now += 59
-    assert not timer.is_due(1)
+    assert not timer.is_time_due()
     clock.now += 1
-    assert timer.is_due(1)
+    assert timer.is_time_due()
     timer.on_saved(0.1)
-    assert not timer.is_due(2)
+    assert not timer.is_time_due()
 
 
 def test_youngs_interval_is_the_root_of_twice_the_cost_times_the_mtbf():

@@ -9,7 +9,10 @@ from train.agreement import Agreement
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 agreement = Agreement(2)
-heard = [agreement.exchange((int(step == 3 + rank), rank * step)) for step in range(6)]
+heard = []
+for step in range(6):
+    heard.append(agreement.settle())
+    agreement.propose((int(step == 3 + rank), rank * step))
 heard.append(agreement.settle())
 every: list[object] = [None] * dist.get_world_size()
 dist.all_gather_object(every, heard)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from train.preemption import exit_on_sigterm
+from train.preemption import exit_on_sigterm, finish_before_exit
 
 how, file = sys.argv[1], Path(sys.argv[2])
 
@@ -20,7 +20,8 @@ def finish(limit_s: float) -> None:
     file.write_text(f"{limit_s:.1f}")
 
 
-exit_on_sigterm(finish, Path(os.environ["NODE"]) if "NODE" in os.environ else None)
+finish_before_exit(finish)
+exit_on_sigterm(Path(os.environ["NODE"]) if "NODE" in os.environ else None)
 if how == "child":
     pid = os.fork()
     if pid == 0:
