@@ -12,7 +12,7 @@ class Agreement:
     """A few small numbers for which all ranks learn the highest of anybody's, a step later.
 
     The exchange runs beside the step between ``propose`` and ``settle``, on a CPU group of its own:
-    nobody waits for it, and nobody decides alone. All ranks must make it, and call it equally often.
+    nobody waits for it, and nobody decides alone. All ranks must make one and call it as often.
     """
 
     def __init__(self, size: int) -> None:

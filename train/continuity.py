@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from train.agreement import Agreement
-from train.config import TrainConfig, fingerprint
+from train.config import TrainConfig
 from train.errors import DivergedError
 from train.ledger import Ledger
 from train.preemption import Preemption, Wish, finish_before_exit
@@ -25,37 +25,14 @@ CLOSE_LIMIT_S = 10.0
 class Continuity:
     """One start's safety net; every rank makes one and calls the same methods in the same order.
 
-    ``facts``: what the weights' bits depend on beside the options. ``read_loss`` arguments give the
-    mean loss of the present epoch over all ranks, and may wait for them.
+    ``refresh`` arguments bring the state's ``epoch_loss`` up to date, over all ranks, and may wait.
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        env: WorkerEnv,
-        state: TrainState,
-        *,
-        facts: Mapping[str, str],
-        ledger: Ledger,
-        say: Callable[[str], None],
+        self, config: TrainConfig, env: WorkerEnv, state: TrainState, saver: Saver, ledger: Ledger
     ) -> None:
+        self.saver = saver
         self._config, self._state, self._ledger = config, state, ledger
-        folder = choose_checkpoint_dir(config, env)
-        # A number of another folder's fence would mean nothing in this one.
-        fenced_here = folder == env.checkpoint_dir
-        self.saver = Saver(
-            folder,
-            config={**fingerprint(config), **facts},
-            keep=Keep(
-                last=config.keep_checkpoints,
-                best=config.keep_best,
-                every_steps=config.keep_every_steps,
-            ),
-            interval=plan_interval(config),
-            generation=env.generation if fenced_here else None,
-            asynchronous=config.checkpoint_async,
-            say=say,
-        )
         speaks = env.world is None or env.world.local_rank == 0
         self._preemption = Preemption(env.node_dir if speaks else None)
         self._agreement = Agreement(2)
@@ -66,23 +43,25 @@ class Continuity:
         state = self._state
         found = self.saver.resume(state.model, state.optimizer)
         if found:
-            state.step = found.step
+            state.step, state.sample = found.step, found.trainer["sample"]
             state.train_loss = _number(found.trainer["train_loss"])
-            state.epoch_loss = float(found.trainer["epoch_loss"])
+            state.epoch_loss = found.trainer["epoch_loss"]
+            state.epoch_steps = found.trainer["epoch_steps"]
         self._preemption.announce()
         self._ledger.write("loaded", step=state.step)
         return self.saver.newest
 
-    def after_step(self, read_loss: Callable[[], float]) -> None:
+    def after_step(self, refresh: Callable[[], object]) -> None:
         """Commits where all ranks agree that it is time, or that a node asks for it.
 
         Raises PreemptedError after a commit on request, FencedError where a later group has begun.
         """
         wish, due = self._agreement.settle()
         if wish:
-            self._answer(Wish(wish), read_loss)
+            self._answer(Wish(wish), refresh)
         elif due or self.saver.is_step_due(self._state.step):
-            self.save(epoch_loss=read_loss())
+            refresh()
+            self.save()
         else:
             self._tell(self.saver.poll())
         self._agreement.propose((self._preemption.look(), int(self.saver.is_time_due())))
@@ -92,19 +71,19 @@ class Continuity:
         if plan_interval(self._config).is_chosen or self._config.keep_best:
             self.save(score=self._state.train_loss)
 
-    def save(
-        self, *, epoch_loss: float = 0.0, score: float | None = None, block: bool = False
-    ) -> None:
+    def save(self, *, score: float | None = None, block: bool = False) -> None:
         """Begins a commit of the present state; raises DivergedError before one of no use."""
         state = self._state
-        check_finite(epoch_loss, state.step)
+        check_finite(state.epoch_loss, state.step)
         result = self.saver.save(
             state.step,
             state.model,
             state.optimizer,
             trainer={
                 "train_loss": state.train_loss if math.isfinite(state.train_loss) else None,
-                "epoch_loss": epoch_loss,
+                "sample": state.sample,
+                "epoch_loss": state.epoch_loss,
+                "epoch_steps": state.epoch_steps,
             },
             score=score,
             block=block,
@@ -123,10 +102,11 @@ class Continuity:
         """Lets a commit in flight come to its end, a while; never raises."""
         self.saver.join(CLOSE_LIMIT_S)
 
-    def _answer(self, wish: Wish, read_loss: Callable[[], float]) -> None:
+    def _answer(self, wish: Wish, refresh: Callable[[], object]) -> None:
         step = self._state.step
         self._ledger.write("stop-agreed", step=step, reason=wish.name.lower())
-        self.save(epoch_loss=read_loss(), block=True)
+        refresh()
+        self.save(block=True)
         settled = self.saver.settle()
         committed = settled is not None and settled[0] == step
         self._preemption.answer(step, settled[1] if settled and committed else None)
@@ -146,6 +126,25 @@ class Continuity:
             write_s=round(result.write_s, 6),
             bytes=result.total_bytes,
         )
+
+
+def open_saver(config: TrainConfig, env: WorkerEnv, say: Callable[[str], None]) -> Saver:
+    """The saver that the options ask for; all ranks must call it."""
+    folder = choose_checkpoint_dir(config, env)
+    # A number of another folder's fence would mean nothing in this one.
+    fenced_here = folder == env.checkpoint_dir
+    return Saver(
+        folder,
+        keep=Keep(
+            last=config.keep_checkpoints,
+            best=config.keep_best,
+            every_steps=config.keep_every_steps,
+        ),
+        interval=plan_interval(config),
+        generation=env.generation if fenced_here else None,
+        asynchronous=config.checkpoint_async,
+        say=say,
+    )
 
 
 def plan_interval(config: TrainConfig) -> Interval:

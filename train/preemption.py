@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,12 +133,19 @@ def read_request(node_dir: Path | None) -> Request | None:
         return None
 
 
-_unfinished: list[Callable[[float], object]] = []
+# Weak: a saver that is done must not keep its process group from ending.
+_unfinished: list[weakref.WeakMethod[Callable[[float], object]]] = []
 
 
 def finish_before_exit(finish: Callable[[float], object]) -> None:
-    """Has ``finish`` called before SIGTERM ends the process, with the seconds that it may take."""
-    _unfinished.append(finish)
+    """Has a method called before SIGTERM ends the process, with the seconds that it may take."""
+    _unfinished.append(weakref.WeakMethod(finish))
+
+
+def _finish_all(limit_s: float) -> None:
+    for reference in _unfinished:
+        if finish := reference():
+            finish(limit_s)
 
 
 def exit_on_sigterm(node_dir: Path | None = None) -> None:
@@ -159,9 +167,7 @@ def exit_on_sigterm(node_dir: Path | None = None) -> None:
         if request and request.wish is Wish.STOP:
             limit_s = max(GRACE_S, request.deadline - time.time() - LAST_WORD_S)
         # In a thread of its own: whatever it waits for, the end must not wait for it.
-        last = threading.Thread(
-            target=lambda: [finish(limit_s) for finish in _unfinished], daemon=True
-        )
+        last = threading.Thread(target=_finish_all, args=(limit_s,), daemon=True)
         last.start()
         last.join(limit_s)
         os._exit(EXIT_PREEMPTED)

@@ -67,7 +67,8 @@ class Saver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = CheckpointStore(folder, keep=keep)
-        self._config, self._generation = dict(config or {}), generation
+        self.config = dict(config or {})
+        self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
         ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -83,7 +84,10 @@ class Saver:
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
         self._thread: threading.Thread | None = None
         self._outcome: SaveResult | BaseException | None = None
+        self._found: Checkpoint | None = None
         self._committed_step: int | None = None
+        self.blocked_s = 0.0
+        """What the last ``save`` kept the training from its work, waiting included."""
         self.newest: Path | None = None
         """The last checkpoint that was committed or resumed from, where this rank knows it."""
 
@@ -95,9 +99,10 @@ class Saver:
         Blocks; says which checkpoints were skipped, and why. Raises, on all ranks, InputError for a
         checkpoint of another training, and FencedError where a later group has begun.
         """
+        found = self._found = self._found or self._look()
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
-        found = self._from_rank_zero(lambda: self._find(shapes))
+        self._from_rank_zero(lambda: self._begin(found, shapes))
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
             return None
@@ -113,13 +118,28 @@ class Saver:
         restore(Snapshot(tensors=tensors, values=values), model, optimizer)
         return found.manifest
 
-    def _find(self, shapes: Mapping[str, list[int]]) -> Checkpoint | None:
-        self.store.open()
-        found, skipped = self.store.read_newest()
-        for note in skipped:
-            self._say(note)
+    def look(self) -> Manifest | None:
+        """What ``resume`` will continue from, for whatever has to be known before the model is.
+
+        Blocks, and reads every byte of it; says which checkpoints were skipped, and why. All ranks
+        must call it or none.
+        """
+        self._found = self._look()
+        return self._found.manifest if self._found else None
+
+    def _look(self) -> Checkpoint | None:
+        def read() -> Checkpoint | None:
+            self.store.open()
+            found, skipped = self.store.read_newest()
+            for note in skipped:
+                self._say(note)
+            return found
+
+        return self._from_rank_zero(read)
+
+    def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> None:
         if found:
-            differences = find_differences(found.manifest.config, self._config)
+            differences = find_differences(found.manifest.config, self.config)
             differences += find_differences(found.manifest.tensors, shapes)
             if differences:
                 raise InputError(
@@ -128,7 +148,6 @@ class Saver:
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
         self.store.begin(self._generation, found)
-        return found
 
     def _observe_mtbf_s(self) -> float:
         return observe_mtbf_s(self.store.read_starts() if self._leads else (), time.time())
@@ -146,8 +165,8 @@ class Saver:
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint should follow ``step``, for a loop that saves a replicated state.
 
-        With an interval in seconds only rank 0 ever says so, which then saves alone. Where all ranks
-        have to take part, let them agree: see ``is_time_due``.
+        With an interval in seconds only rank 0 ever says so, which then saves alone. Where all
+        ranks have to take part, let them agree: see ``is_time_due``.
         """
         return self.is_step_due(step) or self.is_time_due()
 
@@ -188,23 +207,26 @@ class Saver:
         began_at = self._clock()
         before = self.wait()
         if step == self._committed_step:
+            self.blocked_s = self._clock() - began_at
             return before
         sharded = is_sharded(model)
         if sharded or self._leads:
             self._begin_save(step, capture(model, optimizer), sharded, trainer or {}, score)
             if block or not self._asynchronous:
                 before = self.wait()
-        self._timer.on_saved(self._clock() - began_at)
+        self.blocked_s = self._clock() - began_at
+        self._timer.on_saved(self.blocked_s)
         return before
 
-    def wait(self, limit_s: float | None = None) -> SaveResult | None:
+    def wait(self) -> SaveResult | None:
         """Waits for the save in flight, if any; gives how it ended, once."""
+        self.join(None)
+        return self.poll()
+
+    def join(self, limit_s: float | None) -> None:
+        """Lets the save in flight go on, for at most ``limit_s``; from any thread, never raises."""
         if self._thread is not None:
             self._thread.join(limit_s)
-            if self._thread.is_alive():
-                return None
-            self._thread = None
-        return self.poll()
 
     def poll(self) -> SaveResult | None:
         """How the last save ended, once, without waiting; raises FencedError where it was that."""
@@ -250,7 +272,7 @@ class Saver:
             files={},
             tensors=snapshot.shapes,
             trainer={**trainer, "optimizer": dict(snapshot.values)},
-            config=self._config,
+            config=self.config,
             versions={"torch": torch.__version__, "python": platform.python_version()},
             score=score,
         )

@@ -14,13 +14,15 @@ from train.preemption import exit_on_sigterm, finish_before_exit
 how, file = sys.argv[1], Path(sys.argv[2])
 
 
-def finish(limit_s: float) -> None:
-    if how == "endless":
-        time.sleep(3600)
-    file.write_text(f"{limit_s:.1f}")
+class Work:
+    def finish(self, limit_s: float) -> None:
+        if how == "endless":
+            time.sleep(3600)
+        file.write_text(f"{limit_s:.1f}")
 
 
-finish_before_exit(finish)
+work = Work()
+finish_before_exit(work.finish)
 exit_on_sigterm(Path(os.environ["NODE"]) if "NODE" in os.environ else None)
 if how == "child":
     pid = os.fork()
