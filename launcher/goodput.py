@@ -13,10 +13,10 @@ from typing import Any
 
 from launcher.timeline import Event
 
-CLASSES = ("productive", "first step", "load", "save stall", "rework", "restart", "finish", "idle")
+CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
 """productive: steps that nobody had made before. first step: up to the end of a start's first,
 which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a
-checkpoint. rework: steps that an earlier start had made and lost. restart: agents are there and no
+checkpoint. rework: steps that an earlier start had made and lost. starting: agents are there and no
 training is: rendezvous, noticing a loss, starting workers. finish: testing and writing after the
 last step. idle: the rest."""
 
@@ -92,7 +92,7 @@ def measure_goodput(
         reached, lost = _add_start(start, seconds, reached)
         lost_steps += lost
     gaps_s = wall_s - sum(seconds.values())
-    seconds["restart"] = min(max(0.0, gaps_s), _measure_restarts(starts, agents, submitted_at))
+    seconds["starting"] = min(max(0.0, gaps_s), _measure_starting(starts, agents, submitted_at))
     seconds["idle"] = wall_s - sum(seconds.values())
     return Goodput(
         wall_s=round(wall_s, 3),
@@ -158,7 +158,7 @@ def _share(step: int, next_step: int, reached: int) -> float:
     return (min(next_step, reached) - step) / made if made > 0 and step < reached else 0.0
 
 
-def _measure_restarts(
+def _measure_starting(
     starts: Sequence[_Start], agents: Iterable[Event], submitted_at: float
 ) -> float:
     """Seconds before and between starts in which some agent was there."""

@@ -52,7 +52,7 @@ def test_a_quiet_runs_time_has_a_class_for_every_second() -> None:
         "first step": 1.0,
         "load": 2.0,
         "save stall": 1.5,
-        "restart": 2.0,
+        "starting": 2.0,
         "finish": 1.0,
         "idle": 2.0,
     }
@@ -85,7 +85,7 @@ def test_steps_that_a_lost_start_had_made_are_rework() -> None:
         "first step": 2.0,
         "load": 2.0,
         "rework": 5.0,
-        "restart": 3.0,
+        "starting": 3.0,
     }
     assert (found.starts, found.lost_steps, found.failures) == (2, 6, (13.0,))
     assert found.share == pytest.approx(16 / 28)
