@@ -19,9 +19,8 @@ from typing import Any, NoReturn
 import train.__main__ as program
 import train.checkpoint
 import train.commit
+import train.loop
 import train.reduction
-import train.run
-import train.step
 
 FOLDER = Path(os.environ["RUN_DIR"]) / "faults"
 SAVE_PHASES = {
@@ -74,7 +73,7 @@ class Fault:
 
 def arm(fault: Fault, phase: str, rank: int, mine: bool) -> None:
     if phase == "forward":
-        before(train.step, "cross_entropy", fault.strike, calls=40)
+        before(train.loop, "cross_entropy", fault.strike, calls=40)
     elif phase == "collective":
         arm_collective(fault, mine)
     else:
@@ -82,7 +81,7 @@ def arm(fault: Fault, phase: str, rank: int, mine: bool) -> None:
         if rank == 0:
             before(owner, name, lambda: in_save(fault, mine), calls=2)
         elif mine:
-            before(train.step, "cross_entropy", lambda: fault.near.exists() and fault.strike())
+            before(train.loop, "cross_entropy", lambda: fault.near.exists() and fault.strike())
 
 
 def arm_collective(fault: Fault, mine: bool) -> None:
