@@ -88,8 +88,23 @@ class TrainConfig:
     """Folder that checkpoints are written to and resumed from. Without it: CHECKPOINT_DIR,
     else `checkpoints` in RUN_DIR, else a new folder under `runs/train` for each start, so that
     only a named folder survives a restart."""
+    checkpoint_every_steps: PositiveInt | None = None
+    """Write a checkpoint after each so many optimizer steps."""
+    checkpoint_every_s: PositiveFloat | None = None
+    """Write a checkpoint after each so many seconds. With neither interval given, one is written
+    at each epoch's end, and in between as often as loses least: every sqrt(2 * cost * mtbf_s)
+    seconds, by the cost that was measured."""
+    mtbf_s: PositiveFloat | None = None
+    """Mean time between failures that the interval is chosen for; without it, what was observed in
+    the checkpoint folder, and a day before the first failure."""
     keep_checkpoints: PositiveInt = 3
     """How many of the newest checkpoints are kept."""
+    keep_best: bool = False
+    """Keep the checkpoint of the epoch with the lowest training loss too."""
+    keep_every_steps: PositiveInt | None = None
+    """Keep the checkpoints after each multiple of so many steps too."""
+    checkpoint_async: bool = True
+    """Write checkpoints beside the training, which then stands still only to copy its state."""
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
@@ -101,7 +116,13 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "accelerator",
         "num_workers",
         "checkpoint_dir",
+        "checkpoint_every_steps",
+        "checkpoint_every_s",
+        "mtbf_s",
         "keep_checkpoints",
+        "keep_best",
+        "keep_every_steps",
+        "checkpoint_async",
     }
 )
 """Fields that say how long, where and how fast, but not what is trained."""

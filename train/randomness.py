@@ -1,9 +1,8 @@
-"""Random number generators: seeds derived from a place in the training, and their saved state."""
+"""Random number generators: seeds derived from a place in the training, never carried on."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,26 +22,3 @@ def seed_generators(*place: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def capture_generators(device: torch.device) -> dict[str, Any]:
-    """The state of this process's generators, in types that ``torch.load`` takes without pickle."""
-    numpy_name, numpy_keys, *numpy_rest = np.random.get_state(legacy=True)
-    captured: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": (numpy_name, np.asarray(numpy_keys).tolist(), *numpy_rest),
-    }
-    if device.type == "cuda":
-        captured["cuda"] = torch.cuda.get_rng_state(device)
-    return captured
-
-
-def restore_generators(captured: dict[str, Any], device: torch.device) -> None:
-    """Continues the generators from ``capture_generators``; CUDA's only where it was captured."""
-    torch.set_rng_state(captured["torch"])
-    random.setstate(captured["python"])
-    name, keys, *rest = captured["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    if device.type == "cuda" and "cuda" in captured:
-        torch.cuda.set_rng_state(captured["cuda"], device)

@@ -66,7 +66,16 @@ LAYERS: dict[float, set[str]] = {
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
     5: {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
-    | {"stopping", "scaling", "joining", "node_outcomes", "timeline", "postmortem"},
+    | {
+        "stopping",
+        "scaling",
+        "joining",
+        "node_outcomes",
+        "timeline",
+        "postmortem",
+        "goodput",
+        "plot",
+    },
     6: {"cli", "__main__", "commands"}
     | {f"commands.{name}" for name in ("arguments", "doctor", "env", "jobs", "runs", "schema")},
 }

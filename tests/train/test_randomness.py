@@ -6,9 +6,7 @@ import numpy as np
 import torch
 
 from train.randomness import (
-    capture_generators,
     derive_seed,
-    restore_generators,
     seed_generators,
 )
 
@@ -35,13 +33,3 @@ def test_ranks_draw_different_numbers_and_repeat_their_own():
         drawn.append(draw())
     assert drawn[0] == drawn[2]
     assert not set(drawn[0]) & set(drawn[1])
-
-
-def test_restored_generators_go_on_where_they_were(tmp_path):
-    seed_generators(1)
-    draw()
-    torch.save(capture_generators(CPU), tmp_path / "generators.pt")
-    expected = draw()
-    seed_generators(2)
-    restore_generators(torch.load(tmp_path / "generators.pt", weights_only=True), CPU)
-    assert draw() == expected
