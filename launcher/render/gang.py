@@ -13,6 +13,7 @@ WAIT_LIMIT_S = 300
 """How long a gang holds what it has got already."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_MIN = "kueue.x-k8s.io/job-min-parallelism"
+KUEUE_EQUAL = "kueue.x-k8s.io/job-completions-equal-parallelism"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
@@ -25,7 +26,8 @@ def render_gang_metadata(plan: LaunchPlan, *, may_shrink: bool = False) -> Objec
     if pods.gang == "kueue":
         metadata["labels"] = {**metadata["labels"], KUEUE_QUEUE: pods.queue}
         if may_shrink and plan.is_elastic:
-            metadata["annotations"] = {KUEUE_MIN: str(plan.nodes[0].min_nodes)}
+            smallest = str(plan.nodes[0].min_nodes)
+            metadata["annotations"] = {KUEUE_MIN: smallest, KUEUE_EQUAL: "true"}
     return metadata
 
 

@@ -32,7 +32,7 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
         "completions": len(plan.nodes),
         "completionMode": "Indexed",
         "backoffLimit": render_replacements(plan),
-        "podFailurePolicy": render_failure_policy(CONTAINER),
+        "podFailurePolicy": render_failure_policy(CONTAINER, replaces=True),
         **_success_policy(plan),
         "template": in_gang(plan, template, own_group=True),
     }

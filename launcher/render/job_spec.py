@@ -13,22 +13,14 @@ LOSSES_PER_NODE = 3
 """How many pods may fail for each node of the job, whose cause is worth a retry."""
 
 
-def render_failure_policy(container: str) -> Object:
-    """A disrupted pod is replaced and not counted; a permanent exit code ends the job."""
+def render_failure_policy(container: str, *, replaces: bool) -> Object:
+    """A permanent exit code ends the job; ``replaces``: a disrupted pod is none."""
     own = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
-    return {
-        "rules": [
-            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
-            {
-                "action": "FailJob",
-                "onExitCodes": {
-                    "containerName": container,
-                    "operator": "In",
-                    "values": [*own, *NOT_STARTED],
-                },
-            },
-        ]
-    }
+    condition = {"type": "DisruptionTarget", "status": "True"}
+    disrupted = {"action": "Ignore", "onPodConditions": [condition]}
+    codes = {"containerName": container, "operator": "In", "values": [*own, *NOT_STARTED]}
+    permanent = {"action": "FailJob", "onExitCodes": codes}
+    return {"rules": [disrupted, permanent] if replaces else [permanent]}
 
 
 def render_replacements(plan: LaunchPlan) -> int:

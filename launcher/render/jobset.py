@@ -19,7 +19,7 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
         "completionMode": "Indexed",
         # The first failed pod fails the job, so that the set starts all of them again.
         "backoffLimit": 0,
-        "podFailurePolicy": render_failure_policy(NODE),
+        "podFailurePolicy": render_failure_policy(NODE, replaces=False),
         "template": in_gang(plan, template, own_group=True),
     }
     spec = {

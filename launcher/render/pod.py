@@ -218,9 +218,9 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
     if plan.resources.memory_bytes is not None:
         wanted["memory"] = render_quantity(plan.resources.memory_bytes)
     if pods.gpus:
-        wanted[GPU_RESOURCE] = pods.gpus
+        wanted[GPU_RESOURCE] = str(pods.gpus)
     if pods.rdma_devices:
-        wanted[pods.rdma_resource] = pods.rdma_devices
+        wanted[pods.rdma_resource] = str(pods.rdma_devices)
     return {"resources": {"requests": wanted, "limits": dict(wanted)}} if wanted else {}
 
 
@@ -242,7 +242,7 @@ def _probes(pods: PodSettings) -> Object:
     get = {"httpGet": {"path": "/healthz", "port": "health"}}
     period_s = PROBE_PERIOD_S
     return {
-        "ports": [{"name": "health", "containerPort": pods.probe_port}],
+        "ports": [{"name": "health", "containerPort": pods.probe_port, "protocol": "TCP"}],
         "startupProbe": {
             **get, "periodSeconds": 5, "failureThreshold": START_LIMIT_S // 5
         },

@@ -59,7 +59,7 @@ def _jobset(plan: LaunchPlan) -> Object:
     template = in_gang(plan, render_template(plan, NODE, restartPolicy="Never"), own_group=False)
     job = {
         "backoffLimit": render_replacements(plan),
-        "podFailurePolicy": render_failure_policy(NODE),
+        "podFailurePolicy": render_failure_policy(NODE, replaces=True),
         "template": template,
     }
     step = {"labels": {f"{GROUP}/trainjob-ancestor-step": "trainer"}}
