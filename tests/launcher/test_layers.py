@@ -41,7 +41,17 @@ LAYERS: dict[float, set[str]] = {
         "facts",
         "lines",
     },
-    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"}
+    2: {
+        "yaml_source",
+        "yaml_words",
+        "manifest",
+        "pytorchjob",
+        "job_problems",
+        "jobfile",
+        "reference",
+        "plan",
+        "torchrun",
+    }
     | {"agent_task", "agent_logs"},
     3: {
         "render",
@@ -51,14 +61,20 @@ LAYERS: dict[float, set[str]] = {
         "render.agent_archive",
         "render.agent_files",
         "by_hand",
-    },
+        "check",
+        "checks",
+    }
+    | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
     5: {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
     | {"stopping", "scaling", "joining", "node_outcomes", "timeline", "postmortem"},
     6: {"cli", "__main__", "commands"}
-    | {f"commands.{name}" for name in ("arguments", "doctor", "env", "jobs", "runs", "schema")},
+    | {
+        f"commands.{name}"
+        for name in ("arguments", "check", "doctor", "env", "jobs", "runs", "schema")
+    },
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 
