@@ -113,13 +113,6 @@ class PyTorchJob:
         )
 
     @property
-    def decisive(self) -> str:
-        """Whose success is the job's: the Master's, else any worker's (worker 0's, not elastic)."""
-        if self.master is not None:
-            return f"{self.name}-master-0"
-        return "any worker" if self.elastic else f"{self.name}-worker-0"
-
-    @property
     def master_port(self) -> int:
         container = self.master.container if self.master else None
         for port in container["ports"] if container else ():

@@ -63,17 +63,36 @@ LAYERS: dict[float, set[str]] = {
         "by_hand",
         "check",
         "checks",
+        "play",
+        "play_values",
     }
     | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
-    4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
+    4: {
+        "proc",
+        "targets.gpus",
+        "targets.docker_engine",
+        "targets.docker_console",
+        "targets.docker_play",
+        "runs",
+        "tails",
+    }
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
     5: {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
-    | {"stopping", "scaling", "joining", "node_outcomes", "timeline", "postmortem"},
+    | {
+        "player",
+        "signals",
+        "stopping",
+        "scaling",
+        "joining",
+        "node_outcomes",
+        "timeline",
+        "postmortem",
+    },
     6: {"cli", "__main__", "commands"}
     | {
         f"commands.{name}"
-        for name in ("arguments", "check", "doctor", "env", "jobs", "runs", "schema")
+        for name in ("arguments", "check", "play", "doctor", "env", "jobs", "runs", "schema")
     },
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
