@@ -11,33 +11,49 @@ from pathlib import Path
 from benchmarks.commands import find_torchrun, run
 from benchmarks.measure import BenchmarkError, Goal, Row, interleave
 
-PROCESSES = (1, 2)
+PROCESSES = (1, 2, 4)
 EPOCHS = 20
 """300 steps: of fewer, the median still moves."""
+SHARDS = 16
+"""Micro-batches of a step where the world is to have no say in the result."""
 OURS = "train"
 THEIRS = "benchmarks.peers.raw_ddp_digits"
-GOAL = Goal(of="ratio", most=1.03)
+GOALS = {
+    "fast": Goal(of="ratio", most=1.0),
+    "exact": Goal(of="ratio", most=1.1),
+}
+PLAIN_GOAL = Goal(of="ratio", most=1.03)
+"""One micro-batch for each process, which is what people usually run."""
 
 
 def measure_step(repetitions: int) -> Iterator[Row]:
-    """One row for each number of processes; a sample is the median step of one training."""
+    """One row for each reduction and number of processes; a sample is one training's median."""
     for nproc in PROCESSES:
-        ours, theirs = interleave(
-            repetitions, partial(time_step, OURS, nproc), partial(time_step, THEIRS, nproc)
-        )
-        yield Row(
-            benchmark="step",
-            what=f"training loop against raw DDP, nproc {nproc}",
-            ours=ours,
-            theirs=theirs,
-            goal=GOAL,
-        )
+        yield _compare(repetitions, "fast", nproc, nproc, PLAIN_GOAL)
+        for reduction, goal in GOALS.items():
+            yield _compare(repetitions, reduction, nproc, SHARDS, goal)
 
 
-def time_step(module: str, nproc: int) -> float:
+def _compare(repetitions: int, reduction: str, nproc: int, shards: int, goal: Goal) -> Row:
+    same = (f"--epochs={EPOCHS}", f"--virtual_shards={shards}")
+    ours, theirs = interleave(
+        repetitions,
+        partial(time_step, (OURS, *same, f"--reduction={reduction}"), nproc),
+        partial(time_step, (THEIRS, *same), nproc),
+    )
+    return Row(
+        benchmark="step",
+        what=f"{reduction} against raw DDP, nproc {nproc}, {shards} micro-batches",
+        ours=ours,
+        theirs=theirs,
+        goal=goal,
+    )
+
+
+def time_step(module: tuple[str, ...], nproc: int) -> float:
     """The median time between the ends of two steps on rank 0; both sides under plain torchrun."""
     with tempfile.TemporaryDirectory() as run_dir:
-        job = ("--standalone", "--nproc-per-node", str(nproc), "-m", module, f"--epochs={EPOCHS}")
+        job = ("--standalone", "--nproc-per-node", str(nproc), "-m", *module)
         run((*find_torchrun(), *job), {"RUN_DIR": run_dir})
         return float(read_metrics(Path(run_dir))["median_step_s"])
 

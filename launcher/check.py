@@ -11,7 +11,7 @@ from launcher.checks.pods import check_pod
 from launcher.checks.pytorchjob import check_pytorchjob
 from launcher.checks.rules import WHY, Hit, Rule, Severity, hit, severity_of
 from launcher.checks.trainjob import check_runtime, check_trainjob
-from launcher.manifest import Together, Value, object_name, parse_manifest
+from launcher.manifest_source import Together, Value, object_name, parse_manifest
 from launcher.yaml_source import YamlError
 
 ANNOTATION_BYTES = 256 * 1024

@@ -11,6 +11,8 @@ RUN_ID = "LAUNCHER_RUN_ID"
 """The run's identity; on local processes it is also the label by which they are found."""
 NODE_INDEX = "LAUNCHER_NODE_INDEX"
 """This node's place in the plan, 0-based and stable; not the node rank of a rendezvous."""
+MAX_WORLD_SIZE = "LAUNCHER_MAX_WORLD_SIZE"
+"""Workers of the job where all nodes that it may have are there; the world may be smaller."""
 INCARNATION = "LAUNCHER_INCARNATION"
 """How many times this node index was replaced before, 0-based."""
 ATTEMPT = "LAUNCHER_ATTEMPT"
@@ -32,6 +34,33 @@ RUN_DIR = "RUN_DIR"
 CHECKPOINT_DIR = "CHECKPOINT_DIR"
 """Where checkpoints go and are resumed from; may outlive the run."""
 
+# -- variables that a pod's manifest sets, from the downward API ------------------------------
+POD_NAME = "POD_NAME"
+"""Not the host's name, which is the machine's where pods use its network."""
+POD_IP = "POD_IP"
+"""Names may not resolve before a pod is ready."""
+
+# -- variables that an operator, an outer torchrun or Fabric may have left ----------------------
+NNODES = "PET_NNODES"
+NPROC_PER_NODE = "PET_NPROC_PER_NODE"
+NODE_RANK = "PET_NODE_RANK"
+STALE_VARIABLES = (
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+    *("PET_STANDALONE", NNODES, NPROC_PER_NODE, NODE_RANK),
+    *("PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID", "PET_RDZV_CONF"),
+    *("PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_MAX_RESTARTS", "PET_LOCAL_ADDR"),
+    *("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY"),
+    "LT_PRECISION",
+)
+"""They would win over the plan silently; an operator's count pods where torchrun's count
+workers."""
+LINE_PREFIX = "[{node_index}/${{rank}}] "
+"""What stands before a worker's line on its node's console, as torch's own template has it."""
+LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
 # -- a variable that the launcher reads --------------------------------------------------------
 ENGINE = "LAUNCHER_ENGINE"
 """``torchrun`` switches the node agent off for every job."""
@@ -41,6 +70,8 @@ CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"
 CONTAINER_AGENT = "/launcher/agent.pyz"
 """The node agent's archive, mounted read-only."""
+CONTAINER_TASK = "/launcher/node-plan.json"
+"""What all pods of a job start their agent with; each finds out which node it is."""
 
 # -- files of the run folder ---------------------------------------------------------------
 PLAN_FILE = "plan.json"

@@ -17,7 +17,11 @@ class TargetFacts:
     share one network; ``spare_ports`` are more of them, for stores that take over. ``rdzv_host``
     and ``local_addr`` are node 0's and this node's address where a person starts nodes by hand.
     ``user`` is ``uid:gid`` of the caller, to whom
-    files in mounts shall belong.
+    files in mounts shall belong. ``node_names`` are the names at which nodes are reached, in order,
+    where the target gives them. ``assigns_devices``: its scheduler gives nodes their accelerators.
+    ``node_run_dir`` and ``node_checkpoint_dir`` are where a node finds them on storage of the
+    target's own, None where they are folders of the launcher's machine; ``shares_storage`` says
+    whether all nodes see the same.
     """
 
     target: str
@@ -37,3 +41,8 @@ class TargetFacts:
     loopback_interface: str = "lo"
     user: str | None = None
     terminal: bool = False
+    node_names: tuple[str, ...] = ()
+    assigns_devices: bool = False
+    node_run_dir: str | None = None
+    node_checkpoint_dir: str | None = None
+    shares_storage: bool = True

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from launcher.job_conflicts import find_conflicts
+from launcher.job_kubernetes import KubernetesSpec
 from launcher.job_types import (
     AsPairs,
     Command,
@@ -295,6 +296,8 @@ class JobSpec(Section):
     """Settings for ``--on local`` alone."""
     docker: DockerSpec = DockerSpec()
     """Settings for ``--on docker`` alone."""
+    kubernetes: KubernetesSpec = KubernetesSpec()
+    """Settings for ``--on kubernetes`` alone."""
 
     @model_validator(mode="after")
     def _without_conflicts(self) -> JobSpec:

@@ -29,7 +29,8 @@ class Conflict:
 
 def find_conflicts(raw: Mapping[str, object]) -> tuple[Conflict, ...]:
     """All conflicts of a job file's data, or of a JobSpec's own dump."""
-    return (*_engine(raw), *_rendezvous(raw), *_processes(raw), *_secrets(raw), *_mounts(raw))
+    of_all = (_engine, _rendezvous, _processes, _secrets, _mounts, _kubernetes)
+    return tuple(conflict for find in of_all for conflict in find(raw))
 
 
 def _section(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
@@ -163,3 +164,18 @@ def _mounts(raw: Mapping[str, object]) -> list[Conflict]:
             )
         seen.setdefault(target, index)
     return conflicts
+
+
+def _kubernetes(raw: Mapping[str, object]) -> list[Conflict]:
+    section = _section(raw, "kubernetes")
+    gang, queue = section.get("gang"), section.get("queue")
+    path = ("kubernetes", "queue")
+    if gang == "kueue" and queue is None:
+        accepted = "the name of a LocalQueue, because kubernetes.gang is kueue"
+        fix = "for example kubernetes.queue: team-a"
+        return [Conflict(path=path, found="nothing", accepted=accepted, fix=fix)]
+    if gang is None and queue is not None:
+        accepted = "nothing, because kubernetes.gang is not set"
+        fix = "remove it, or write kubernetes.gang: kueue"
+        return [Conflict(path=path, found=str(queue), accepted=accepted, fix=fix)]
+    return []

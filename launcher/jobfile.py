@@ -38,10 +38,11 @@ from launcher.yaml_source import (
 
 _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
     *(("env", "*"), ("docker", "labels", "*"), ("command", "*")),
+    ("kubernetes", "node_selector", "*"),
     *(("rdzv", "id"), ("torch_version",)),
 )
 """Values taken as they are written: ``1.10`` is not 1.1 in a version or a variable."""
-_VERBATIM = (("env", "*"), ("docker", "labels", "*"))
+_VERBATIM = (("env", "*"), ("docker", "labels", "*"), ("kubernetes", "node_selector", "*"))
 """Text keys whose overrides are not read as YAML: ``--set env.PATTERN=*.py`` means just that."""
 
 

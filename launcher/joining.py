@@ -12,7 +12,7 @@ from launcher.node_plan import Elastic, NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.agent_files import render_agent_files
 from launcher.runs import RunFolder, write_agent_files
-from launcher.torchrun import PREFIX_TEMPLATE, line_prefix_template
+from launcher.torchrun import line_prefix_template
 
 
 def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
@@ -57,7 +57,7 @@ def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:
     own = {
         contract.NODE_INDEX: str(index),
         contract.INCARNATION: "0",
-        PREFIX_TEMPLATE: line_prefix_template(index),
+        contract.LINE_PREFIX_TEMPLATE: line_prefix_template(index),
     }
     return replace(
         last,

@@ -13,10 +13,11 @@ from launcher.errors import InputError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Mount, NodePlan, Static
+from launcher.pods import PodSettings
+from launcher.ranks import world_size
 from launcher.rendezvous import backend_of, endpoint_of, plan_rendezvous
 from launcher.torchrun import (
     ENVIRONMENT,
-    PREFIX_TEMPLATE,
     line_prefix_template,
     parse_torch_version,
 )
@@ -41,7 +42,8 @@ class LaunchPlan:
 
     ``attempt`` counts how often all nodes were started anew. ``max_restarts`` bounds the
     new attempts of the launcher; restarts inside torchrun are in each node's plan. ``agent`` are
-    the settings of the node agent, None where each node runs plain torchrun.
+    the settings of the node agent, None where each node runs plain torchrun; ``kubernetes`` those
+    of pods, None elsewhere.
     ``run_dir`` and ``checkpoint_dir`` are absolute folders of the launcher's machine.
     """
 
@@ -64,6 +66,7 @@ class LaunchPlan:
     runtime: str | None
     labels: Env
     extra_hosts: Env
+    kubernetes: PodSettings | None = None
     nodes: tuple[NodePlan, ...]
 
     @property
@@ -172,7 +175,7 @@ class NodeDevices:
 def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
     """Workers and accelerators of each node; nodes that share a machine get disjoint ones."""
     count = job.nnodes.max
-    if facts.accelerator == "cpu":
+    if facts.accelerator == "cpu" or facts.assigns_devices:
         if job.nproc_per_node == "gpu":
             raise InputError(
                 f"nproc_per_node: gpu, but target {facts.target} has no GPU",
@@ -227,16 +230,17 @@ class _SharedByNodes:
         self.width = len(str(job.nnodes.max - 1))
         self.command = (*job.command, *extra_args)
         self.torch_version = parse_torch_version(facts.torch_version or job.torch_version)
-        self.run_dir = contract.CONTAINER_RUN_DIR if self.in_container else run_dir
+        here = (run_dir, checkpoint_dir)
+        in_container = (contract.CONTAINER_RUN_DIR, contract.CONTAINER_CHECKPOINT_DIR)
+        run_dir_of_node, checkpoint_dir_of_node = in_container if self.in_container else here
+        self.run_dir = facts.node_run_dir or run_dir_of_node
+        self.checkpoint_dir = facts.node_checkpoint_dir or checkpoint_dir_of_node
         own = (
             (run_dir, contract.CONTAINER_RUN_DIR),
             (checkpoint_dir, contract.CONTAINER_CHECKPOINT_DIR),
         )
         self.mounts = self._mounts(own)
         self.workdir = self._workdir()
-        self.checkpoint_dir = (
-            contract.CONTAINER_CHECKPOINT_DIR if self.in_container else checkpoint_dir
-        )
         self.env = self._env()
 
     def node(self, index: int, devices: NodeDevices) -> NodePlan:
@@ -248,8 +252,7 @@ class _SharedByNodes:
             port=self.facts.free_port,
             id=self.job.rdzv.id or self.run_id,
             torch_version=self.torch_version,
-            # Every target so far has all nodes on one machine, and so on one file system.
-            fence_dir=self.checkpoint_dir,
+            fence_dir=self.checkpoint_dir if self.facts.shares_storage else "",
         )
         return NodePlan(
             node_index=index,
@@ -263,14 +266,20 @@ class _SharedByNodes:
             rendezvous=rendezvous,
             command=self.command,
             workdir=self.workdir,
-            env=(*self.env, *_node_env(index, rendezvous)),
+            env=(*self.env, *_node_env(index, rendezvous), *self.largest_world(devices)),
             secrets=self.job.secrets,
             mounts=self.mounts,
             device_ids=devices.device_ids,
             log_dir=_log_dir(self.run_dir, index, 0),
         )
 
+    def largest_world(self, devices: NodeDevices) -> Env:
+        size = world_size(self.job.nnodes.max, devices.nproc_per_node)
+        return ((contract.MAX_WORLD_SIZE, str(size)),)
+
     def name(self, index: int) -> str:
+        if self.facts.node_names:
+            return self.facts.node_names[index]
         # Zero-padded: torchrun orders ranks by address as text, w-10 before w-2.
         return f"{self.run_id}-{index:0{self.width}d}"
 
@@ -298,7 +307,7 @@ class _SharedByNodes:
         return tuple({**dict(ENVIRONMENT), **dict(own), **dict(self.job.env)}.items())
 
     def _mounts(self, own: tuple[tuple[str, str], ...]) -> tuple[Mount, ...]:
-        if not self.in_container:
+        if not self.in_container or self.facts.node_run_dir is not None:
             return ()
         users = (
             Mount(
@@ -335,7 +344,7 @@ def _node_env(index: int, rendezvous: Static | Elastic) -> Env:
         (contract.INCARNATION, "0"),
         (contract.RDZV_BACKEND, backend_of(rendezvous)),
         (contract.RDZV_ENDPOINT, endpoint_of(rendezvous)),
-        (PREFIX_TEMPLATE, line_prefix_template(index)),
+        (contract.LINE_PREFIX_TEMPLATE, line_prefix_template(index)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.errors import InputError
-from launcher.manifest import Together, Value, count_gpus, parse_quantity
+from launcher.manifest_source import Together, Value, count_gpus, parse_quantity
 from launcher.node_plan import Env
 from launcher.play_values import (
     SHM,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from launcher.manifest import Value, object_name
+from launcher.manifest_source import Value, object_name
 from launcher.node_plan import Env
 
 MASTER = "Master"

@@ -17,44 +17,6 @@ from launcher.rendezvous import backend_of, format_endpoint
 OLDEST_TORCH = (2, 4)
 """Taken where neither the image's label nor the job says which torch it holds."""
 
-STALE_VARIABLES = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "NODE_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_ERROR_FILE",
-    "PET_STANDALONE",
-    "PET_NNODES",
-    "PET_NPROC_PER_NODE",
-    "PET_NODE_RANK",
-    "PET_RDZV_BACKEND",
-    "PET_RDZV_ENDPOINT",
-    "PET_RDZV_ID",
-    "PET_RDZV_CONF",
-    "PET_MASTER_ADDR",
-    "PET_MASTER_PORT",
-    "PET_MAX_RESTARTS",
-    "PET_LOCAL_ADDR",
-    "LT_CLI_USED",
-    "LT_ACCELERATOR",
-    "LT_DEVICES",
-    "LT_NUM_NODES",
-    "LT_STRATEGY",
-    "LT_PRECISION",
-)
-"""What an outer torchrun, Fabric or operator may have left; it would win over the plan silently."""
-
 
 def parse_torch_version(text: str | None) -> tuple[int, int]:
     """``2.13.0+cpu`` -> ``(2, 13)``; the oldest supported one where there is nothing to read."""
@@ -124,8 +86,6 @@ def _is_host(elastic: Elastic) -> Env:
     return (("is_host", "1" if elastic.is_host else "0"),) if elastic.backend == "c10d" else ()
 
 
-PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-
 ENVIRONMENT: Env = (
     # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
     ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
@@ -180,7 +140,7 @@ def parse_failures(console: str) -> tuple[WorkerFailure, ...]:
 
 def line_prefix_template(node_index: int) -> str:
     """What torchrun puts before a worker's line on the node's console: ``[node/rank] ``."""
-    return f"[{node_index}/${{rank}}] "
+    return contract.LINE_PREFIX.format(node_index=node_index)
 
 
 def is_worker_line(console_line: str, node_index: int) -> bool:

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -40,12 +41,23 @@ def why_no_cc() -> str:
     return "" if shutil.which("cc") else "no program cc: apt-get install gcc libc6-dev"
 
 
+def why_no_kubectl() -> str:
+    """Empty where the client is there; what it builds needs no cluster."""
+    return "" if shutil.which("kubectl") else "no program kubectl"
+
+
 ENGINES: dict[str, Callable[[], str]] = {
     "docker": why_no_docker,
     "etcd": why_no_etcd,
     "cc": why_no_cc,
+    "kubectl": why_no_kubectl,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
+
+
+def pytest_configure() -> None:
+    """Started in a shell's background, pytest would hand an ignored SIGINT on to all it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -41,8 +41,19 @@ class TrainConfig:
     """Stop after this many optimizer steps, counted over all restarts; the learning rate still
     follows the schedule of all epochs."""
     global_batch_size: PositiveInt = 96
-    """Samples of one optimizer step, over all processes together; a multiple of the number of
-    processes. The result therefore depends little on how many there are."""
+    """Samples of one optimizer step, over all processes together; a multiple of
+    `virtual_shards`."""
+    virtual_shards: PositiveInt | None = None
+    """Equal parts that every global batch is cut into, each computed as a batch of its own with
+    random numbers of its own; processes take whole parts, not all the same number of them. The
+    most processes there can ever be. Without it: that of the checkpoint, else 16 for `exact`, else
+    the fewest that the job's largest number of processes can share."""
+    reduction: Literal["fast", "exact"] = "fast"
+    """How gradients are added up: `fast` is DDP's all-reduce, whose rounding depends on the number
+    of processes; `exact` adds the virtual shards in one order, so that the weights are bit for bit
+    the same for any number of processes on one kind of device."""
+    max_grad_norm: PositiveFloat | None = None
+    """Gradients of the whole batch that are longer than this are shortened to it."""
     lr: PositiveFloat = 3e-3
     """Highest learning rate, reached after the warm-up; falls linearly to near zero."""
     warmup_steps: NonNegativeInt = 30

@@ -5,27 +5,24 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import AdamW, Optimizer
-from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanMetric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader
 
-from train.checkpoint import Checkpoint, CheckpointStore
+from train.build import Run, build, choose_checkpoint_dir
+from train.checkpoint import CheckpointStore
 from train.config import TrainConfig
-from train.errors import DivergedError, InputError
+from train.errors import DivergedError
+from train.evaluation import evaluate
 from train.progress import Meter, Progress
-from train.randomness import capture_generators, derive_seed, seed_generators
+from train.randomness import derive_seed, seed_generators
+from train.reduction import align
 from train.report import (
     Metrics,
     format_hardware_table,
@@ -34,49 +31,11 @@ from train.report import (
     read_versions,
     write_metrics,
 )
-from train.sampler import GlobalBatchSampler, ShardSampler, plan_rank_batch_size
-from train.schedule import Schedule, plan_schedule
-from train.state import TrainState, capture_state, check_fits, restore_state
+from train.resume import Earlier, choose_virtual_shards, read_earlier, resume, save
+from train.sampler import plan_rank_shards
+from train.state import digest_weights
 from train.strategies import gather, launch_fabric, leave_world
-from train.worker_env import CHECKPOINTS_DIR, WorkerEnv
-from train.workloads import WORKLOADS
-
-T = TypeVar("T")
-
-TEST_BATCH_SIZE = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What one start of the training works with, on this rank.
-
-    ``state`` holds the bare model and optimizer, ``model`` and ``optimizer`` are Fabric's.
-    """
-
-    config: TrainConfig
-    env: WorkerEnv
-    fabric: Fabric
-    schedule: Schedule
-    state: TrainState
-    model: nn.Module
-    optimizer: Optimizer
-    sampler: GlobalBatchSampler
-    loader: DataLoader[list[torch.Tensor]]
-    generator: torch.Generator
-    test_set: TensorDataset
-    num_classes: int
-    store: CheckpointStore
-
-    @property
-    def leads(self) -> bool:
-        """Whether this rank writes and speaks for all."""
-        return self.fabric.global_rank == 0
-
-    def say(self, text: str) -> None:
-        """Prints on rank 0; at once and in one piece, for whoever reads a pipe."""
-        if self.leads:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+from train.worker_env import WorkerEnv
 
 
 def train(config: TrainConfig, env: WorkerEnv) -> Metrics:
@@ -95,14 +54,18 @@ def train_in_world(config: TrainConfig, env: WorkerEnv) -> Metrics:
     """The whole training, in a process group that it leaves open."""
     began_at = time.monotonic()
     # Before the process group: a wrong batch size should not wait for other nodes.
-    plan_rank_batch_size(config.global_batch_size, env.world_size)
-    run = build(config, env)
+    shards = choose_virtual_shards(config, env, Earlier(checkpoint=None, skipped=()))
+    plan_rank_shards(shards, 0, env.world_size)
+    fabric = launch_fabric(config, env)
+    store = CheckpointStore(choose_checkpoint_dir(config, env), keep=config.keep_checkpoints)
+    earlier = read_earlier(fabric, store)
+    run = build(config, env, fabric, store, choose_virtual_shards(config, env, earlier))
     show_hardware(run)
-    resumed_from_step, checkpoint = resume(run)
+    resumed_from_step, checkpoint = resume(run, earlier)
 
     meter = Meter()
     checkpoint = fit(run, meter, build_progress(run, meter)) or checkpoint
-    scores = evaluate(run)
+    scores = evaluate(run.fabric, run.state.model, run.test_set, run.num_classes)
 
     metrics: Metrics = {
         **scores,
@@ -118,74 +81,13 @@ def train_in_world(config: TrainConfig, env: WorkerEnv) -> Metrics:
         "world_size": run.fabric.world_size,
         "global_batch_size": config.global_batch_size,
         "checkpoint": str(checkpoint),
+        "weights_sha256": digest_weights(run.state.model),
     }
     if run.leads and env.run_dir:
         write_metrics(env.run_dir, metrics)
     run.say(format_summary(metrics))
     run.fabric.barrier()
     return metrics
-
-
-def build(config: TrainConfig, env: WorkerEnv) -> Run:
-    """Fabric, data and a fresh model; every rank starts with the same weights."""
-    fabric = launch_fabric(config, env)
-    fabric.seed_everything(config.seed, workers=True, verbose=False)
-    workload = WORKLOADS[config.workload]
-    with fabric.rank_zero_first(local=True):
-        train_set, test_set = workload.load()
-    sampler = GlobalBatchSampler(
-        size=len(train_set),
-        global_batch_size=config.global_batch_size,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
-        seed=config.seed,
-    )
-    generator = torch.Generator()
-    bare_model = workload.build_model()
-    bare_optimizer = AdamW(
-        bare_model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
-    )
-    model, optimizer = fabric.setup(bare_model, bare_optimizer)
-    # From here on the ranks' random numbers differ, or all would drop the same units.
-    seed_generators(config.seed, 0, fabric.global_rank)
-    return Run(
-        config=config,
-        env=env,
-        fabric=fabric,
-        schedule=plan_schedule(config, sampler.batches_per_epoch),
-        state=TrainState(model=bare_model, optimizer=bare_optimizer),
-        model=model,
-        optimizer=optimizer,
-        sampler=sampler,
-        loader=build_loader(fabric, train_set, sampler, generator, config.num_workers),
-        generator=generator,
-        test_set=test_set,
-        num_classes=workload.NUM_CLASSES,
-        store=CheckpointStore(choose_checkpoint_dir(config, env), keep=config.keep_checkpoints),
-    )
-
-
-def build_loader(
-    fabric: Fabric,
-    dataset: TensorDataset,
-    sampler: GlobalBatchSampler,
-    generator: torch.Generator,
-    num_workers: int,
-) -> DataLoader[list[torch.Tensor]]:
-    """Batches on this rank's device; the worker processes' seeds follow from ``generator``."""
-    loader = DataLoader(
-        dataset,
-        # With batch_size None a batch is one lookup by a list of indices, not one for each sample.
-        batch_size=None,
-        sampler=sampler,
-        num_workers=num_workers,
-        generator=generator,
-        pin_memory=fabric.device.type == "cuda",
-    )
-    return cast(
-        "DataLoader[list[torch.Tensor]]",
-        fabric.setup_dataloaders(loader, use_distributed_sampler=False),
-    )
 
 
 def show_hardware(run: Run) -> None:
@@ -213,41 +115,6 @@ def build_progress(run: Run, meter: Meter) -> Progress:
     )
 
 
-def resume(run: Run) -> tuple[int, Path | None]:
-    """Continues from the newest checkpoint, if any: its step and where it lies.
-
-    Rank 0 reads and hands it to the others, whose nodes need not see the folder.
-    """
-    found = decide_on_rank_zero(run.fabric, lambda: read_checkpoint(run))
-    if found is None:
-        return 0, None
-    restore_state(
-        found.payload,
-        run.state,
-        seed=run.config.seed,
-        rank=run.fabric.global_rank,
-        world_size=run.fabric.world_size,
-        device=run.fabric.device,
-    )
-    step, stop_step = run.state.step, run.schedule.stop_step
-    if step >= stop_step:
-        run.say(f"already trained {step} of {stop_step} steps, only tests: {found.path}")
-    else:
-        run.say(f"resumes after step {step} of {stop_step}: {found.path}")
-    return step, found.path
-
-
-def read_checkpoint(run: Run) -> Checkpoint | None:
-    """The checkpoint to resume from; raises InputError where it is of another training."""
-    run.store.open()
-    found, skipped = run.store.read_newest()
-    for note in skipped:
-        run.say(note)
-    if found:
-        check_fits(found.payload, run.state, run.config)
-    return found
-
-
 def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     """Trains up to the schedule's stop and gives the last checkpoint, one at each epoch's end.
 
@@ -259,23 +126,23 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     meter.start()
     while state.step < schedule.stop_step:
         epoch = schedule.epoch_of(state.step)
-        seek(run, epoch=epoch, batch=schedule.batch_of(state.step))
+        stop_step = min(schedule.end_of(epoch), schedule.stop_step)
+        batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
         first_step = state.step
         loss_sum = torch.zeros((), device=fabric.device)
-        for inputs, targets in islice(run.loader, schedule.stop_step - state.step):
+        while state.step < stop_step:
             for group in state.optimizer.param_groups:
                 group["lr"] = schedule.lr_at(state.step)
-            loss = cross_entropy(run.model(inputs), targets)
-            fabric.backward(loss)
-            run.optimizer.step()
-            run.optimizer.zero_grad(set_to_none=True)
+            loss = take_step(run, batches)
             state.step += 1
-            loss_sum += loss.detach()  # summed on the device: reading it here would wait for it
+            loss_sum += loss  # summed on the device: reading it here would wait for it
             if not meter.steps and fabric.device.type == "cuda":
                 torch.cuda.synchronize()  # or the first step would count when it is only queued
             meter.on_step()
             progress.on_step(state.step, loss)
-        mean_loss = average(fabric, loss_sum / (state.step - first_step))
+        # Shards may be shared unequally: a rank's mean counts for as many as it has.
+        share = len(run.sampler.shards) * fabric.world_size / run.sampler.virtual_shards
+        mean_loss = average(fabric, loss_sum * share / (state.step - first_step))
         state.train_loss = check_finite(mean_loss, state.step)
         progress.on_epoch_end(state.step, state.train_loss)
         checkpoint = save(run, epoch)
@@ -284,18 +151,35 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     return checkpoint
 
 
-def seek(run: Run, *, epoch: int, batch: int) -> None:
-    """Makes the loader go on there, with workers seeded for this epoch and rank."""
-    run.sampler.seek(epoch=epoch, batch=batch)
+def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
+    """One optimizer step over this rank's virtual shards, and the mean of their losses."""
+    config, shards = run.config, run.sampler.shards
+    loss_sum = torch.zeros((), device=run.fabric.device)
+    for shard in shards:
+        inputs, targets = next(batches)
+        if config.reduction == "exact":
+            inputs, targets = align((inputs, targets))
+        # Keyed by place and not carried on: a shard drops the same units on whichever rank.
+        seed_generators(config.seed, run.state.step, shard)
+        with run.reduction.sync(last=shard == shards[-1]):
+            with run.fabric.autocast():
+                outputs = run.model(inputs)
+            loss = cross_entropy(outputs.float(), targets)
+            run.reduction.backward(loss, shard)
+        loss_sum += loss.detach()
+    run.reduction.finish()
+    if config.max_grad_norm:
+        clip_grad_norm_(run.state.model.parameters(), config.max_grad_norm)
+    run.state.optimizer.step()
+    run.state.optimizer.zero_grad(set_to_none=True)
+    return loss_sum / len(shards)
+
+
+def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tensor]]:
+    """The loader from this step on, with workers seeded for this epoch and rank."""
+    run.sampler.seek(first_step=run.state.step, stop_step=stop_step)
     run.generator.manual_seed(derive_seed(run.config.seed, epoch, run.fabric.global_rank))
-
-
-def save(run: Run, epoch: int) -> Path | None:
-    """Commits the state, on rank 0 alone; all ranks must call it, for their generators' states."""
-    generators = gather(capture_generators(run.fabric.device))
-    if not run.leads:
-        return None
-    return run.store.write(capture_state(run.state, run.config, epoch=epoch, generators=generators))
+    return run.loader
 
 
 def average(fabric: Fabric, value: torch.Tensor) -> float:
@@ -311,61 +195,3 @@ def check_finite(loss: float, step: int) -> float:
             "A lower --lr or a longer --warmup_steps may help"
         )
     return loss
-
-
-def evaluate(run: Run) -> Metrics:
-    """Accuracy and loss over the whole test set, each image counted once in the whole world."""
-    fabric = run.fabric
-    loader = DataLoader(
-        run.test_set,
-        batch_size=None,
-        sampler=ShardSampler(
-            size=len(run.test_set),
-            batch_size=TEST_BATCH_SIZE,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-        ),
-    )
-    accuracy = MulticlassAccuracy(run.num_classes, average="micro").to(fabric.device)
-    loss = MeanMetric().to(fabric.device)
-    samples = SumMetric().to(fabric.device)
-    run.model.eval()
-    with torch.no_grad():
-        for inputs, targets in fabric.setup_dataloaders(loader, use_distributed_sampler=False):
-            outputs = run.model(inputs)
-            accuracy.update(outputs, targets)
-            loss.update(cross_entropy(outputs, targets), weight=len(targets))
-            samples.update(len(targets))
-    return {
-        "test_accuracy": accuracy.compute().item(),
-        "test_loss": loss.compute().item(),
-        "test_samples": int(samples.compute().item()),
-    }
-
-
-def decide_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
-    """What ``decide`` gives on rank 0, on all ranks; an InputError there is raised on all.
-
-    Otherwise the others would wait for a rank 0 that has long gone.
-    """
-    outcome: T | InputError | None = None
-    if fabric.global_rank == 0:
-        try:
-            outcome = decide()
-        except InputError as error:
-            outcome = error
-    outcome = fabric.broadcast(outcome)
-    if isinstance(outcome, InputError):
-        raise outcome if fabric.global_rank == 0 else InputError(f"rank 0 refuses: {outcome.what}")
-    return cast("T", outcome)
-
-
-def choose_checkpoint_dir(config: TrainConfig, env: WorkerEnv) -> Path:
-    """The folder for checkpoints, by the order that the option's description gives."""
-    named = config.checkpoint_dir or env.checkpoint_dir
-    if named:
-        return named
-    if env.run_dir:
-        return env.run_dir / CHECKPOINTS_DIR
-    # A fixed folder would make the second `python -m train` on a laptop find the first's work.
-    return Path("runs/train") / datetime.now().strftime("%Y%m%d-%H%M%S") / CHECKPOINTS_DIR

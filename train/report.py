@@ -58,12 +58,12 @@ def format_hardware_table(
     rows = [
         ("accelerator", devices[0].device.partition(":")[0]),
         *(("devices", line) for line in format_devices(devices)),
-        ("strategy", format_strategy(devices[0], env)),
+        ("strategy", format_strategy(devices[0], env, config.reduction)),
         ("precision", config.precision),
         ("world size", str(world_size)),
         (
             "global batch",
-            f"{config.global_batch_size} ({config.global_batch_size // world_size} per rank)",
+            f"{config.global_batch_size} ({config.virtual_shards} virtual shards)",
         ),
         ("torch", versions),
         ("rendezvous", format_rendezvous(env)),
@@ -72,11 +72,12 @@ def format_hardware_table(
     return "\n".join(f"  {name:<13} {value}" for name, value in rows)
 
 
-def format_strategy(device: RankDevice, env: WorkerEnv) -> str:
+def format_strategy(device: RankDevice, env: WorkerEnv, reduction: str) -> str:
     """How gradients are combined, and by what."""
+    method = "exact reduction" if reduction == "exact" else "ddp"
     if env.world is None:
-        return "single device"
-    return "ddp over nccl" if device.device.startswith("cuda") else "ddp over gloo"
+        return "single device" if reduction == "fast" else f"single device, {method}"
+    return f"{method} over {'nccl' if device.device.startswith('cuda') else 'gloo'}"
 
 
 def format_devices(devices: Sequence[RankDevice]) -> list[str]:

@@ -1,67 +1,133 @@
-"""Which samples each rank takes, as a function of seed, epoch and batch alone."""
+"""Which samples each rank takes, as a function of seed and step alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
 
 import numpy as np
+import torch
 from torch.utils.data import Sampler
 
 from train.errors import InputError
+from train.permutation import KeyedPermutation
 
 
-def plan_rank_batch_size(global_batch_size: int, world_size: int) -> int:
-    """Samples of one rank per step. Raises InputError where the ranks' shares would differ."""
-    if global_batch_size % world_size:
-        below = global_batch_size - global_batch_size % world_size
+def plan_rank_shards(virtual_shards: int, rank: int, world_size: int) -> range:
+    """The virtual shards of one rank; raises InputError where a rank would have none."""
+    if world_size > virtual_shards:
         raise InputError(
-            f"global_batch_size={global_batch_size} cannot be shared equally by "
-            f"{world_size} processes",
-            " or ".join(f"--global_batch_size {n}" for n in (below, below + world_size) if n),
+            f"{world_size} processes cannot share virtual_shards={virtual_shards}",
+            f"--virtual_shards {world_size}, for a training that starts anew, or fewer processes",
         )
-    return global_batch_size // world_size
+    return range(virtual_shards * rank // world_size, virtual_shards * (rank + 1) // world_size)
+
+
+EXACT_SHARDS = 16
+"""A default that does not depend on the world: any number of processes up to it computes alike."""
+
+
+def plan_virtual_shards(
+    given: int | None, *, global_batch_size: int, largest_world: int, exact: bool
+) -> int:
+    """How many equal parts each global batch is cut into.
+
+    ``given``, or EXACT_SHARDS where results must not depend on the world, or the fewest that
+    ``largest_world`` processes can share: each part costs a forward and a backward pass of its
+    own. Raises InputError where the batch cannot be cut so.
+    """
+    if given is None and exact:
+        given = EXACT_SHARDS
+    if given is None:
+        enough = range(largest_world, global_batch_size + 1)
+        given = next((n for n in enough if global_batch_size % n == 0), largest_world)
+    plan_shard_size(global_batch_size, given)
+    return given
+
+
+def plan_shard_size(global_batch_size: int, virtual_shards: int) -> int:
+    """Samples of one virtual shard; raises InputError where the shards would differ."""
+    if global_batch_size % virtual_shards:
+        below = global_batch_size - global_batch_size % virtual_shards
+        raise InputError(
+            f"global_batch_size={global_batch_size} cannot be cut into "
+            f"virtual_shards={virtual_shards} equal shards",
+            " or ".join(f"--global_batch_size {n}" for n in (below, below + virtual_shards) if n),
+        )
+    return global_batch_size // virtual_shards
+
+
+def fingerprint_tensors(tensors: Iterable[torch.Tensor]) -> str:
+    """SHA-256 of a data set that lies in CPU memory: types, shapes and bytes, in order."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Yields this rank's indices of every global batch from ``seek``'s position to the epoch's end.
+    """Yields one list of indices for each virtual shard of this rank, step after step.
 
-    The global batch `b` of epoch `e` holds the same samples at every world size, which torch's
-    DistributedSampler cannot say: it pads the tail by an amount that depends on the world. Samples
-    that fill no whole batch are left out; the shuffle makes them others in each epoch.
+    Step `s` takes the samples `[s*G, (s+1)*G)` of an endless row of epochs, each a permutation of
+    its own; a batch that an epoch does not fill goes on in the next, so every epoch visits every
+    sample once. A batch is cut into ``virtual_shards`` runs of consecutive samples, and the world
+    size decides only which rank takes which of them: nothing is padded.
 
-    Has no ``set_epoch``: Fabric would call it with a count that starts at 0 after every restart.
+    Holds no position that moves: worker processes iterate ahead of the training, so the loop
+    counts its steps and calls ``seek``. Has no ``set_epoch``: Fabric would call it with a count
+    that starts at 0 after every restart.
     """
 
     def __init__(
-        self, *, size: int, global_batch_size: int, rank: int, world_size: int, seed: int
+        self,
+        *,
+        size: int,
+        global_batch_size: int,
+        virtual_shards: int,
+        rank: int,
+        world_size: int,
+        seed: int,
     ) -> None:
         if global_batch_size > size:
             raise InputError(
                 f"global_batch_size={global_batch_size} is more than the {size} training samples",
-                f"--global_batch_size {size - size % world_size} or less",
+                f"--global_batch_size {size - size % virtual_shards} or less",
             )
-        self.batches_per_epoch = size // global_batch_size
+        self.batches_per_epoch = Fraction(size, global_batch_size)
+        self.virtual_shards = virtual_shards
+        self.shards = plan_rank_shards(virtual_shards, rank, world_size)
+        self._shard_size = plan_shard_size(global_batch_size, virtual_shards)
         self._size = size
         self._global_batch_size = global_batch_size
-        self._rank_batch_size = plan_rank_batch_size(global_batch_size, world_size)
-        self._rank = rank
         self._seed = seed
-        self._epoch = 0
-        self._first_batch = 0
+        self._steps = range(0)
 
-    def seek(self, *, epoch: int, batch: int) -> None:
-        """Makes the next iteration start at ``batch`` of ``epoch``, both 0-based."""
-        self._epoch = epoch
-        self._first_batch = batch
+    def seek(self, *, first_step: int, stop_step: int) -> None:
+        """Makes the next iteration cover these steps; takes no longer for a late one."""
+        self._steps = range(first_step, stop_step)
 
     def __len__(self) -> int:
-        return self.batches_per_epoch - self._first_batch
+        return len(self._steps) * len(self.shards)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = np.random.default_rng((self._seed, self._epoch)).permutation(self._size)
-        for batch in range(self._first_batch, self.batches_per_epoch):
-            start = batch * self._global_batch_size + self._rank * self._rank_batch_size
-            yield order[start : start + self._rank_batch_size].tolist()
+        for step in self._steps:
+            for shard in self.shards:
+                yield self.read_shard(step, shard)
+
+    def read_shard(self, step: int, shard: int) -> list[int]:
+        """The samples of one virtual shard, at whichever rank it is."""
+        start = step * self._global_batch_size + shard * self._shard_size
+        stop = start + self._shard_size
+        samples: list[int] = []
+        while start < stop:
+            epoch, place = divmod(start, self._size)
+            end = min(stop, (epoch + 1) * self._size)
+            places = np.arange(place, place + end - start, dtype=np.uint64)
+            samples += KeyedPermutation(self._size, self._seed, epoch).take(places).tolist()
+            start = end
+        return samples
 
 
 class ShardSampler(Sampler[list[int]]):

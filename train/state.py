@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +31,16 @@ class TrainState:
 
 
 def capture_state(
-    state: TrainState, config: TrainConfig, *, epoch: int, generators: list[dict[str, Any]]
+    state: TrainState,
+    config: TrainConfig,
+    *,
+    epoch: int,
+    generators: list[dict[str, Any]],
+    facts: Mapping[str, str],
 ) -> dict[str, Any]:
     """The checkpoint's content; ``generators`` are all ranks', in the order of ranks.
+
+    ``facts`` are what the weights' bits depend on beside the options: see ``check_fits``.
 
     Refers to the live tensors: write it before the next step.
     """
@@ -44,13 +52,17 @@ def capture_state(
         "optimizer": state.optimizer.state_dict(),
         "generators": generators,
         "config": fingerprint(config),
+        "facts": dict(facts),
     }
 
 
-def check_fits(payload: Mapping[str, Any], state: TrainState, config: TrainConfig) -> None:
-    """Raises InputError that names each option and weight that is not the checkpoint's."""
+def check_fits(
+    payload: Mapping[str, Any], state: TrainState, config: TrainConfig, facts: Mapping[str, str]
+) -> None:
+    """Raises InputError that names each option, weight and fact that is not the checkpoint's."""
     differences = find_differences(payload["config"], fingerprint(config))
     differences += find_differences(shapes(payload["model"]), shapes(state.model.state_dict()))
+    differences += find_differences(payload.get("facts", {}), facts)
     if differences:
         raise InputError(
             "the checkpoint is of another training: " + "; ".join(differences),
@@ -94,3 +106,15 @@ def find_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
 def shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     """The shape of every weight, by name."""
     return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+def digest_weights(model: nn.Module) -> str:
+    """SHA-256 over a replicated model's weights and buffers: names, types, shapes and bytes.
+
+    In the order of names, so that neither the world nor the strategy has a say in it.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)};".encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

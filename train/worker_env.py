@@ -16,6 +16,7 @@ from train.errors import InputError
 RUN_DIR = "RUN_DIR"
 CHECKPOINT_DIR = "CHECKPOINT_DIR"
 NODE_INDEX = "LAUNCHER_NODE_INDEX"
+MAX_WORLD_SIZE = "LAUNCHER_MAX_WORLD_SIZE"
 RDZV_BACKEND = "LAUNCHER_RDZV_BACKEND"
 RDZV_ENDPOINT = "LAUNCHER_RDZV_ENDPOINT"
 PROGRESS = "LAUNCHER_PROGRESS"
@@ -70,6 +71,7 @@ class WorkerEnv:
     run_dir: Path | None = None
     checkpoint_dir: Path | None = None
     node_index: int | None = None
+    max_world_size: int | None = None
     rdzv_backend: str | None = None
     rdzv_endpoint: str | None = None
     progress: ProgressMode | None = None
@@ -91,6 +93,7 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
     refuse_lightning_variables(values, problems)
     world = parse_world(values, problems)
     node_index = parse_optional_integer(values, NODE_INDEX, problems)
+    max_world_size = parse_optional_integer(values, MAX_WORLD_SIZE, problems, least=1)
     threads = parse_optional_integer(values, OMP_NUM_THREADS, problems, least=1)
     progress = parse_progress(values, problems)
     if problems:
@@ -104,6 +107,7 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
         run_dir=parse_path(values, RUN_DIR),
         checkpoint_dir=parse_path(values, CHECKPOINT_DIR),
         node_index=node_index,
+        max_world_size=max_world_size,
         rdzv_backend=values.get(RDZV_BACKEND),
         rdzv_endpoint=values.get(RDZV_ENDPOINT),
         progress=progress,

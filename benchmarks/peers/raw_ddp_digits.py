@@ -1,9 +1,9 @@
 """The digits training in raw DistributedDataParallel, without Fabric: the peer of ``step``.
 
-Does the same work as ``python -m train``: model, data, order of the samples, optimizer, learning
-rates and DDP's settings are the same, and so is the loss, which a test compares. Leaves out what
-is not part of a step: progress, checkpoints, resuming, evaluation. Run by torchrun; rank 0 writes
-``metrics.json`` into RUN_DIR.
+Does the same work as ``python -m train``: model, data, micro-batches, order of the samples,
+optimizer, learning rates and DDP settings are the same, and so is the loss, as a test compares.
+Leaves out what is no part of a step: progress, checkpoints, resuming, evaluation. Run by torchrun;
+rank 0 writes ``metrics.json`` into RUN_DIR.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import json
 import os
 import statistics
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
@@ -33,7 +33,9 @@ def main() -> None:
     """Trains on the CPU and writes the median step time and the last epoch's loss."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    config = TrainConfig(epochs=parser.parse_args().epochs)
+    parser.add_argument("--virtual_shards", type=int, default=1)
+    given = parser.parse_args()
+    config = TrainConfig(epochs=given.epochs)
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -42,6 +44,7 @@ def main() -> None:
     sampler = GlobalBatchSampler(
         size=len(train_set),
         global_batch_size=config.global_batch_size,
+        virtual_shards=given.virtual_shards,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         seed=config.seed,
@@ -50,14 +53,15 @@ def main() -> None:
     model = DistributedDataParallel(
         digits.build_model(),
         gradient_as_bucket_view=True,
-        static_graph=True,
         broadcast_buffers=False,
     )
     optimizer = AdamW(
         model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
     schedule = plan_schedule(config, sampler.batches_per_epoch)
-    step_times_s, train_loss = fit(model, optimizer, loader, sampler, schedule)
+    step_times_s, train_loss = fit(
+        model, optimizer, loader, sampler, schedule, given.virtual_shards
+    )
     if dist.get_rank() == 0:
         metrics = {"median_step_s": statistics.median(step_times_s), "train_loss": train_loss}
         Path(os.environ["RUN_DIR"], "metrics.json").write_text(json.dumps(metrics))
@@ -65,11 +69,12 @@ def main() -> None:
 
 
 def fit(
-    model: nn.Module,
+    model: DistributedDataParallel,
     optimizer: AdamW,
     loader: DataLoader[tuple[torch.Tensor, ...]],
     sampler: GlobalBatchSampler,
     schedule: Schedule,
+    shards: int,
 ) -> tuple[list[float], float]:
     """Seconds between the ends of consecutive steps, and the mean loss of the last epoch."""
     step_times_s = []
@@ -77,21 +82,28 @@ def fit(
     train_loss = torch.zeros(())
     last_step = time.monotonic()
     while step < schedule.stop_step:
-        sampler.seek(epoch=schedule.epoch_of(step), batch=0)
+        first_step, stop_step = step, schedule.end_of(schedule.epoch_of(step))
+        sampler.seek(first_step=step, stop_step=stop_step)
+        batches = iter(loader)
+        weight = dist.get_world_size() / shards
         loss_sum = torch.zeros(())
-        for inputs, targets in loader:
+        while step < stop_step:
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr_at(step)
-            loss = cross_entropy(model(inputs), targets)
-            loss.backward()
+            for shard in sampler.shards:
+                inputs, targets = next(batches)
+                last = shard == sampler.shards[-1]
+                with nullcontext() if last else model.no_sync():
+                    loss = cross_entropy(model(inputs), targets) * weight
+                    loss.backward()
+                loss_sum += loss.detach()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-            loss_sum += loss.detach()
             now = time.monotonic()
             step_times_s.append(now - last_step)
             last_step = now
-        train_loss = loss_sum / schedule.batches_per_epoch
+        train_loss = loss_sum / (stop_step - first_step)
         dist.all_reduce(train_loss, op=dist.ReduceOp.SUM)
         train_loss /= dist.get_world_size()
     return step_times_s, train_loss.item()

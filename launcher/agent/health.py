@@ -6,6 +6,7 @@ Answers from what the agent knows already, so that a hanging worker cannot hang 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -107,7 +108,10 @@ def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int
         def log_message(self, format: str, *args: object) -> None:
             """Probes come every few seconds; the console is for people."""
 
-    server = ThreadingHTTPServer((host, port), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, port), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return int(server.server_address[1])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from launcher import contract
-from launcher.agent.settings import NodeTask
+from launcher.agent.settings import AgentSettings, NodeTask
 from launcher.errors import InputError
 from launcher.node_plan import Elastic, NodePlan
 
-POD_IP = "POD_IP"
-"""Set by the manifest from the downward API; names may not resolve before a pod is ready."""
+FROM_PLAN = "plan"
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,14 @@ class FromPyTorchJob:
     """RANK where a Master exists; elastic workers are told nothing but their pod's name."""
 
     def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        if "PET_NODE_RANK" in environ or "RANK" in environ:
-            name = "PET_NODE_RANK" if "PET_NODE_RANK" in environ else "RANK"
-            return _identity(environ, host_name, name)
+        for name in (contract.NODE_RANK, "RANK"):
+            if name in environ:
+                return _identity(environ, host_name, name)
         match = re.search(r"-worker-(\d+)$", host_name)
         if match is None:
-            raise _unknown(f"PET_NODE_RANK and RANK are not set, host name {host_name!r}")
+            raise _unknown(
+                f"{contract.NODE_RANK} and RANK are not set, and this pod is called {host_name!r}"
+            )
         return Identity(node_index=int(match[1]), local_addr=_address(environ, host_name))
 
 
@@ -65,7 +68,7 @@ class FromTrainJob:
     """The trainer gives each node its rank as torchrun's variable."""
 
     def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        return _identity(environ, host_name, "PET_NODE_RANK")
+        return _identity(environ, host_name, contract.NODE_RANK)
 
 
 class FromIndexedJob:
@@ -76,16 +79,18 @@ class FromIndexedJob:
 
 
 SOURCES: Mapping[str, Source] = {
-    "plan": FromPlan(),
+    FROM_PLAN: FromPlan(),
     "launcher": FromLauncher(),
     "pytorchjob": FromPyTorchJob(),
     "trainjob": FromTrainJob(),
     "indexed-job": FromIndexedJob(),
 }
+POD_SOURCES = frozenset({"pytorchjob", "trainjob", "indexed-job"})
+"""Of these, the nodes are pods that share one plan, and a person or an operator resizes them."""
 
 
 def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None = None) -> NodeTask:
-    """The task with this node's own index, address, log folder and part in the rendezvous.
+    """The task with this node's own index, address, size, log folder and part in the rendezvous.
 
     Raises InputError where the place that should know the index does not say it.
     """
@@ -94,20 +99,73 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
         raise InputError(
             f"identity {task.settings.identity!r} is unknown", f"use one of {', '.join(SOURCES)}"
         )
-    found = source.read(task.node, environ, host_name or socket.gethostname())
+    name = host_name or environ.get(contract.POD_NAME) or socket.gethostname()
+    found = source.read(task.node, environ, name)
+    if task.settings.identity in POD_SOURCES:
+        task = _as_told(task, environ, found)
     if found.node_index == task.node.node_index and found.local_addr == task.node.local_addr:
         return task
     return replace(task, node=_with_identity(task, found))
 
 
+def claim_incarnation(task: NodeTask) -> NodeTask:
+    """The task with the first incarnation that no earlier pod of this node has taken.
+
+    A controller that replaces a pod tells nobody how often. Only for nodes that share a plan.
+    Creates the node's folder: whoever creates it has it. Raises OSError where it cannot.
+    """
+    if task.settings.identity not in POD_SOURCES:
+        return task
+    node_folder = Path(task.node.log_dir).parent
+    node_folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        try:
+            (node_folder / str(number)).mkdir()
+        except FileExistsError:
+            continue
+        env = {**dict(task.node.env), contract.INCARNATION: str(number)}
+        log_dir = str(node_folder / str(number))
+        node = replace(task.node, incarnation=number, env=tuple(env.items()), log_dir=log_dir)
+        return replace(task, node=node)
+    raise AssertionError("there is always another number")
+
+
+def _as_told(task: NodeTask, environ: Mapping[str, str], found: Identity) -> NodeTask:
+    """The plan as it was resized since; probes come to the pod's address."""
+    node, settings = task.node, task.settings
+    nodes = _read_nodes(environ.get(contract.NNODES, ""))
+    if nodes is not None and nodes != (node.min_nodes, node.max_nodes):
+        if node.max_nodes == 1:
+            raise InputError(
+                f"{contract.NNODES}={environ[contract.NNODES]}, but this was planned for one node",
+                "render the manifest again with the new nnodes",
+            )
+        node = replace(node, min_nodes=nodes[0], max_nodes=nodes[1])
+    workers = environ.get(contract.NPROC_PER_NODE, "")
+    if workers.isascii() and workers.isdigit() and int(workers) > 0:
+        node = replace(node, nproc_per_node=int(workers))
+    if settings.health_host == LOOPBACK:
+        settings = replace(settings, health_host=found.local_addr)
+    return NodeTask(node=node, settings=settings)
+
+
+def _read_nodes(text: str) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text, re.ASCII)
+    return (int(match[1]), int(match[2] or match[1])) if match else None
+
+
 def _with_identity(task: NodeTask, found: Identity) -> NodePlan:
     node = task.node
     nodes = PurePosixPath(node.log_dir).parents[1]
-    env = {**dict(node.env), contract.NODE_INDEX: str(found.node_index)}
+    prefix = contract.LINE_PREFIX.format(node_index=found.node_index)
+    env = {
+        **dict(node.env),
+        contract.NODE_INDEX: str(found.node_index),
+        contract.LINE_PREFIX_TEMPLATE: prefix,
+    }
     rendezvous = node.rendezvous
     if isinstance(rendezvous, Elastic):
-        hosts = {store.node_index for store in task.settings.stores[:1]} or {0}
-        rendezvous = replace(rendezvous, is_host=found.node_index in hosts)
+        rendezvous = replace(rendezvous, is_host=found.node_index in _hosts(task.settings))
     return replace(
         node,
         node_index=found.node_index,
@@ -118,6 +176,10 @@ def _with_identity(task: NodeTask, found: Identity) -> NodePlan:
     )
 
 
+def _hosts(settings: AgentSettings) -> set[int]:
+    return {store.node_index for store in settings.stores[:1]} or {0}
+
+
 def _identity(environ: Mapping[str, str], host_name: str, name: str) -> Identity:
     text = environ.get(name, "")
     if not (text.isascii() and text.isdigit()):
@@ -126,7 +188,7 @@ def _identity(environ: Mapping[str, str], host_name: str, name: str) -> Identity
 
 
 def _address(environ: Mapping[str, str], host_name: str) -> str:
-    return environ.get(POD_IP) or host_name
+    return environ.get(contract.POD_IP) or host_name
 
 
 def _unknown(what: str) -> InputError:

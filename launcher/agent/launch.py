@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from launcher import contract
 from launcher.agent import guard
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
@@ -30,7 +31,6 @@ from launcher.state import Reason
 
 INEXHAUSTIBLE = 1_000_000_000
 """torch's own count of restarts; a loss inside a collective would use it up."""
-_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
 def run_elastic_agent(
@@ -72,7 +72,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "monitor_interval": settings.monitor_interval_s,
         "start_method": "forkserver" if forks else "spawn",
         "logs_specs": logs,
-        "log_line_prefix_template": dict(plan.env).get(_PREFIX_TEMPLATE),
+        "log_line_prefix_template": dict(plan.env).get(contract.LINE_PREFIX_TEMPLATE),
         "local_addr": plan.local_addr,
         "shutdown_timeout": int(settings.stop_grace_s),
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher import contract
 from launcher.agent import processes
 from launcher.agent.heartbeat import read_heartbeat
-from launcher.agent.identity import identify
+from launcher.agent.identity import claim_incarnation, identify
 from launcher.agent.report import (
     AgentReport,
     Ledger,
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     try:
         if path is None:
             raise InputError("no node plan was given", f"name its file, or set {NODE_PLAN}")
-        task = identify(parse_task(Path(path).read_text()), os.environ)
+        task = claim_incarnation(identify(parse_task(Path(path).read_text()), os.environ))
     except (InputError, OSError) as error:
         say(str(error))
         return int(ExitCode.BAD_INPUT)
@@ -92,9 +92,14 @@ class Supervisor:
     def _prepare(self) -> None:
         processes.adopt_orphans()
         node = self._task.node
+        # What an operator told this node counts pods, and would win over the plan.
+        for name in contract.STALE_VARIABLES:
+            os.environ.pop(name, None)
         os.environ.update(node.env)
         os.environ[contract.NODE_INDEX] = str(node.node_index)
         self._node_dir.mkdir(parents=True, exist_ok=True)
+        if checkpoint_dir := os.environ.get(contract.CHECKPOINT_DIR):
+            Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
         if node.workdir is not None:
             os.chdir(node.workdir)
         self._files.clear()

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from launcher.checks.rules import Hit, Rule, hit
-from launcher.manifest import Value
+from launcher.manifest_source import Value
 
 OPEN: Mapping[str, object] = {}
 """Whatever lies below is described elsewhere."""

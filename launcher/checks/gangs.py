@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from launcher.checks.fields import check_fields
 from launcher.checks.pods import check_pod
 from launcher.checks.rules import Hit, Rule, hit
-from launcher.manifest import Together, Value, object_name
+from launcher.manifest_source import Together, Value, object_name
 from launcher.pytorchjob import DNS_1035
 
 MAX_LABEL = 63

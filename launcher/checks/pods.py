@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from launcher.checks.rules import Hit, Rule, hit
-from launcher.manifest import EXTENDED_GPUS, Value, count_gpus, parse_quantity
+from launcher.manifest_source import EXTENDED_GPUS, Value, count_gpus, parse_quantity
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
 """What kubectl's YAML, which is 1.1, reads as a truth value."""

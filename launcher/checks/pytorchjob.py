@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from launcher.checks.fields import check_fields
 from launcher.checks.pods import check_pod, gpus_of, is_restricted
 from launcher.checks.rules import Hit, Rule, hit
-from launcher.manifest import Together, Value
+from launcher.manifest_source import Together, Value
 from launcher.pytorchjob import (
     CONTAINER,
     DNS_1035,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from launcher.manifest import Value
+from launcher.manifest_source import Value
 
 
 class Severity(enum.Enum):

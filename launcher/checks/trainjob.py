@@ -8,7 +8,7 @@ from launcher.checks.fields import check_fields
 from launcher.checks.gangs import check_length
 from launcher.checks.pods import check_env, check_pod
 from launcher.checks.rules import Hit, Rule, hit
-from launcher.manifest import Together, Value, object_name
+from launcher.manifest_source import Together, Value, object_name
 
 NODE = "node"
 """The replicated job, and the container in it, that the trainer gives its variables to."""

@@ -67,7 +67,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     """A job file, where it shall run and what it goes on from."""
     add_job_file(parser)
     parser.add_argument(
-        "--on", metavar="TARGET", help="docker or local (default: what the machine has)"
+        "--on", metavar="TARGET", help="docker, local or kubernetes (default: what the machine has)"
     )
     parser.add_argument(
         "--resume", metavar="RUN", help="go on from the checkpoints of an earlier run"

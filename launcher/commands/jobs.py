@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import argparse
 import functools
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.arguments import add_command, add_job, planned, program_name, shown
-from launcher.errors import ExitCode
+from launcher.commands.arguments import (
+    add_command,
+    add_job,
+    planned,
+    program_name,
+    read_job,
+    run_root,
+    shown,
+)
+from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from launcher.choose import Choice
     from launcher.plan import LaunchPlan
+
+KUBERNETES = "kubernetes"
 
 
 def add(commands: Any) -> None:
@@ -29,6 +40,11 @@ def add(commands: Any) -> None:
     render = add_command(commands, "render", _render, "print what would be run, and do nothing")
     add_job(render)
     render.add_argument("--json", action="store_true", help="print the launch plan as JSON")
+    render.add_argument(
+        "--kind",
+        choices=("pytorchjob", "trainjob", "jobset", "job"),
+        help="with --on kubernetes, override kubernetes.kind",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -64,9 +80,43 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _render(arguments: argparse.Namespace) -> int:
+    if arguments.on == KUBERNETES:
+        return _render_kubernetes(arguments)
+    if arguments.kind is not None:
+        raise InputError(f"--kind {arguments.kind} without --on {KUBERNETES}", f"--on {KUBERNETES}")
     choice, plan = planned(arguments)
     text = plan.to_json() if arguments.json else choice.target.render(plan).shell()
     sys.stdout.write(text)
+    return int(ExitCode.OK)
+
+
+def _render_kubernetes(arguments: argparse.Namespace) -> int:
+    from launcher.kubernetes_plan import plan_kubernetes
+    from launcher.manifests import render_losses, render_manifest
+    from launcher.render.pod import pods_of
+
+    if arguments.resume:
+        raise InputError(
+            f"--resume {arguments.resume}: on Kubernetes a job goes on from its own checkpoints",
+            "leave it out; kubernetes.checkpoint says where they are",
+        )
+    kind = [f"kubernetes.kind={arguments.kind}"] if arguments.kind else []
+    arguments.set = [*arguments.set, *kind]
+    job = read_job(arguments)
+    # No chance in it: the same job file gives the same manifest.
+    plan = plan_kubernetes(
+        job,
+        run_id=job.name,
+        run_root=str(run_root(arguments).absolute()),
+        cwd=str(Path.cwd()),
+        extra_args=arguments.extra,
+    )
+    for loss in render_losses(pods_of(plan)):
+        print(f"note: {loss}", file=sys.stderr)
+    made_by = shlex.join(["launcher", *sys.argv[1:]])
+    sys.stdout.write(
+        plan.to_json() if arguments.json else render_manifest(plan, made_by=made_by).yaml()
+    )
     return int(ExitCode.OK)
 
 

@@ -12,7 +12,7 @@ from launcher.commands.arguments import add_command
 from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from launcher.manifest import Together, Value
+    from launcher.manifest_source import Together, Value
     from launcher.play import PlayOutcome
     from launcher.player import Player, Say
 
@@ -78,7 +78,7 @@ def _play_to_end(player: Player, say: Say) -> PlayOutcome:
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:
-    from launcher.manifest import Together, object_name, parse_manifest
+    from launcher.manifest_source import Together, object_name, parse_manifest
     from launcher.yaml_source import read_text
 
     objects = [item for file in arguments.files for item in parse_manifest(read_text(file), file)]

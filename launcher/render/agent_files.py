@@ -63,7 +63,7 @@ def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFi
         return None
     return AgentFiles(
         archive_path=f"{plan.run_dir}/{contract.AGENT_ARCHIVE}",
-        archive=_archive(),
+        archive=read_archive(),
         tasks=tuple(
             TaskFile(
                 path=f"{folder_of(plan, node)}/{contract.NODE_TASK_FILE}",
@@ -85,6 +85,6 @@ def agent_argv(python: str, archive: str, node: NodePlan) -> tuple[str, ...]:
 
 
 @functools.cache
-def _archive() -> bytes:
-    # The package's own sources, which are as constant as its code.
+def read_archive() -> bytes:
+    """The agent of this version; the package's own sources, which are as constant as its code."""
     return render_agent_archive(read_agent_sources())

@@ -9,7 +9,7 @@ from launcher.node_plan import Env, NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.agent_files import AgentFiles, agent_argv, render_agent_files
 from launcher.render.shell import quote, render_block, render_exports
-from launcher.torchrun import STALE_VARIABLES, parse_torch_version, plan_settings, render_argv
+from launcher.torchrun import parse_torch_version, plan_settings, render_argv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _process(plan: LaunchPlan, node: NodePlan) -> Process:
         argv=_argv(plan, node),
         cwd=node.workdir,
         env=(*node.env, *devices),
-        unset=STALE_VARIABLES,
+        unset=contract.STALE_VARIABLES,
         secrets=node.secrets,
         log_dir=node.log_dir,
     )

@@ -115,7 +115,8 @@ def test_the_peer_in_raw_ddp_does_the_same_work(tmp_path: Path) -> None:
     for module in (OURS, THEIRS):
         run_dir = tmp_path / module
         run_dir.mkdir()
-        job = ("--standalone", "--nproc-per-node=2", "-m", module, "--epochs=2")
+        options = ("--epochs=2", "--virtual_shards=4")
+        job = ("--standalone", "--nproc-per-node=2", "-m", module, *options)
         run((*find_torchrun(), *job), {"RUN_DIR": str(run_dir)})
         metrics = read_metrics(run_dir)
         assert metrics["median_step_s"] > 0

@@ -61,6 +61,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=c10d \
   --env LAUNCHER_RDZV_ENDPOINT=127.0.0.1:0 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[0/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=1 \
   fabric-train:cpu \
   --nnodes=1 \
   --nproc-per-node=1 \

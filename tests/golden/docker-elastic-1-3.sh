@@ -74,6 +74,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=c10d \
   --env LAUNCHER_RDZV_ENDPOINT=digits-0a1b2c-0:29400 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[0/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=3 \
   --env WANDB_API_KEY \
   --env HF_TOKEN \
   fabric-train:cpu \
@@ -134,6 +135,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=c10d \
   --env LAUNCHER_RDZV_ENDPOINT=digits-0a1b2c-0:29400 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[1/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=3 \
   --env WANDB_API_KEY \
   --env HF_TOKEN \
   fabric-train:cpu \
@@ -194,6 +196,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=c10d \
   --env LAUNCHER_RDZV_ENDPOINT=digits-0a1b2c-0:29400 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[2/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=3 \
   --env WANDB_API_KEY \
   --env HF_TOKEN \
   fabric-train:cpu \

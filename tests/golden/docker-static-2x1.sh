@@ -62,6 +62,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=static \
   --env LAUNCHER_RDZV_ENDPOINT=digits-0a1b2c-0:29500 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[0/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=2 \
   fabric-train:cpu \
   --nnodes=2 \
   --nproc-per-node=1 \
@@ -112,6 +113,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=static \
   --env LAUNCHER_RDZV_ENDPOINT=digits-0a1b2c-0:29500 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[1/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=2 \
   fabric-train:cpu \
   --nnodes=2 \
   --nproc-per-node=1 \

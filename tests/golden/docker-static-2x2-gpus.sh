@@ -66,6 +66,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=static \
   --env LAUNCHER_RDZV_ENDPOINT=digits-0a1b2c-0:29500 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[0/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=4 \
   fabric-train:cuda \
   --nnodes=2 \
   --nproc-per-node=2 \
@@ -120,6 +121,7 @@ docker run --detach --pull never \
   --env LAUNCHER_RDZV_BACKEND=static \
   --env LAUNCHER_RDZV_ENDPOINT=digits-0a1b2c-0:29500 \
   --env 'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[1/${rank}] ' \
+  --env LAUNCHER_MAX_WORLD_SIZE=4 \
   fabric-train:cuda \
   --nnodes=2 \
   --nproc-per-node=2 \

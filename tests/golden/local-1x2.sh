@@ -31,6 +31,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=c10d
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:0
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[0/${rank}] '
+export LAUNCHER_MAX_WORLD_SIZE=2
 exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=1 \
   --nproc-per-node=2 \

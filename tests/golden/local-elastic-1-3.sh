@@ -34,6 +34,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=c10d
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[0/${rank}] '
+export LAUNCHER_MAX_WORLD_SIZE=3
 exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=1:3 \
   --nproc-per-node=1 \
@@ -69,6 +70,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=c10d
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[1/${rank}] '
+export LAUNCHER_MAX_WORLD_SIZE=3
 exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=1:3 \
   --nproc-per-node=1 \
@@ -104,6 +106,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=c10d
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[2/${rank}] '
+export LAUNCHER_MAX_WORLD_SIZE=3
 exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=1:3 \
   --nproc-per-node=1 \

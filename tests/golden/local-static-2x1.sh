@@ -32,6 +32,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=static
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[0/${rank}] '
+export LAUNCHER_MAX_WORLD_SIZE=2
 exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=2 \
   --nproc-per-node=1 \
@@ -67,6 +68,7 @@ export LAUNCHER_INCARNATION=0
 export LAUNCHER_RDZV_BACKEND=static
 export LAUNCHER_RDZV_ENDPOINT=127.0.0.1:23456
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[1/${rank}] '
+export LAUNCHER_MAX_WORLD_SIZE=2
 exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes=2 \
   --nproc-per-node=1 \

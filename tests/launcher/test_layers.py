@@ -36,23 +36,16 @@ LAYERS: dict[float, set[str]] = {
         "job_types",
         "job_values",
         "job_conflicts",
+        "job_kubernetes",
+        "pods",
         "ranks",
         "rendezvous",
         "facts",
         "lines",
     },
-    2: {
-        "yaml_source",
-        "yaml_words",
-        "manifest",
-        "pytorchjob",
-        "job_problems",
-        "jobfile",
-        "reference",
-        "plan",
-        "torchrun",
-    }
-    | {"agent_task", "agent_logs"},
+    2: {"yaml_source", "yaml_words", "manifest_source", "pytorchjob"}
+    | {"job_problems", "jobfile", "reference", "plan", "torchrun"}
+    | {"agent_task", "agent_logs", "kubernetes_plan"},
     3: {
         "render",
         "render.shell",
@@ -60,6 +53,14 @@ LAYERS: dict[float, set[str]] = {
         "render.docker",
         "render.agent_archive",
         "render.agent_files",
+        "render.pod",
+        "render.gang",
+        "render.job_spec",
+        "render.pytorchjob",
+        "render.trainjob",
+        "render.jobset",
+        "render.indexed_job",
+        "manifests",
         "by_hand",
         "check",
         "checks",
@@ -143,6 +144,7 @@ def test_every_module_has_a_layer_and_imports_only_from_lower_ones(module: str) 
 
 def test_no_renderer_imports_the_one_of_another_target() -> None:
     shared = {"render.shell", "render.agent_files", "render.agent_archive"}
+    shared |= {"render.pod", "render.gang", "render.job_spec"}
     targets = {m for m in modules() if m.startswith("render.")} - shared
     assert targets
     for module in targets:

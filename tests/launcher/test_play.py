@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import InputError
-from launcher.manifest import Together, parse_manifest
+from launcher.manifest_source import Together, parse_manifest
 from launcher.play import Machine, Next, Play, PodState, decide_next, decide_outcome, plan_play
 
 MACHINE = Machine(cpu_count=4, environ={"TOKEN": "from-here"})

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.manifest import parse_manifest
+from launcher.manifest_source import parse_manifest
 from launcher.pytorchjob import PyTorchJob, operator_env
 from launcher.targets.docker_play import LABEL
 

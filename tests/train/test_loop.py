@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from train.build import choose_checkpoint_dir
 from train.checkpoint import STATE_FILE
 from train.config import TrainConfig
 from train.errors import DivergedError, InputError
-from train.loop import choose_checkpoint_dir, train
+from train.loop import train
 from train.worker_env import WorkerEnv, World
 
 
@@ -45,6 +47,7 @@ def test_what_train_returns_is_what_metrics_json_holds(env):
         "world_size": int,
         "global_batch_size": int,
         "checkpoint": str,
+        "weights_sha256": str,
     }
     assert metrics["test_samples"] == 357
     assert Path(metrics["checkpoint"]).is_dir()
@@ -105,12 +108,12 @@ def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint
     assert not (env.run_dir / "metrics.json").exists()
 
 
-def test_a_batch_that_cannot_be_shared_is_refused_before_waiting_for_other_ranks():
+def test_more_ranks_than_virtual_shards_are_refused_before_waiting_for_them():
     world = World(
-        rank=0, local_rank=0, world_size=5, local_world_size=1, master_addr="x", master_port=1
+        rank=0, local_rank=0, world_size=17, local_world_size=1, master_addr="x", master_port=1
     )
-    with pytest.raises(InputError, match="5 processes"):
-        train(TrainConfig(), WorkerEnv(world=world))
+    with pytest.raises(InputError, match="17 processes"):
+        train(TrainConfig(reduction="exact"), WorkerEnv(world=world))
 
 
 def test_loader_processes_give_the_same_training(env, tmp_path):
@@ -150,3 +153,13 @@ def test_checkpoints_without_a_named_folder_go_into_one_that_is_new():
     assert folder.parts[:2] == ("runs", "train")
     assert folder.name == "checkpoints"
     assert len(folder.parts) == 4
+
+
+def test_a_training_keeps_the_shards_it_began_with_whatever_its_world_may_grow_to(env):
+    train(TrainConfig(max_steps=2), replace(env, max_world_size=4))
+    assert newest_state(env)["config"]["virtual_shards"] == 4
+    metrics = train(TrainConfig(max_steps=4), env)
+    assert metrics["resumed_from_step"] == 2
+    assert newest_state(env)["config"]["virtual_shards"] == 4
+    with pytest.raises(InputError, match="virtual_shards is 2, was 4"):
+        train(TrainConfig(max_steps=6, virtual_shards=2), env)

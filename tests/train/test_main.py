@@ -88,7 +88,7 @@ def test_two_workers_train_one_model_and_rank_0_speaks_for_both(processes, finis
     # Each test image counts once: a padded share would make it 358.
     assert metrics["test_samples"] == 357
     assert "ddp over gloo" in out
-    assert "96 (48 per rank)" in out
+    assert "96 (2 virtual shards)" in out
     assert "c10d, rank 0 at " in out
     assert out.count("test accuracy") == 1
     assert "\repoch 10/10  step 150/150" in err

@@ -31,7 +31,7 @@ def gpu(host: str, index: int) -> RankDevice:
 
 def test_the_table_shows_what_the_run_computes_on():
     table = format_hardware_table(
-        TrainConfig(),
+        TrainConfig(virtual_shards=16),
         WorkerEnv(world=WORLD, rdzv_backend="c10d", rdzv_endpoint="node-0:29400"),
         [gpu("node-0", 0), gpu("node-0", 1), gpu("node-1", 0), gpu("node-1", 1)],
         versions="2.13.0, CUDA 13.0, NCCL 2.28",
@@ -44,7 +44,7 @@ def test_the_table_shows_what_the_run_computes_on():
         "  strategy      ddp over nccl\n"
         "  precision     32-true\n"
         "  world size    4\n"
-        "  global batch  96 (24 per rank)\n"
+        "  global batch  96 (16 virtual shards)\n"
         "  torch         2.13.0, CUDA 13.0, NCCL 2.28\n"
         "  rendezvous    c10d at node-0:29400, rank 0 at node-0:41000\n"
         "  checkpoints   /checkpoints"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from train.config import TrainConfig
@@ -37,7 +39,7 @@ def test_without_warmup_the_first_step_has_the_full_learning_rate():
     assert plan_schedule(TrainConfig(lr=0.5, warmup_steps=0), batches_per_epoch=15).lr_at(0) == 0.5
 
 
-def test_a_step_belongs_to_an_epoch_and_a_place_in_it():
-    schedule = plan_schedule(TrainConfig(), batches_per_epoch=15)
-    places = [(schedule.epoch_of(step), schedule.batch_of(step)) for step in (0, 14, 15, 31)]
-    assert places == [(0, 0), (0, 14), (1, 0), (2, 1)]
+def test_an_epoch_that_is_no_whole_number_of_batches_ends_within_one():
+    schedule = plan_schedule(TrainConfig(epochs=2), batches_per_epoch=Fraction(25, 10))
+    assert [schedule.epoch_of(step) for step in range(5)] == [0, 0, 0, 1, 1]
+    assert (schedule.end_of(0), schedule.end_of(1), schedule.total_steps) == (3, 5, 5)

@@ -8,9 +8,10 @@ import torch
 from train.config import TrainConfig
 from train.errors import InputError
 from train.randomness import capture_generators, seed_generators
-from train.state import TrainState, capture_state, check_fits, restore_state
+from train.state import TrainState, capture_state, check_fits, digest_weights, restore_state
 
 CPU = torch.device("cpu")
+FACTS = {"dataset": "abc"}
 
 
 def make_state(inputs: int = 4) -> TrainState:
@@ -27,7 +28,7 @@ def train_a_step(state: TrainState) -> None:
 
 def capture(state: TrainState, world_size: int = 1) -> dict:
     generators = [capture_generators(CPU) for _ in range(world_size)]
-    return capture_state(state, TrainConfig(), epoch=0, generators=generators)
+    return capture_state(state, TrainConfig(), epoch=0, generators=generators, facts=FACTS)
 
 
 def restore(payload: dict, state: TrainState, *, rank: int = 0, world_size: int = 1) -> None:
@@ -68,21 +69,21 @@ def test_a_world_of_the_same_size_continues_each_ranks_numbers():
 def test_the_same_training_fits_also_if_it_goes_on_longer_elsewhere():
     state = make_state()
     longer = dataclasses.replace(TrainConfig(), epochs=99, max_steps=5, accelerator="cpu")
-    check_fits(capture(state), state, longer)
+    check_fits(capture(state), state, longer, FACTS)
 
 
 def test_options_that_differ_are_all_named_with_both_values():
     state = make_state()
     other = dataclasses.replace(TrainConfig(), lr=0.5, seed=3)
     with pytest.raises(InputError) as refused:
-        check_fits(capture(state), state, other)
+        check_fits(capture(state), state, other, FACTS)
     assert "lr is 0.5, was 0.003; seed is 3, was 0" in str(refused.value)
     assert "--checkpoint_dir" in str(refused.value)
 
 
 def test_weights_that_differ_are_named_with_both_shapes():
     with pytest.raises(InputError, match=r"weight is \(2, 5\), was \(2, 4\)"):
-        check_fits(capture(make_state()), make_state(5), TrainConfig())
+        check_fits(capture(make_state()), make_state(5), TrainConfig(), FACTS)
 
 
 def test_an_option_that_the_checkpoint_does_not_know_is_named():
@@ -90,4 +91,18 @@ def test_an_option_that_the_checkpoint_does_not_know_is_named():
     payload = capture(state)
     del payload["config"]["warmup_steps"]
     with pytest.raises(InputError, match="warmup_steps is 30, was absent"):
-        check_fits(payload, state, TrainConfig())
+        check_fits(payload, state, TrainConfig(), FACTS)
+
+
+def test_a_changed_data_set_is_refused_by_name():
+    state = make_state()
+    with pytest.raises(InputError, match="dataset is xyz, was abc"):
+        check_fits(capture(state), state, TrainConfig(), {"dataset": "xyz"})
+
+
+def test_the_digest_of_the_weights_changes_with_one_bit_of_one_of_them():
+    model = make_state().model
+    before = digest_weights(model)
+    assert digest_weights(model) == before
+    model.weight.data[0, 0] = torch.nextafter(model.weight.data[0, 0], torch.tensor(9.0))
+    assert digest_weights(model) != before

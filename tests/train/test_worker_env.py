@@ -27,6 +27,7 @@ RANK_1_OF_4 = {
         "RUN_DIR",
         "CHECKPOINT_DIR",
         "NODE_INDEX",
+        "MAX_WORLD_SIZE",
         "RDZV_BACKEND",
         "RDZV_ENDPOINT",
         "PROGRESS",

@@ -16,7 +16,7 @@ build = train.loop.build
 def build_watched(*arguments):
     """The run, its model watched without being held."""
     run = build(*arguments)
-    models.append(weakref.ref(run.model._forward_module))
+    models.append(weakref.ref(run.model))
     return run
 
 

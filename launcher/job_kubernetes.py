@@ -1,0 +1,186 @@
+"""The section ``kubernetes`` of a job file: what a cluster must be told, and no other target."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from launcher.job_types import (
+    AsPairs,
+    Flag,
+    Pairs,
+    Section,
+    Text,
+    shape,
+    text,
+)
+from launcher.job_values import RefusedError, parse_mount_target
+
+EPHEMERAL = "ephemeral"
+
+_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_CLAIM = rf"pvc/{_NAME}(/[A-Za-z0-9][A-Za-z0-9._/-]*)?"
+_RESOURCE = r"[a-z0-9.-]+/[A-Za-z0-9._-]+"
+NAME_WORDS = "a Kubernetes name: lower-case letters, digits, - and ."
+CLAIM_WORDS = "pvc/CLAIM or pvc/CLAIM/FOLDER"
+STORAGE_WORDS = f"{CLAIM_WORDS}, or {EPHEMERAL}"
+VOLUME_WORDS = "pvc/CLAIM[/FOLDER]:TARGET, with :ro at the end where it is only read"
+RESOURCE_WORDS = "the name of a resource of the nodes, such as rdma/hca"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A PersistentVolumeClaim, and a folder in it; empty for its root."""
+
+    name: str
+    folder: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """A claim's folder as the pods see it."""
+
+    claim: Claim
+    target: str
+    read_only: bool
+
+
+def parse_claim(value: str) -> Claim:
+    """``pvc/CLAIM[/FOLDER]``. Raises ``RefusedError``."""
+    if not re.fullmatch(_CLAIM, value) or ".." in value.split("/"):
+        raise RefusedError(CLAIM_WORDS)
+    _, name, *folders = value.split("/")
+    return Claim(name=name, folder="/".join(part for part in folders if part))
+
+
+def parse_volume(value: str) -> Volume:
+    """``pvc/CLAIM[/FOLDER]:TARGET[:ro]``. Raises ``RefusedError``."""
+    claim, _, rest = value.partition(":")
+    target, _, mode = rest.partition(":")
+    if not re.fullmatch(_CLAIM, claim) or not target or mode not in ("", "ro", "rw"):
+        raise RefusedError(VOLUME_WORDS)
+    return Volume(
+        claim=parse_claim(claim), target=parse_mount_target(target), read_only=mode == "ro"
+    )
+
+
+def _check_claim(value: str) -> str:
+    parse_claim(value)
+    return value
+
+
+def _check_storage(value: str) -> str:
+    if value != EPHEMERAL:
+        if not re.fullmatch(_CLAIM, value):
+            raise RefusedError(STORAGE_WORDS)
+        parse_claim(value)
+    return value
+
+
+def _check_volume(value: str) -> str:
+    parse_volume(value)
+    return value
+
+
+def _check_name(value: str) -> str:
+    if not re.fullmatch(_NAME, value) or len(value) > 253:
+        raise RefusedError(NAME_WORDS)
+    return value
+
+
+def _check_resource(value: str) -> str:
+    if not re.fullmatch(_RESOURCE, value):
+        raise RefusedError(RESOURCE_WORDS)
+    return value
+
+
+ObjectName = Annotated[
+    str, AfterValidator(_check_name), shape(NAME_WORDS, text(f"^{_NAME}$", maxLength=253))
+]
+ClaimText = Annotated[
+    str, AfterValidator(_check_claim), shape(CLAIM_WORDS, text(rf"^(?!.*\.\.){_CLAIM}$"))
+]
+Storage = Annotated[
+    str,
+    AfterValidator(_check_storage),
+    shape(STORAGE_WORDS, text(rf"^(?!.*\.\.)({_CLAIM}|{EPHEMERAL})$")),
+]
+VolumeText = Annotated[
+    str,
+    AfterValidator(_check_volume),
+    shape(VOLUME_WORDS, text(rf"^(?!.*\.\.){_CLAIM}:/[^:]+(:(ro|rw))?$")),
+]
+Resource = Annotated[
+    str, AfterValidator(_check_resource), shape(RESOURCE_WORDS, text(f"^{_RESOURCE}$"))
+]
+Kind = Literal["pytorchjob", "trainjob", "jobset", "job"]
+
+
+class TolerationSpec(Section):
+    """A taint that the pods put up with, by Kubernetes' own names."""
+
+    key: Annotated[Text | None, Field(examples=["dedicated"])] = None
+    """The taint's key. Left out: any."""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    """``Exists``: whatever the taint's value is. ``Equal``: only with ``value``."""
+    value: Annotated[Text | None, Field(examples=["training"])] = None
+    """The taint's value, with ``Equal``."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """The taint's effect. Left out: any."""
+
+
+class KubernetesSpec(Section):
+    """Only for ``--on kubernetes``: pods of a cluster."""
+
+    kind: Annotated[Kind, Field(examples=["job"])] = "pytorchjob"
+    """What the nodes are made of. ``pytorchjob``: Kubeflow's training operator, elastic unless
+    ``rdzv.backend`` is ``static``. ``trainjob``: Kubeflow Trainer 2. ``jobset``: all pods start
+    again together. ``job``: an Indexed Job, which needs no operator. ``--kind`` overrides it."""
+    namespace: Annotated[ObjectName | None, Field(examples=["training"])] = None
+    """Where the objects go. Left out: the namespace of the context in use."""
+    checkpoint: Annotated[Storage | None, Field(examples=["pvc/fabric-train", "ephemeral"])] = None
+    """The storage behind ``CHECKPOINT_DIR``: a PersistentVolumeClaim that all nodes can write to
+    (``ReadWriteMany``, for more than one node), and a folder in it, else one called like the job.
+    ``ephemeral``: each pod's own disk, lost with the pod; a job that is elastic or may restart
+    has to say so, because it would silently start from nothing."""
+    run: Annotated[ClaimText | None, Field(examples=["pvc/fabric-train/runs"])] = None
+    """The storage of the run folder: logs of every worker, ledger, outcomes. Left out: the folder
+    ``runs`` of the checkpoints' claim; where they are ephemeral, each pod's own disk."""
+    volumes: tuple[VolumeText, ...] = Field(
+        default=(), examples=[["pvc/datasets/imagenet:/data:ro"]]
+    )
+    """More storage, such as data sets. Every ``mounts`` target of the job must be among them,
+    because the launcher's own folders are not on the cluster's nodes."""
+    secret: Annotated[ObjectName | None, Field(examples=["digits-secrets"])] = None
+    """The Secret that holds the variables named under ``secrets``, by the same names. Left out:
+    the job's name and ``-secrets``."""
+    image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), examples=[["registry"]])
+    """Secrets with which the nodes pull the image."""
+    service_account: Annotated[ObjectName | None, Field(examples=["training"])] = None
+    """The pods' service account. They never get its token. Left out: the namespace's default."""
+    run_as_user: Annotated[int, Field(strict=True, ge=1, examples=[1000])] = 1000
+    """The uid and gid that the pods run as, never root."""
+    priority_class: Annotated[ObjectName | None, Field(examples=["high-priority"])] = None
+    """The pods' PriorityClass."""
+    node_selector: Annotated[Pairs, AsPairs(Text, str)] = Field(
+        default=(), examples=[{"node.kubernetes.io/instance-type": "p5.48xlarge"}]
+    )
+    """Labels that a node must have."""
+    tolerations: tuple[TolerationSpec, ...] = Field(
+        default=(), examples=[[{"key": "dedicated", "operator": "Equal", "value": "training"}]]
+    )
+    """Taints that the pods put up with; that of NVIDIA's GPUs is added where GPUs are asked for."""
+    whole_node: Annotated[Flag, Field(examples=[True])] = False
+    """Whether no two pods of the job may share a node. Otherwise they are spread where possible."""
+    gang: Literal["volcano", "coscheduling", "kueue"] | None = None
+    """Who sees to it that the pods start together or not at all. Left out: nobody."""
+    queue: ObjectName | None = None
+    """The queue, with ``gang``; Kueue needs one."""
+    host_network: Annotated[Flag, Field(examples=[True])] = False
+    """Whether the pods use their node's network. No longer admissible under Pod Security
+    ``restricted`` nor ``baseline``."""
+    rdma_resource: Annotated[Resource, Field(examples=["rdma/hca_shared_devices_a"])] = "rdma/hca"
+    """What the cluster's device plugin calls an RDMA device, for ``resources.rdma``."""

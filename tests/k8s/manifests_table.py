@@ -1,0 +1,121 @@
+"""Jobs of every kind, from the plainest to one that asks for everything, and their objects."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from launcher.job import JobSpec
+from launcher.kubernetes_plan import plan_kubernetes
+from launcher.manifests import Manifest, render_manifest
+from launcher.plan import LaunchPlan
+
+Fields = dict[str, Any]
+
+DURABLE = {"checkpoint": "pvc/fabric-train"}
+GPUS: Fields = {
+    "image": "ghcr.io/me/train:1.4",
+    "nproc_per_node": "gpu",
+    "resources": {"cpus": 64, "memory": "512Gi", "shm": "64Gi", "gpus": 8, "rdma": 4},
+    "secrets": ["WANDB_API_KEY", "HF_TOKEN"],
+    "env": {"NCCL_DEBUG": "INFO"},
+    "mounts": ["./data:/data:ro"],
+    "workdir": "/workspace",
+    "stop_grace_s": 120,
+    "agent": {"health": {"port": 9500}},
+}
+PLACED: Fields = {
+    **DURABLE,
+    "namespace": "training",
+    "run": "pvc/logs/digits",
+    "volumes": ["pvc/datasets/imagenet:/data:ro", "pvc/fabric-train:/all"],
+    "secret": "wandb",
+    "image_pull_secrets": ["registry"],
+    "service_account": "trainer",
+    "run_as_user": 2000,
+    "priority_class": "high",
+    "node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge"},
+    "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "training"}, {}],
+    "host_network": True,
+    "rdma_resource": "rdma/hca_shared_devices_a",
+}
+
+PLAIN: Fields = {"nproc_per_node": 1, "kubernetes": {}}
+ELASTIC: Fields = {
+    "nnodes": "2:4",
+    "nproc_per_node": 2,
+    "max_restarts": 3,
+    "start": "fork",
+    "resources": {"cpus": 1.5, "memory": "4Gi"},
+    "kubernetes": DURABLE,
+}
+FIXED: Fields = {**ELASTIC, "nnodes": 3}
+EPHEMERAL: Fields = {**FIXED, "kubernetes": {"checkpoint": "ephemeral", "whole_node": True}}
+LONG: Fields = {**FIXED, "name": "n" * 40, "nnodes": 1000}
+
+
+def gang(fields: Fields, scheduler: str) -> Fields:
+    more = {"gang": scheduler, "queue": "team-a"}
+    return {**fields, "kubernetes": {**fields["kubernetes"], **more}}
+
+
+OF_ANY_KIND: dict[str, Fields] = {
+    "plain": PLAIN,
+    "fixed": FIXED,
+    "ephemeral": EPHEMERAL,
+    "long": LONG,
+    "everything": {**FIXED, **GPUS, "kubernetes": PLACED},
+    **{name: gang(FIXED, name) for name in ("volcano", "coscheduling", "kueue")},
+}
+OF_ELASTIC_KINDS: dict[str, Fields] = {
+    "elastic": ELASTIC,
+    **{f"elastic-{name}": gang(ELASTIC, name) for name in ("volcano", "coscheduling", "kueue")},
+}
+STATIC: dict[str, Fields] = {
+    "static": {**FIXED, "rdzv": {"backend": "static"}},
+    "static-alone": {**FIXED, "nnodes": 1, "rdzv": {"backend": "static"}},
+    "static-volcano": {**gang(FIXED, "volcano"), "rdzv": {"backend": "static"}},
+}
+KINDS = ("pytorchjob", "trainjob", "jobset", "job")
+
+TABLE: dict[str, Fields] = {
+    f"{kind}-{name}": {**fields, "kubernetes": {**fields["kubernetes"], "kind": kind}}
+    for kind in KINDS
+    for name, fields in (
+        OF_ANY_KIND
+        | (OF_ELASTIC_KINDS if kind in ("pytorchjob", "job") else {})
+        | (STATIC if kind == "pytorchjob" else {})
+    ).items()
+}
+"""Every job that a renderer treats in its own way, by a name that begins with its kind."""
+
+
+def plan_of(**fields: Any) -> LaunchPlan:
+    """A job's plan, with a fixed run id."""
+    job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], **fields})
+    return plan_kubernetes(job, run_id=job.name, run_root="/home/me/runs", cwd="/home/me")
+
+
+def manifest_of(**fields: Any) -> Manifest:
+    return render_manifest(plan_of(**fields))
+
+
+def main_object(manifest: Manifest) -> Fields:
+    """The job itself, which comes last."""
+    return manifest.objects[-1]
+
+
+def pod_specs(value: Any) -> list[Fields]:
+    """All pods that are described anywhere inside."""
+    if isinstance(value, list):
+        return [pod for item in value for pod in pod_specs(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value] if "containers" in value else []
+    return own + [pod for item in value.values() for pod in pod_specs(item)]
+
+
+def without_archive(text: str) -> str:
+    """The manifest without what changes with every line of the agent."""
+    text = re.sub(r"(agent\.pyz: )\S{100,}", r"\1...", text)
+    return re.sub(r"-agent-[0-9a-f]{8}\b", "-agent-HASH", text)

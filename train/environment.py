@@ -1,0 +1,32 @@
+"""What the bits of a result depend on beside options and data, and how to hold it still."""
+
+from __future__ import annotations
+
+import platform
+
+import lightning
+import torch
+
+
+def make_deterministic() -> None:
+    """Refuses kernels whose result depends on timing; for the rest of this process.
+
+    On CUDA, torch asks for CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment where it is missing.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def read_environment(device: torch.device) -> dict[str, str]:
+    """What an exact training must find again when it resumes, by name."""
+    on_cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+        "cuda": (on_cuda and torch.version.cuda) or "none",
+        "cudnn": str(torch.backends.cudnn.version()) if on_cuda else "none",
+        "device_model": torch.cuda.get_device_name(device) if on_cuda else platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+    }
