@@ -7,8 +7,10 @@ lists and mappings can come out; a tag that would make anything else is refused.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import InputError
+from launcher.yaml_words import explain
 
 KeyPath = tuple[str | int, ...]
 """From the top of the file to a value: keys of mappings and 0-based places in lists."""
@@ -24,6 +27,8 @@ MAX_FILE_BYTES = 2**20
 MAX_NODES = 20_000
 """Values after aliases are followed; a few lines of nested aliases can stand for billions."""
 MAX_DEPTH = 40
+EMPTY = ("", "~", "null")
+"""Documents that say nothing, such as what lies before a first ``---``."""
 
 _MAX_DIGITS = 40
 """Of a whole number; Python itself refuses to read thousands of them."""
@@ -118,6 +123,21 @@ def parse_yaml(text: str, file: str) -> YamlSource:
     return _Builder(text, file).build_source(root)
 
 
+def parse_documents(text: str, file: str) -> tuple[YamlSource, ...]:
+    """Parses each document of a file that may hold several, all mappings; empty ones are left out.
+
+    Raises ``YamlError`` for the first that is none.
+    """
+    roots = _compose_all(text, file)
+    if not roots:
+        raise YamlError(f"{file}:1: the file is empty", "write at least apiVersion: and kind:")
+    for root in roots:
+        if not isinstance(root, yaml.MappingNode):
+            what = f"{_at(file, root.start_mark)}: found {_kind(root)}; accepted: a mapping"
+            raise YamlError(what, "write one object, with apiVersion: and kind:")
+    return tuple(_Builder(text, file).build_source(root) for root in roots)
+
+
 def parse_fragment(text: str, where: str) -> YamlSource:
     """Parses one value given outside a file, as by an option, which ``where`` names."""
     root = _compose(text, where, is_file=False)
@@ -181,18 +201,40 @@ for _name, _pattern, _first in (
 
 
 def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
+    with _yaml_errors(text, file, is_file=is_file), _loader(text) as loader:
+        node: yaml.Node | None = loader.get_single_node()
+        return node
+
+
+def _compose_all(text: str, file: str) -> list[yaml.Node]:
+    roots: list[yaml.Node] = []
+    with _yaml_errors(text, file, is_file=True), _loader(text) as loader:
+        while loader.check_node():
+            node = loader.get_node()
+            roots += [] if node is None else [node]
+    return [r for r in roots if not (isinstance(r, yaml.ScalarNode) and r.value in EMPTY)]
+
+
+@contextlib.contextmanager
+def _loader(text: str) -> Iterator[_CoreLoader]:
+    loader = _CoreLoader(text)
     try:
-        loader = _CoreLoader(text)
-        try:
-            return loader.get_single_node()
-        finally:
-            loader.dispose()
+        yield loader
+    finally:
+        loader.dispose()
+
+
+@contextlib.contextmanager
+def _yaml_errors(text: str, file: str, *, is_file: bool) -> Iterator[None]:
+    """Turns PyYAML's errors into ``YamlError``."""
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
         opened = any(word in message for word in ("flow", "quoted", "simple key"))
         place = (error.context_mark if opened else None) or mark
         where = _at(file, place) if is_file and place is not None else file
-        problem, fix = _explain(message, text, mark)
+        problem, fix = explain(message, text, mark)
         raise YamlError(f"{where}: {problem}", fix) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -203,49 +245,6 @@ def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
     except (ValueError, OverflowError):
         what = f"{file}: an escape in double quotes that stands for no character"
         raise YamlError(what, "write a backslash as two, or use single quotes") from None
-
-
-_QUOTE = "put the text in quotes"
-_EXPLANATIONS = (
-    ("single document", "a second document begins here", "keep one document: drop the --- line"),
-    ("<document start>", "something after the end of the mapping", "keep one mapping in the file"),
-    ("undefined alias", "an alias (*name) without its anchor (&name)", _QUOTE),
-    ("scanning an alias", "text that begins with *", _QUOTE),
-    ("duplicate anchor", "an anchor (&name) that was used before", "give it another name"),
-    ("scanning an anchor", "text that begins with &", _QUOTE),
-    ("undefined tag handle", "a tag (!name), which is not accepted", "remove the tag"),
-    (" a tag", "text that begins with !", _QUOTE),
-    ("scanning a block scalar", "text that begins with | or >", _QUOTE),
-    ("mapping values are not allowed", "a second ': ' on the line, or a wrong indentation",
-     "put text that holds ': ' in quotes; give keys of one section one indentation"),
-    ("could not find expected ':'", "a line that is no key: value", "write key: value"),
-    ("scanning a quoted scalar", "quotes that are not closed, or a wrong escape in them",
-     "close the quotes; write a backslash as two, or use single quotes"),
-    ("a double-quoted scalar", "an unknown escape in double quotes",
-     "write a backslash as two, or use single quotes"),
-    ("a flow node", "a [ or { that is not closed", f"close it, or {_QUOTE}"),
-    ("flow sequence", "a list in [ ] that is not closed, or lacks a comma", "close it with ]"),
-    ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
-    ("block node", "text that begins with a bracket or a comma, or no value", _QUOTE),
-    ("mapping keys are not", "text that begins with ?", _QUOTE),
-    ("sequence entries", "a - that begins no list here", "put the list on the next line"),
-    ("block mapping", "a wrong indentation, or quotes that end before the text does",
-     "give the keys of one section one indentation"),
-    ("block collection", "a line that is not an item of the list before it", "begin it with -"),
-)  # fmt: skip
-
-
-def _explain(message: str, text: str, mark: yaml.Mark | None) -> tuple[str, str]:
-    """Our words for PyYAML's, which speak of tokens and scanners."""
-    character = text[mark.index : mark.index + 1] if mark is not None else ""
-    if character == "\t":
-        return "a tab; YAML indents with spaces", "replace the tab by spaces"
-    if "cannot start any token" in message and character:
-        return f"text that begins with {character}", "put the text in quotes"
-    for part, problem, fix in _EXPLANATIONS:
-        if part in message:
-            return problem, fix
-    return f"not valid YAML: {message.strip()}", "check indentation and quotes around this line"
 
 
 def _at(file: str, mark: yaml.Mark) -> str:

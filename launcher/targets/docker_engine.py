@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from launcher import contract
 from launcher.clock import Clock
 from launcher.errors import TargetError
-from launcher.render.docker import Container, DockerArtifact
 from launcher.state import NodeState
 
 if TYPE_CHECKING:
@@ -88,14 +87,42 @@ class Ending:
     error: str
 
 
+class Creatable(Protocol):
+    """A container to be, in the SDK's arguments."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def image(self) -> str: ...
+
+    def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]: ...
+
+    def host_config_kwargs(self) -> dict[str, Any]: ...
+
+
+class Group(Protocol):
+    """Containers on a network of their own, found by ``run_id``."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def containers(self) -> Sequence[Creatable]: ...
+
+    def network_kwargs(self) -> dict[str, Any]: ...
+
+
 class Engine:
     """The engine that the docker command line would use too.
 
-    Every method may raise ``TargetError``; removing what is already gone is no error.
+    ``label`` is the one by which containers and networks are found. Every method may raise
+    ``TargetError``; removing what is already gone is no error.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, label: str = contract.LABEL_RUN_ID) -> None:
         self._clock = clock
+        self._label = label
 
     @functools.cached_property
     def api(self) -> APIClient:
@@ -122,17 +149,21 @@ class Engine:
         """The containers of one run, or of all, whatever their state."""
         with engine_errors("list containers"):
             return [
-                _held(c) for c in self.api.containers(all=True, filters={"label": _label(run_id)})
+                _held(c, self._label)
+                for c in self.api.containers(all=True, filters={"label": self._filter(run_id)})
             ]
 
     def list_networks(self, run_id: str | None = None) -> dict[str, str]:
         """Run folders, by run id, of those runs (or the one) that have a network."""
         with engine_errors("list networks"):
             found = [network["Labels"] for network in self._networks(run_id)]
-            return {n[contract.LABEL_RUN_ID]: n.get(contract.LABEL_RUN_DIR, "") for n in found}
+            return {n[self._label]: n.get(contract.LABEL_RUN_DIR, "") for n in found}
 
     def _networks(self, run_id: str | None) -> list[dict[str, Any]]:
-        return list(self.api.networks(filters={"label": _label(run_id)}))
+        return list(self.api.networks(filters={"label": self._filter(run_id)}))
+
+    def _filter(self, run_id: str | None) -> str:
+        return self._label if run_id is None else f"{self._label}={run_id}"
 
     def read_ending(self, container: Held) -> Ending | None:
         """None where the container is gone by now."""
@@ -149,7 +180,7 @@ class Engine:
                 error=state["Error"],
             )
 
-    def create(self, artifact: DockerArtifact, secrets: Mapping[str, str]) -> list[str]:
+    def create(self, artifact: Group, secrets: Mapping[str, str]) -> list[str]:
         """Creates and starts all of an artifact; returns the containers' ids, in its order.
 
         On any error, and on Ctrl-C, nothing of it is left.
@@ -159,7 +190,7 @@ class Engine:
                 network = self.api.create_network(check_duplicate=True, **artifact.network_kwargs())
                 undo.callback(self._remove_network, network["Id"])
 
-            def create(container: Container) -> str:
+            def create(container: Creatable) -> str:
                 id = self._create(container, secrets)
                 undo.callback(self.remove, id)
                 return id
@@ -170,7 +201,7 @@ class Engine:
             undo.pop_all()
             return ids
 
-    def _create(self, container: Container, secrets: Mapping[str, str]) -> str:
+    def _create(self, container: Creatable, secrets: Mapping[str, str]) -> str:
         with engine_errors(f"create {container.name}", container.image):
             host_config = self.api.create_host_config(**container.host_config_kwargs())
             arguments = container.create_kwargs(secrets)
@@ -276,15 +307,11 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _label(run_id: str | None) -> str:
-    return contract.LABEL_RUN_ID if run_id is None else f"{contract.LABEL_RUN_ID}={run_id}"
-
-
-def _held(listed: Mapping[str, Any]) -> Held:
+def _held(listed: Mapping[str, Any], label: str) -> Held:
     labels = listed["Labels"]
     return Held(
         id=listed["Id"],
-        run_id=labels[contract.LABEL_RUN_ID],
+        run_id=labels[label],
         run_dir=labels.get(contract.LABEL_RUN_DIR, ""),
         node_index=int(labels.get(contract.LABEL_NODE_INDEX, -1)),
         incarnation=int(labels.get(contract.LABEL_INCARNATION, -1)),

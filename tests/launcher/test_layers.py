@@ -43,7 +43,8 @@ LAYERS: dict[float, set[str]] = {
         "facts",
         "lines",
     },
-    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"}
+    2: {"yaml_source", "yaml_words", "manifest_source", "pytorchjob"}
+    | {"job_problems", "jobfile", "reference", "plan", "torchrun"}
     | {"agent_task", "agent_logs", "kubernetes_plan"},
     3: {
         "render",
@@ -61,12 +62,27 @@ LAYERS: dict[float, set[str]] = {
         "render.indexed_job",
         "manifests",
         "by_hand",
-    },
-    4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
+        "check",
+        "checks",
+        "play",
+        "play_values",
+    }
+    | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
+    4: {
+        "proc",
+        "targets.gpus",
+        "targets.docker_engine",
+        "targets.docker_console",
+        "targets.docker_play",
+        "runs",
+        "tails",
+    }
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
     5: {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
     | {
+        "player",
+        "signals",
         "stopping",
         "scaling",
         "joining",
@@ -77,7 +93,10 @@ LAYERS: dict[float, set[str]] = {
         "plot",
     },
     6: {"cli", "__main__", "commands"}
-    | {f"commands.{name}" for name in ("arguments", "doctor", "env", "jobs", "runs", "schema")},
+    | {
+        f"commands.{name}"
+        for name in ("arguments", "check", "play", "doctor", "env", "jobs", "runs", "schema")
+    },
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 

@@ -1,0 +1,1 @@
+"""The rules of ``launcher check``, by kind of object. Pure."""

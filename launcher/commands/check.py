@@ -1,0 +1,39 @@
+"""``check``: mistakes of Kubernetes manifests, before they cost GPU hours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from launcher.commands.arguments import add_command
+from launcher.errors import ExitCode
+
+STDIN = "-"
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the program's parser."""
+    text = "find the mistakes of Kubernetes manifests that an API server would let through"
+    check = add_command(commands, "check", _check, text)
+    check.add_argument(
+        "files", nargs="+", metavar="FILE", help="manifests that are applied together; - is stdin"
+    )
+    check.add_argument("--json", action="store_true")
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from launcher.check import check_manifests, render_findings
+    from launcher.yaml_source import read_text
+
+    texts = [
+        ("<stdin>", sys.stdin.read()) if file == STDIN else (file, read_text(file))
+        for file in arguments.files
+    ]
+    checked = check_manifests(texts)
+    if arguments.json:
+        print(json.dumps([finding.to_jsonable() for finding in checked.findings], indent=2))
+    else:
+        sys.stdout.write(render_findings(checked))
+    return int(ExitCode.OK if checked.is_good else ExitCode.BAD_INPUT)

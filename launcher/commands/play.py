@@ -1,0 +1,114 @@
+"""``play``: a PyTorchJob's manifest in local containers, as the operator would run it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.commands.arguments import add_command
+from launcher.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from launcher.manifest_source import Together, Value
+    from launcher.play import PlayOutcome
+    from launcher.player import Player, Say
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the program's parser."""
+    text = "run a PyTorchJob's manifest in local containers, as the training operator would"
+    play = add_command(commands, "play", _play, text)
+    play.add_argument(
+        "files", nargs="+", metavar="FILE", help="the job's manifest, and those it refers to"
+    )
+    play.add_argument("--job", metavar="NAME", help="which, where the files hold several")
+    play.add_argument("--image", metavar="REF", help="instead of the manifest's image")
+    play.add_argument(
+        "--claim",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="a folder that stands for a PersistentVolumeClaim; may be repeated",
+    )
+
+
+def _play(arguments: argparse.Namespace) -> int:
+    from launcher.clock import SystemClock
+    from launcher.launch import open_console
+    from launcher.plan import new_run_id
+    from launcher.play import plan_play
+    from launcher.player import Player
+    from launcher.signals import raise_on_signals
+    from launcher.targets.docker_engine import Engine
+    from launcher.targets.docker_play import LABEL
+
+    item, together = _read_job(arguments)
+    claims = dict(_claim(text) for text in arguments.claim)
+    engine = Engine(SystemClock(), label=LABEL)
+    play = plan_play(item, together, _read_machine(engine), arguments.image)
+    console = open_console(sys.stdout)
+    names = [pod.name for pod in play.pods]
+
+    def say(pod: str, line: str) -> None:
+        if pod:
+            short = pod.removeprefix(f"{play.job_name}-")
+            console.line(line, prefix=f"[{short}]", colour_key=names.index(pod))
+        else:
+            console.note(line)
+
+    for note in play.notes:
+        console.note(note)
+    console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
+    play_id = new_run_id(play.job_name, os.urandom(3))
+    with raise_on_signals():
+        player = Player(play, play_id, engine, SystemClock(), claims)
+        outcome = _play_to_end(player, say)
+    console.note(f"{'Succeeded' if outcome.succeeded else 'Failed'}: {outcome.why}")
+    return int(ExitCode.OK if outcome.succeeded else ExitCode.TRAINING_FAILED)
+
+
+def _play_to_end(player: Player, say: Say) -> PlayOutcome:
+    try:
+        return player.play(say)
+    finally:
+        player.close(say)
+
+
+def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:
+    from launcher.manifest_source import Together, object_name, parse_manifest
+    from launcher.yaml_source import read_text
+
+    objects = [item for file in arguments.files for item in parse_manifest(read_text(file), file)]
+    jobs = [item for item in objects if item["kind"].text == "PyTorchJob"]
+    if arguments.job is not None:
+        jobs = [item for item in jobs if object_name(item) == arguments.job]
+    if len(jobs) != 1:
+        names = ", ".join(object_name(job) for job in jobs)
+        found = f"{len(jobs)} PyTorchJobs{f': {names}' if names else ''}"
+        fix = "--job NAME" if jobs else "a file with kind: PyTorchJob, such as k8s/job.yaml"
+        raise InputError(f"{', '.join(arguments.files)}: found {found}", fix)
+    return jobs[0], Together(objects=tuple(objects))
+
+
+def _claim(text: str) -> tuple[str, Path]:
+    name, _, folder = text.partition("=")
+    if not name or not Path(folder).is_dir():
+        raise InputError(f"--claim {text}: no such folder", f"mkdir -p {folder or 'DIR'}")
+    return name, Path(folder).absolute()
+
+
+def _read_machine(engine: Any) -> Any:
+    from launcher.play import Machine
+    from launcher.targets.docker import has_nvidia
+    from launcher.targets.gpus import read_gpus
+
+    info = engine.read_info()
+    return Machine(
+        cpu_count=info["NCPU"],
+        gpus=read_gpus() if has_nvidia(info) else (),
+        environ=os.environ,
+        node_name=info["Name"],
+    )

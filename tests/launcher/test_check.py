@@ -1,0 +1,338 @@
+"""``launcher check``: each rule with a manifest that breaks it and one that nearly does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher.check import CHECKS, check_manifests, render_findings
+from launcher.checks.rules import WHY, Rule, Severity, severity_of
+
+MANIFESTS = Path(__file__).parent / "manifests"
+ROOT = Path(__file__).parents[2]
+Edit = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A good manifest, the edit that breaks the rule, and one close to it that does not."""
+
+    rule: Rule
+    base: str
+    bad: Edit
+    good: Edit = ("", "")
+
+
+def case(rule: Rule, base: str, old: str, new: str, good: str | None = None) -> Case:
+    return Case(rule=rule, base=base, bad=(old, new), good=(old, old if good is None else good))
+
+
+ENV = '                  value: "3"'
+IMAGE = "              image: example/train:1\n"
+
+RESTRICTED = """              image: example/train:1
+              securityContext:
+                capabilities: {drop: [ALL]}
+                seccompProfile: {type: RuntimeDefault}
+"""
+SECCOMP = "          volumes:\n"
+CASES = [
+    case(Rule.UNKNOWN_FIELD, "elastic", "cleanPodPolicy", "cleanPodPolcy"),
+    case(Rule.UNKNOWN_FIELD, "elastic", "  nprocPerNode:", "  nProcPerNode:"),
+    case(Rule.UNKNOWN_FIELD, "trainjob", "numNodes: 2\n    env", "nodes: 2\n    env"),
+    case(Rule.UNKNOWN_FIELD, "jobset", "  network:\n", "  networks:\n"),
+    case(Rule.CONTAINERS, "job", "      containers:", "      container:"),
+    case(Rule.CONTAINER_IMAGE, "elastic", IMAGE, "", "              image: other\n"),
+    case(Rule.ENV_NOT_TEXT, "elastic", ENV, "                  value: 3"),
+    case(Rule.ENV_NOT_TEXT, "elastic", ENV, "                  value: off", ENV[:-3] + '"off"'),
+    case(Rule.ENV_NOT_TEXT, "trainjob", 'value: "3"', "value: true", "value: three"),
+    case(Rule.SECRET_IN_CLEAR, "elastic", "name: EPOCHS", "name: HF_TOKEN", "name: TOKENIZER"),
+    case(
+        Rule.GPU_REQUESTS,
+        "static",
+        "limits: {nvidia.com/gpu: 2}",
+        "limits: {nvidia.com/gpu: 1}",
+        "limits: {nvidia.com/gpu: 2, cpu: 4}",
+    ),
+    case(Rule.SHM_SMALL, "elastic", "mountPath: /dev/shm", "mountPath: /shm"),
+    case(Rule.SHM_UNBOUNDED, "elastic", ", sizeLimit: 1Gi", "", ", sizeLimit: 500M"),
+    case(Rule.SHM_OVER_MEMORY, "elastic", "memory: 2Gi", "memory: 1024Mi", "memory: 1025Mi"),
+    case(
+        Rule.HOST_NETWORK_DNS,
+        "elastic",
+        SECCOMP,
+        f"          hostNetwork: true\n{SECCOMP}",
+        f"          hostNetwork: true\n          dnsPolicy: ClusterFirstWithHostNet\n{SECCOMP}",
+    ),
+    case(Rule.JOB_NAME, "elastic", "name: digits", f"name: {'d' * 53}", f"name: {'d' * 52}"),
+    case(Rule.JOB_NAME, "elastic", "name: digits", "name: 2digits", "name: digits2"),
+    case(Rule.JOB_NAME, "job", "Job\nmetadata:\n  name: digits", "Job\nmetadata:\n  name: d_g"),
+    case(Rule.JOB_NAME, "jobset", "  name: digits", f"  name: {'d' * 49}", f"  name: {'d' * 48}"),
+    case(Rule.JOB_NAME, "trainjob", "  name: digits\n", f"  name: {'d' * 50}\n"),
+    case(Rule.REPLICA_SPECS, "elastic", "pytorchReplicaSpecs:", "pytorchReplicaSpecs: {}\n  x:"),
+    case(Rule.REPLICA_TYPE, "static", "    Worker:", "    Workers:"),
+    case(Rule.MASTER_REPLICAS, "static", "      replicas: 1\n", "", "      replicas:  1\n"),
+    case(Rule.MASTER_REPLICAS, "static", "      replicas: 1\n", "      replicas: 2\n"),
+    case(
+        Rule.WORKER_REPLICAS, "static", "      replicas: 3", "      replicas: 0", "      suspend: x"
+    ),
+    case(Rule.CONTAINER_NAME, "elastic", "- name: pytorch", "- name: train"),
+    case(Rule.ELASTIC_NEEDS_WORKER, "elastic", "    Worker:", "    Master:"),
+    case(
+        Rule.NPROC_TWICE, "elastic", "    minReplicas: 1", "    nProcPerNode: 1\n    minReplicas: 1"
+    ),
+    case(
+        Rule.MANAGED_BY,
+        "elastic",
+        "  runPolicy:",
+        "  runPolicy:\n    managedBy: me",
+        "  runPolicy:\n    managedBy: kueue.x-k8s.io/multikueue",
+    ),
+    case(Rule.RESTART_POLICY_VALUE, "elastic", "OnFailure", "OnError", "Never"),
+    case(Rule.RESTART_ALWAYS, "elastic", "restartPolicy: OnFailure", "restartPolicy: Always"),
+    case(Rule.POD_RESTART_POLICY, "elastic", SECCOMP, f"          restartPolicy: Never\n{SECCOMP}"),
+    case(
+        Rule.CLEAN_POD_POLICY_VALUE, "elastic", "Policy: Running", "Policy: Failed", "Policy: All"
+    ),
+    case(Rule.CLEAN_POD_POLICY_NONE, "elastic", "Policy: Running", "Policy: None", "Policy: All"),
+    case(
+        Rule.CLEAN_POD_POLICY_NONE,
+        "elastic",
+        "    cleanPodPolicy: Running\n",
+        "",
+        "    ttlSecondsAfterFinished: 60\n",
+    ),
+    case(
+        Rule.BACKOFF_NEGATIVE, "elastic", "backoffLimit: 3", "backoffLimit: -1", "backoffLimit: 0"
+    ),
+    case(
+        Rule.BACKOFF_WITH_EXIT_CODE,
+        "elastic",
+        "restartPolicy: OnFailure",
+        "restartPolicy: ExitCode",
+    ),
+    case(
+        Rule.DEADLINE_IS_LATE,
+        "elastic",
+        "    backoffLimit: 3",
+        "    activeDeadlineSeconds: 60",
+        "    ttlSecondsAfterFinished: 60",
+    ),
+    case(Rule.NO_ADDRESS, "static", "    Master: &replica", "    Other: &replica"),
+    case(Rule.ELASTIC_BOUNDS, "elastic", "minReplicas: 1", "minReplicas: 4", "minReplicas: 2"),
+    case(Rule.ELASTIC_BOUNDS, "elastic", "replicas: 2", "replicas: 4", "replicas: 3"),
+    case(Rule.ELASTIC_UNWRITTEN, "elastic", "    rdzvId: digits-1\n", "", "    rdzvId: other\n"),
+    case(
+        Rule.ELASTIC_MASTER,
+        "static",
+        "  runPolicy:",
+        "  elasticPolicy: {minReplicas: 1, maxReplicas: 3, rdzvId: a}\n  runPolicy:",
+    ),
+    case(
+        Rule.ELASTIC_SUCCESS, "elastic", "[torchrun, train.py]", "[python, train.py]", "[sh, x.sh]"
+    ),
+    case(
+        Rule.STANDALONE,
+        "elastic",
+        "    minReplicas: 1",
+        "    standalone: true\n    minReplicas: 1",
+        "    standalone: false\n    minReplicas: 1",
+    ),
+    case(Rule.NPROC_AUTO, "elastic", '"1"', "auto", "cpu"),
+    case(
+        Rule.NPROC_NOT_GPUS,
+        "static",
+        'nprocPerNode: "2"',
+        'nprocPerNode: "4"',
+        "nprocPerNode: auto",
+    ),
+    case(
+        Rule.RANK_COUNTS_PODS,
+        "static",
+        "[torchrun, train.py]",
+        "[python, train.py]",
+        "[python, -m, torch.distributed.run, train.py]",
+    ),
+    case(Rule.ENV_OVERRIDDEN, "elastic", "name: EPOCHS", "name: PET_NNODES", "name: MASTER_ADDR"),
+    case(
+        Rule.READINESS_PROBE,
+        "elastic",
+        IMAGE,
+        f"{IMAGE}              readinessProbe: {{tcpSocket: {{port: 23456}}}}\n",
+        f"{IMAGE}              livenessProbe: {{tcpSocket: {{port: 23456}}}}\n",
+    ),
+    case(
+        Rule.INIT_CONTAINER_RESTRICTED,
+        "static",
+        f"{IMAGE}",
+        RESTRICTED,
+        RESTRICTED.replace("ALL", "NET_RAW"),
+    ),
+    case(Rule.TRAINJOB_RUNTIME, "trainjob", "    name: digits-runtime\n  tr", "    kind: x\n  tr"),
+    case(Rule.TRAINJOB_NO_TRAINER, "trainjob", "  trainer:", "  trainers:"),
+    case(Rule.TRAINJOB_RESERVED_ENV, "trainjob", "name: EPOCHS", "name: PET_NNODES", "name: PET_X"),
+    case(
+        Rule.TRAINJOB_ELASTIC,
+        "trainjob",
+        "torch: {}",
+        "torch: {elasticPolicy: {minNodes: 1}}",
+        "torch: {envInjection: {}}",
+    ),
+    case(Rule.TRAINJOB_CONTAINER, "trainjob", "            - name: node", "            - name: x"),
+    case(Rule.JOBSET_BACKOFF, "jobset", "          backoffLimit: 0\n", ""),
+    case(
+        Rule.JOBSET_MAX_RESTARTS, "jobset", "    maxRestarts: 3", "    x: 3", "    maxRestarts: 0"
+    ),
+    case(Rule.JOBSET_UNREADY, "jobset", "Addresses: true", "Addresses: false"),
+    case(Rule.JOB_RESTART_POLICY, "jobset", "restartPolicy: Never", "restartPolicy: OnFailure"),
+    case(Rule.JOB_COUNTS, "jobset", "completions: 2", "completions: 4"),
+    case(Rule.JOB_NOT_INDEXED, "jobset", "Mode: Indexed", "Mode: NonIndexed"),
+    case(Rule.JOB_NOT_INDEXED, "job", "  completionMode: Indexed\n", ""),
+    case(Rule.JOB_COUNTS, "job", "completions: 2", "completions: 4"),
+    case(Rule.JOB_SUBDOMAIN, "job", "      subdomain: digits\n", ""),
+    case(Rule.JOB_RESTART_POLICY, "job", "restartPolicy: Never", "restartPolicy: OnFailure"),
+    case(Rule.JOB_DISRUPTION, "job", "action: Ignore", "action: Count"),
+    case(Rule.SERVICE_ABSENT, "job", "subdomain: digits", "subdomain: other"),
+    case(Rule.SERVICE_NOT_HEADLESS, "job", "  clusterIP: None\n", "", '  clusterIP: "None"\n'),
+    case(Rule.SERVICE_UNREADY, "job", "  publishNotReadyAddresses: true\n", ""),
+    case(
+        Rule.SERVICE_SELECTOR,
+        "job",
+        "job-name: digits",
+        "app: digits",
+        "batch.kubernetes.io/job-name: digits",
+    ),
+]
+
+
+def read(base: str) -> str:
+    return (MANIFESTS / f"{base}.yaml").read_text()
+
+
+def rules_of(text: str) -> set[str]:
+    return {finding.rule for finding in check_manifests([("m.yaml", text)]).findings}
+
+
+@pytest.mark.parametrize("base", sorted(path.stem for path in MANIFESTS.glob("*.yaml")))
+def test_nothing_is_found_in_a_good_manifest(base: str) -> None:
+    checked = check_manifests([("m.yaml", read(base))])
+    assert render_findings(checked).splitlines()[0].startswith("0 errors, 0 warnings")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.rule.value}-{c.base}")
+def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
+    text = read(case.base)
+    assert case.bad[0] in text, "the edit must change something"
+    assert case.rule.value in rules_of(text.replace(*case.bad, 1))
+    assert not {case.rule.value, "yaml"} & rules_of(text.replace(*case.good, 1))
+
+
+def test_a_service_that_comes_after_its_job_is_found() -> None:
+    service, job = read("job").split("---\n")
+    assert Rule.SERVICE_LATE.value in rules_of(f"{job}---\n{service}")
+
+
+def test_a_definition_too_large_for_kubectl_apply_is_found() -> None:
+    crd = "kind: CustomResourceDefinition\nmetadata: {name: x}\nspec: {text: %s}\n"
+    assert Rule.LARGE_CRD.value in rules_of(crd % ("x" * 300_000))
+    assert Rule.LARGE_CRD.value not in rules_of(crd % ("x" * 200_000))
+
+
+OWN_TESTS = {Rule.SERVICE_LATE, Rule.LARGE_CRD}
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_every_rule_has_a_reason_a_severity_and_a_manifest_that_breaks_it(rule: Rule) -> None:
+    assert WHY[rule]
+    assert severity_of(rule) in Severity
+    assert rule in OWN_TESTS or rule in {case.rule for case in CASES}
+
+
+def test_a_namespace_in_the_files_decides_whether_its_pods_are_restricted() -> None:
+    for level, expected in (("restricted", True), ("baseline", False)):
+        namespace = (
+            "kind: Namespace\nmetadata:\n  name: default\n  labels:\n"
+            f"    pod-security.kubernetes.io/enforce: {level}\n"
+        )
+        found = rules_of(f"{namespace}---\n{read('static')}")
+        assert (Rule.INIT_CONTAINER_RESTRICTED.value in found) is expected
+
+
+def test_a_service_in_another_file_counts_when_both_are_given() -> None:
+    service, job = read("job").split("---\n")
+    assert not check_manifests([("service.yaml", service), ("job.yaml", job)]).findings
+
+
+def test_objects_in_a_list_are_checked_too() -> None:
+    indented = "".join(f"    {line}\n" for line in read("elastic").splitlines()).replace(
+        "    a", "  - a", 1
+    )
+    text = f"kind: List\nitems:\n{indented}"
+    assert not rules_of(text)
+    assert Rule.ELASTIC_BOUNDS.value in rules_of(text.replace("minReplicas: 1", "minReplicas: 9"))
+
+
+def test_a_finding_names_file_line_object_and_path() -> None:
+    text = f"# a comment\n---\n{read('elastic')}".replace("backoffLimit: 3", "backoffLimit: -3")
+    (finding,) = check_manifests([("a/b.yaml", text)]).findings
+    assert (finding.file, finding.line) == ("a/b.yaml", 16)
+    assert text.splitlines()[finding.line - 1].strip() == "backoffLimit: -3"
+    assert (finding.object, finding.path) == ("PyTorchJob/digits", "spec.runPolicy.backoffLimit")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["kind: PyTorchJob", "kind: PyTorchJob\nspec: [1]", "kind: Job\nspec: {template: 3}",
+     "kind: JobSet\nspec: {replicatedJobs: {a: 1}}", "kind: TrainJob\nmetadata: digits",
+     "kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: null, Master: [x]}}",
+     "kind: [Job]", "a: b", "kind: Pod\nspec: {containers: [1, null, {env: 3}]}",
+     "kind: PyTorchJob\nspec: {nprocPerNode: [], elasticPolicy: 3, runPolicy: x,"
+     " pytorchReplicaSpecs: {Worker: {replicas: x, template: {spec: {containers: [a]}}}}}"],
+)  # fmt: skip
+def test_a_manifest_of_the_wrong_shape_never_breaks_the_check(text: str) -> None:
+    assert render_findings(check_manifests([("m.yaml", text)]))
+
+
+def test_a_file_that_is_no_yaml_is_a_finding_beside_those_of_other_files() -> None:
+    bad = read("elastic").replace("minReplicas: 1", "minReplicas: 9")
+    checked = check_manifests([("a.yaml", "a: [1\nb: 2\n"), ("b.yaml", bad)])
+    assert [(f.file, f.rule) for f in checked.findings] == [
+        ("a.yaml", "yaml"),
+        ("b.yaml", "elastic-bounds"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [("", "", 0), ("Policy: Running", "Policy: None", 0), ("minReplicas: 1", "minReplicas: 9", 2)],
+    ids=["good", "a warning", "an error"],
+)
+def test_the_command_ends_with_2_for_errors_alone(
+    tmp_path: Path, old: str, new: str, code: int
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(read("elastic").replace(old, new) if old else read("elastic"))
+    argv = [sys.executable, "-m", "launcher", "check", "--json", str(manifest)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    found = json.loads(done.stdout)
+    assert all(f["file"] == str(manifest) and f["line"] and f["fix"] for f in found)
+
+
+def test_the_command_reads_a_manifest_from_its_standard_input() -> None:
+    argv = [sys.executable, "-m", "launcher", "check", "-"]
+    text = read("elastic").replace("minReplicas: 1", "minReplicas: 9")
+    done = subprocess.run(argv, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "<stdin>:7: error: minReplicas 9" in done.stdout
+
+
+def test_every_kind_with_fields_has_a_check() -> None:
+    from launcher.checks.fields import FIELDS
+
+    assert set(FIELDS) <= set(CHECKS)

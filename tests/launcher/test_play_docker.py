@@ -1,0 +1,277 @@
+"""``launcher play`` in real containers: foreign manifests, restarts, losses, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.manifest_source import parse_manifest
+from launcher.pytorchjob import PyTorchJob, operator_env
+from launcher.targets.docker_play import LABEL
+
+pytestmark = pytest.mark.docker
+ROOT = Path(__file__).parents[2]
+IMAGE = "fabric-train:cpu"
+LIMIT_S = 120.0
+PRINT_ENV = "import json, os; print('ENV ' + json.dumps(dict(os.environ)), flush=True)"
+ENDS_AT_ONCE = "pass"
+WAIT = "import time; print('up', flush=True); time.sleep(600)"
+COUNTED = """
+import os, pathlib, sys
+count = pathlib.Path('/scratch/count')
+n = int(count.read_text()) if count.exists() else 0
+count.write_text(str(n + 1))
+print('start', n, flush=True)
+sys.exit(CODE if n < FAILURES else 0)
+"""
+
+
+def job(program: str, **changes: Any) -> dict[str, Any]:
+    """A manifest that knows nothing of this project."""
+    container = {
+        "name": "pytorch",
+        "image": IMAGE,
+        "command": ["python3", "-u", "-c", program],
+        "env": [{"name": "MASTER_ADDR", "value": "mine"}, {"name": "OWN", "value": "x"}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    }
+    pod = {
+        "securityContext": {"runAsUser": 1000, "runAsGroup": 1000},
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+    }
+    replica = {"restartPolicy": "OnFailure", "template": {"spec": pod}}
+    spec: dict[str, Any] = {
+        "nprocPerNode": "2",
+        "runPolicy": {"cleanPodPolicy": "Running"},
+        "pytorchReplicaSpecs": {
+            "Master": {"replicas": 1, **replica},
+            "Worker": {"replicas": 2, **replica},
+        },
+    }
+    metadata = {"name": "foreign"}
+    item = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata}
+    return {**item, "spec": {**spec, **changes}}
+
+
+def elastic(program: str, restart_policy: str = "OnFailure", **run_policy: Any) -> dict[str, Any]:
+    made = job(program)
+    spec = made["spec"]
+    del spec["pytorchReplicaSpecs"]["Master"]
+    spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = restart_policy
+    spec["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 2, "maxRestarts": 3, "rdzvId": "a"}
+    spec["runPolicy"] |= run_policy
+    return made
+
+
+class Played:
+    """One ``launcher play`` under way."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        path, self._output = folder / "job.yaml", folder / "output"
+        path.write_text(json.dumps(manifest))
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", "play", str(path)],
+            cwd=ROOT,
+            stdout=self._output.open("wb"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+
+    @property
+    def text(self) -> str:
+        return self._output.read_text()
+
+    def until(self, happened: Callable[[str], Any]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not happened(self.text):
+            assert time.monotonic() < deadline, self.text
+            assert self.process.poll() is None, self.text
+            time.sleep(0.1)
+
+    def end(self) -> int:
+        return self.process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Played]]:
+    started: list[Played] = []
+
+    def start(manifest: dict[str, Any]) -> Played:
+        started.append(Played(tmp_path, manifest))
+        return started[-1]
+
+    yield start
+    for played in started:
+        if played.process.poll() is None:
+            played.process.send_signal(signal.SIGINT)
+            played.process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def engine() -> Any:
+    import docker
+
+    return docker.from_env()
+
+
+def networks(engine: Any) -> list[str]:
+    return [n.name for n in engine.networks.list(filters={"label": LABEL})]
+
+
+def nothing_is_left(engine: Any, played: Played) -> bool:
+    left = [n for n in networks(engine) if n.startswith("foreign-")]
+    left += [
+        c.name
+        for c in engine.containers.list(all=True, filters={"label": LABEL})
+        if c.name.startswith("foreign-")
+    ]
+    return not left and not list(played.folder.glob("launcher-play-*"))
+
+
+def container(engine: Any, pod: str) -> Any:
+    found = [
+        c
+        for c in engine.containers.list(filters={"label": LABEL})
+        if c.name.startswith("foreign-") and c.name.endswith(pod)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("make", [job, elastic], ids=["static", "elastic"])
+def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(
+    make: Callable[[str], dict[str, Any]], play: Callable[[dict[str, Any]], Played], engine: Any
+) -> None:
+    # The decisive pod waits for the others: they would be stopped before they have printed.
+    manifest = make(f"{PRINT_ENV}; import time; time.sleep(2)")
+    played = play(manifest)
+    assert played.end() == 0, played.text
+    printed = dict(re.findall(r"^\[([a-z]+-\d)\] ENV (\{.*\})$", played.text, re.MULTILINE))
+    read = PyTorchJob(item=parse_manifest(json.dumps(manifest), "job.yaml")[0])
+    pods = [(replica, index) for replica in read.replicas for index in range(replica.pods)]
+    assert set(printed) == {read.pod_name(*pod).removeprefix("foreign-") for pod in pods}
+    for replica, index in pods:
+        env = json.loads(printed[read.pod_name(replica, index).removeprefix("foreign-")])
+        expected = {"MASTER_ADDR": "mine", "OWN": "x"} | dict(operator_env(read, replica, index))
+        assert {name: env.get(name) for name in expected} == expected
+        image_only = {"PYTHONUNBUFFERED"}
+        ours = {n for n in env if n.startswith(("PET_", "MASTER_"))} | {"OWN"} | image_only
+        assert ours == {n for n in expected if n not in ("RANK", "WORLD_SIZE")}
+        assert env["HOSTNAME"] == read.pod_name(replica, index)
+    assert nothing_is_left(engine, played)
+
+
+def test_pods_reach_each_other_by_the_names_of_their_services(
+    play: Callable[[dict[str, Any]], Played],
+) -> None:
+    program = """
+import socket, os
+domain = 'default.svc.cluster.local'
+names = ['foreign-worker-0', 'foreign-worker-1.default', f'foreign-master-0.{domain}']
+print('found', len([socket.gethostbyname(name) for name in names]), flush=True)
+import time; time.sleep(2)
+"""
+    played = play(job(program))
+    assert played.end() == 0, played.text
+    assert played.text.count("found 3") == 3
+
+
+def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
+    play: Callable[[dict[str, Any]], Played], engine: Any
+) -> None:
+    program = COUNTED.replace("CODE", "1").replace("FAILURES", "2")
+    played = play(elastic(program))
+    assert played.end() == 0, played.text
+    for n in (0, 1, 2):
+        assert re.search(rf"^\[worker-\d\] start {n}$", played.text, re.MULTILINE), played.text
+    assert "restarted in its pod (OnFailure)" in played.text
+    assert "Succeeded: " in played.text
+    assert "any one worker's success" in played.text
+    assert nothing_is_left(engine, played)
+
+
+def test_the_job_fails_when_restarts_reach_the_backoff_limit(
+    play: Callable[[dict[str, Any]], Played], engine: Any
+) -> None:
+    played = play(elastic("raise SystemExit(3)", backoffLimit=3))
+    assert played.end() == 1, played.text
+    assert "restarts of containers, backoffLimit is 3" in played.text
+    assert nothing_is_left(engine, played)
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "ending", "told"),
+    [
+        ("Never", 1, 1, "which Never does not restart"),
+        ("ExitCode", 1, 1, "which ExitCode does not restart"),
+        ("ExitCode", 137, 0, "replaced by a new pod (ExitCode)"),
+    ],
+)
+def test_the_exit_code_decides_as_the_restart_policy_says(
+    policy: str, code: int, ending: int, told: str, play: Callable[[dict[str, Any]], Played]
+) -> None:
+    program = (
+        f"import socket, sys, time\n"
+        f"if socket.gethostname().endswith('-1'): time.sleep(4); sys.exit(0)\n"
+        f"sys.exit({code})"
+    )
+    played = play(elastic(program, policy))
+    assert played.end() == ending, played.text
+    assert told in played.text
+
+
+def test_a_worker_that_is_killed_is_restarted_while_the_others_go_on(
+    play: Callable[[dict[str, Any]], Played], engine: Any
+) -> None:
+    played = play(elastic(WAIT))
+    played.until(lambda text: text.count("] up") == 2)
+    other = container(engine, "worker-1").id
+    container(engine, "worker-0").kill()
+    played.until(lambda text: text.count("[worker-0] up") == 2)
+    assert container(engine, "worker-1").id == other
+
+
+def test_a_pod_that_is_removed_is_made_anew(
+    play: Callable[[dict[str, Any]], Played], engine: Any
+) -> None:
+    played = play(elastic(WAIT, "Never"))
+    played.until(lambda text: text.count("] up") == 2)
+    container(engine, "worker-1").remove(force=True)
+    played.until(lambda text: text.count("[worker-1] up") == 2)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_play_leaves_nothing_behind(
+    signum: signal.Signals, play: Callable[[dict[str, Any]], Played], engine: Any
+) -> None:
+    played = play(job(WAIT))
+    played.until(lambda text: text.count("] up") == 3)
+    played.process.send_signal(signum)
+    assert played.end() == 130, played.text
+    assert nothing_is_left(engine, played)
+
+
+def test_an_image_that_is_not_there_is_told_before_anything_is_left(
+    play: Callable[[dict[str, Any]], Played], engine: Any
+) -> None:
+    manifest = job(ENDS_AT_ONCE)
+    master = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    master["image"] = "example.invalid/none:1"
+    played = play(manifest)
+    assert played.end() == 3
+    assert "docker pull example.invalid/none:1" in played.text
+    assert "Traceback" not in played.text
+    assert nothing_is_left(engine, played)
