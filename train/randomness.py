@@ -17,8 +17,14 @@ def derive_seed(*place: int) -> int:
 
 
 def seed_generators(*place: int) -> None:
-    """Seeds every generator of this process for a place such as (seed, step, rank)."""
+    """Seeds every generator that this process draws from, for a place such as (seed, step, rank).
+
+    Of CUDA's only the current device's, where CUDA is in use. Not by torch.manual_seed, which
+    reaches for every backend: 237 us against 2 us, and this runs for every virtual shard.
+    """
     seed = derive_seed(*place)
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)

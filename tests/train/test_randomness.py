@@ -26,6 +26,13 @@ def test_seeds_stay_within_the_32_bits_that_torch_uses():
     assert all(0 <= derive_seed(2**32 - 1, n) < 2**32 for n in range(100))
 
 
+def test_torch_draws_what_its_own_manual_seed_gives():
+    seed_generators(4, 2)
+    drawn = torch.rand(3)
+    torch.manual_seed(derive_seed(4, 2))
+    assert torch.equal(torch.rand(3), drawn)
+
+
 def test_ranks_draw_different_numbers_and_repeat_their_own():
     drawn = []
     for rank in (0, 1, 0):
