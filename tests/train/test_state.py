@@ -94,6 +94,16 @@ def test_an_option_that_the_checkpoint_does_not_know_is_named():
         check_fits(payload, state, TrainConfig(), FACTS)
 
 
+def test_a_checkpoint_from_before_virtual_shards_is_refused_by_what_it_lacks():
+    # Its samples came in another order: going on would see some twice and others never.
+    payload = capture(make_state())
+    del payload["facts"], payload["sample"]
+    for name in ("reduction", "virtual_shards"):
+        del payload["config"][name]
+    with pytest.raises(InputError, match=r"reduction is fast, was absent.*dataset is abc, was abs"):
+        check_fits(payload, make_state(), TrainConfig(virtual_shards=1), FACTS)
+
+
 def test_a_changed_data_set_is_refused_by_name():
     state = make_state()
     with pytest.raises(InputError, match="dataset is xyz, was abc"):
