@@ -150,9 +150,8 @@ def cut_network(experiment: Experiment, node: Any) -> None:
 def scale(experiment: Experiment, node: Any) -> None:
     """A node is given back, or added."""
     experiment.size = NODES - 1 if experiment.size == NODES else NODES
-    launcher(
-        "scale", experiment.run.run_id, str(experiment.size), cwd=experiment.run.path.parents[1]
-    )
+    folder = experiment.run.path.parents[1]
+    finish(start("scale", experiment.run.run_id, str(experiment.size), cwd=folder))
 
 
 FAULTS: dict[str, Callable[[Experiment, Any], None]] = {
@@ -173,22 +172,37 @@ def plan_faults(count: int, dice: random.Random) -> list[str]:
     return kinds[:count]
 
 
-def launcher(*argv: str, cwd: Path) -> None:
-    """A command of the launcher, to its end."""
-    done = subprocess.run(
+def start(*argv: str, cwd: Path) -> subprocess.Popen[bytes]:
+    """A command of the launcher, begun."""
+    return subprocess.Popen(
         [sys.executable, "-m", "launcher", *argv],
         cwd=cwd,
         env=ENVIRONMENT,
-        capture_output=True,
-        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    if done.returncode:
-        raise ChaosError(f"launcher {argv[0]} failed:\n{done.stderr.decode()[-2000:]}")
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Waits for a command's end; raises ChaosError unless it was a good one."""
+    try:
+        said = process.communicate(timeout=RUN_LIMIT_S)[1].decode()
+    finally:
+        end(process)
+    if process.returncode:
+        raise ChaosError(f"{' '.join(map(str, process.args[2:4]))} failed:\n{said[-3000:]}")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Asks first: the launcher takes its containers along only if it may."""
+    if process.poll() is None:
+        process.terminate()
+        process.wait(90)
 
 
 def train_quietly(folder: Path) -> str:
     """The weights' hash of the same training on one node that nothing happens to."""
-    launcher("run", "job.yaml", "--on", "docker", "--nnodes", "1", cwd=folder)
+    finish(start("run", "job.yaml", "--on", "docker", "--nnodes", "1", cwd=folder))
     return str(read_outcome(folder)["metrics"]["weights_sha256"])
 
 
@@ -197,13 +211,7 @@ def train_in_chaos(folder: Path, faults: Sequence[str], dice: random.Random) -> 
     import docker
 
     before = {path.name for path in (folder / "runs").glob("chaos-*")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "docker"],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    process = start("run", "job.yaml", "--on", "docker", cwd=folder)
     try:
         run = RunFolder(wait_for_run(folder / "runs", before, process))
         engine = docker.from_env()
@@ -218,13 +226,9 @@ def train_in_chaos(folder: Path, faults: Sequence[str], dice: random.Random) -> 
             experiment.strike(kind)
             if not experiment.wait_for_training(starts + 1):
                 break
-        said = process.communicate(timeout=RUN_LIMIT_S)[1].decode()
+        finish(process)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
-    if process.returncode:
-        raise ChaosError(f"the disturbed run failed:\n{said[-3000:]}")
+        end(process)
     return experiment
 
 

@@ -187,15 +187,27 @@ def test_a_synchronous_saver_has_committed_when_save_returns(tmp_path):
 # -- several ranks ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_many_worlds_saved_others_resume_to_the_bit(processes, finish, tmp_path, kind):
+    walk(processes, finish, tmp_path, kind, ((2, 3), (3, 5), (1, 6), (2, 6)))
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_what_one_world_saved_another_size_resumes_to_the_bit(processes, finish, tmp_path, kind):
+    walk(processes, finish, tmp_path, kind, ((2, 3), (1, 3)))
+
+
+def walk(processes, finish, tmp_path, kind, worlds):
+    """Every world begins with the very weights and moments that the one before it ended with."""
     folder = str(tmp_path / "checkpoints")
     digest = "fresh"
-    for workers, steps in ((2, 3), (3, 4), (1, 4)):
+    for workers, steps in worlds:
         started = processes.start_torchrun(workers, str(PROGRAM), folder, kind, str(steps))
         code, out, err = finish(started)
         assert code == 0, err
         began, ended = (line.split() for line in out.splitlines()[-2:])
         assert began[2] == digest
         digest = ended[2]
+    # The last one had nothing left to do.
     assert (began[1], began[2]) == (ended[1], ended[2])
