@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.command_line import measure_help, measure_render
+from benchmarks.manifests import measure_manifests
 from benchmarks.measure import Row
 from benchmarks.plan import measure_plan
 from benchmarks.recovery import measure_recovery
@@ -17,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "render": measure_render,
     "help": measure_help,
     "plan": measure_plan,
+    "manifests": measure_manifests,
     "step": measure_step,
     "save": measure_save,
     "resume": measure_resume,

@@ -14,6 +14,7 @@ from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
 from benchmarks.command_line import measure_render
 from benchmarks.commands import ROOT, find_torchrun, run
+from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Measurement, Row
 from benchmarks.plan import plan_and_render
 from benchmarks.start import start_launcher, start_torchrun
@@ -103,6 +104,7 @@ def test_without_torchx_its_row_says_how_to_get_it(
 
 def test_planning_is_measured_up_to_the_rendered_text() -> None:
     assert plan_and_render(3) > 0
+    assert all(plan_and_render_kind(kind, 3) > 0 for kind in KINDS)
 
 
 @pytest.mark.parametrize("start", [start_launcher, start_torchrun])
