@@ -41,9 +41,10 @@ LAYERS: dict[float, set[str]] = {
         "ranks",
         "rendezvous",
         "facts",
+        "hosts",
         "lines",
     },
-    2: {"yaml_source", "job_problems", "jobfile", "reference", "plan", "torchrun"}
+    2: {"yaml_source", "inventory", "job_problems", "jobfile", "reference", "plan", "torchrun"}
     | {"agent_task", "agent_logs", "kubernetes_plan"},
     3: {
         "render",
