@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +15,11 @@ from tests.hosts.places import Network
 @pytest.fixture(scope="session")
 def four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network = Network(tmp_path_factory.mktemp("hosts"), 4)
+    # Connections that an earlier session left lead to hosts that are gone.
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="lt", dir="/tmp")
     try:
         network.make()
         yield network
     finally:
+        shutil.rmtree(os.environ.pop("XDG_RUNTIME_DIR"))
         network.remove()
