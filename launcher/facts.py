@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.hosts import HostFacts
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
@@ -21,7 +23,9 @@ class TargetFacts:
     where the target gives them. ``assigns_devices``: its scheduler gives nodes their accelerators.
     ``node_run_dir`` and ``node_checkpoint_dir`` are where a node finds them on storage of the
     target's own, None where they are folders of the launcher's machine; ``shares_storage`` says
-    whether all nodes see the same.
+    whether all nodes see the same. ``hosts`` are the machines of target ``hosts``, one for each node
+    in its order; ``code`` is the hash of the archive that is sent to them, ``interface`` the one
+    by which a node reaches the others. ``runs_bare``: nodes are processes without a container.
     """
 
     target: str
@@ -46,3 +50,9 @@ class TargetFacts:
     node_run_dir: str | None = None
     node_checkpoint_dir: str | None = None
     shares_storage: bool = True
+    interface: str | None = None
+    hosts: tuple[HostFacts, ...] = ()
+    code: str | None = None
+    cwd_in_code: str = ""
+    ssh_config: str | None = None
+    runs_bare: bool = False

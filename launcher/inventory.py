@@ -60,8 +60,10 @@ def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventor
 
 
 def parse_inventory(text: str, file: str) -> Inventory:
-    """A hosts.yaml or a hostfile, told apart by what the first line looks like."""
-    if re.search(r"^\s*(?:hosts|defaults|ssh_config|order_by)\s*:", text, re.MULTILINE):
+    """A hosts.yaml or a hostfile, told apart by the file's name or by its keys."""
+    if file.endswith((".yaml", ".yml", ".json")) or re.search(
+        r"^\s*(?:hosts|defaults|ssh_config|order_by)\s*:", text, re.MULTILINE
+    ):
         return parse_hosts_yaml(text, file)
     return Inventory(hosts=parse_hostfile(text, file))
 

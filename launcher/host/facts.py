@@ -9,7 +9,6 @@ import select
 import shutil
 import socket
 import struct
-import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -65,21 +64,29 @@ def read_docker(image: str) -> dict[str, Any]:
     return {"docker": version.strip(), "image_id": id, "labels": labels.strip()}
 
 
-def read_interfaces() -> list[tuple[str, str]]:
-    """(interface, address) of every address that another host might reach."""
+def read_interfaces() -> list[tuple[str, str, int]]:
+    """(interface, address, Mbit/s or 0) of every address that another host might reach."""
     found = []
     for _, name in socket.if_nameindex():
         if not name.startswith(SKIPPED):
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)
-                found.append((name, socket.inet_ntoa(answer[20:24])))
+                found.append((name, socket.inet_ntoa(answer[20:24]), read_speed(name)))
     with suppress(OSError), open("/proc/net/if_inet6") as table:
         for line in table:
             digits, _, _, scope, _, name = line.split()
             if scope == "00" and not name.startswith(SKIPPED):
-                found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
+                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+                found.append((name, address, read_speed(name)))
     return found
+
+
+def read_speed(interface: str) -> int:
+    """Of the link, in Mbit/s; 0 where the driver does not tell."""
+    with suppress(OSError, ValueError), open(f"/sys/class/net/{interface}/speed") as file:
+        return max(0, int(file.read()))
+    return 0
 
 
 def is_free(port: int) -> bool:
@@ -142,8 +149,3 @@ def read_reachable(calls: list[list[Any]], limit_s: float) -> list[int]:
     for peer in waiting:
         peer.close()
     return sorted(reached)
-
-
-def read_versions() -> str:
-    """This interpreter, in words."""
-    return f"Python {sys.version.split()[0]}"

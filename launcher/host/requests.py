@@ -12,6 +12,7 @@ import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from launcher import contract
 from launcher.host import commands, keeper, processes
@@ -35,7 +36,7 @@ def facts(asked: Asked, blob: bytes) -> Asked:
 
 def reach(asked: Asked, blob: bytes) -> Asked:
     """Tries other hosts' listeners."""
-    return {"reached": read_reachable(asked["calls"], asked["limit_s"])}
+    return {"reached": read_reachable(asked["calls"], asked["wait_s"])}
 
 
 def take(asked: Asked, blob: bytes) -> Asked:

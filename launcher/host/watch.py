@@ -37,7 +37,8 @@ class Watch:
     def __init__(self, asked: dict[str, Any], out: IO[bytes]) -> None:
         self._run_id = asked["run_id"]
         self._run_dir = Path(asked["run_dir"])
-        self._nodes = [(index, incarnation) for index, incarnation in asked["nodes"]]
+        self._nodes = tuple(asked["nodes"])
+        self._once = asked["once"]
         self._book = LeaseBook(asked["lease_dir"])
         self._ttl_s = asked["ttl_s"]
         self._out = out
@@ -48,6 +49,10 @@ class Watch:
     def run(self, stdin: int) -> None:
         """Blocks until the launcher closes its end or falls silent."""
         beat_at = 0.0
+        if self._once:
+            self.send_new()
+            write_frame(self._out, {"done": True})
+            return
         while True:
             signal.alarm(SILENCE_LIMIT_S)
             while not select.select([stdin], [], [], POLL_S)[0]:
@@ -58,15 +63,14 @@ class Watch:
             if not os.read(stdin, 4096):
                 return
             if self._ttl_s:
-                self._book.renew(self._run_id, self._ttl_s, tuple(i for i, _ in self._nodes))
+                self._book.renew(self._run_id, self._ttl_s, self._nodes)
 
     def send_new(self) -> None:
         """Everything that changed since the last call: files first, then how nodes ended."""
         states = {
-            f"{index}.{incarnation}": read_state(
-                self._run_dir / contract.NODES_DIR / str(index) / str(incarnation)
-            )
-            for index, incarnation in self._nodes
+            f"{index}.{folder.name}": read_state(folder)
+            for index in self._nodes
+            for folder in (self._run_dir / contract.NODES_DIR / str(index)).glob("[0-9]*")
         }
         for path in sorted(_files(self._run_dir)):
             with suppress(OSError):

@@ -174,7 +174,7 @@ class Session:
         Raises ``TargetError`` where the host refuses, is gone, or is silent for ``limit_s``.
         """
         with self._limit(limit_s):
-            self.send({"op": op, **asked}, blob)
+            self.send({"op": op, "limit_s": limit_s, **asked}, blob)
             answer, _ = self.receive()
         if "error" in answer:
             hint = "make room there" if answer.get("errno") in ("ENOSPC", "EDQUOT") else ""

@@ -6,10 +6,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.hosts.places import Network
+from tests.hosts.typist import Typist
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,11 @@ def four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     finally:
         shutil.rmtree(os.environ.pop("XDG_RUNTIME_DIR"))
         network.remove()
+
+
+@pytest.fixture
+def typist(tmp_path: Path, four_hosts: Network) -> Iterator[Typist]:
+    """``launcher`` typed for the four hosts, on which it may leave nothing."""
+    typist = Typist(tmp_path, four_hosts)
+    yield typist
+    typist.assert_nothing_left()
