@@ -91,7 +91,10 @@ class Conversation:
         self.stdin, self.stdout, self._stderr = (_opened(end) for end in ends)
 
     def end(self) -> tuple[int, str]:
-        """Closes it, by force if it does not end; its exit code and what it said on stderr."""
+        """Closes it, by force if it does not end; its exit code and what it said on stderr.
+
+        Idempotent; what it said is told once.
+        """
         with contextlib.suppress(OSError, ValueError):
             self.stdin.close()
         try:
@@ -99,7 +102,7 @@ class Conversation:
         except subprocess.TimeoutExpired:
             self.kill()
             self._popen.wait()
-        said = self._stderr.read().decode(errors="replace")
+        said = "" if self._stderr.closed else self._stderr.read().decode(errors="replace")
         self.stdout.close()
         self._stderr.close()
         return self._popen.returncode, said

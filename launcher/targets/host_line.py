@@ -112,7 +112,6 @@ class HostLine:
         finally:
             with self._lock:
                 self._session = None
-            session.kill()
             session.close()
 
     def _take(self, message: dict[str, Any], blob: bytes) -> None:

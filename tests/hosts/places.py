@@ -60,6 +60,8 @@ class Host:
             (self.folder / name).mkdir(parents=True)
         sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "etc/host_key")
         self._write_sshd_config()
+        names = (f"{host.address} {host.name}\n" for host in self.network.hosts)
+        (self.folder / "etc/hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
         sh("ip", "netns", "add", self.namespace)
         self._connect("eth0", self.address)
         if self.network.has_training:
