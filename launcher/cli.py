@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from launcher import __version__
-from launcher.commands import doctor, env, jobs, runs, schema
+from launcher.commands import doctor, env, hosts, jobs, runs, schema
 from launcher.errors import ExitCode, LauncherError
 
-GROUPS = (jobs, doctor, env, runs, schema)
+GROUPS = (jobs, runs, hosts, doctor, env, schema)
 """In the order of ``launcher --help``."""
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped. Docs: docs/job-file.md"""

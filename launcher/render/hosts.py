@@ -12,7 +12,7 @@ from launcher.node_plan import Env, NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.agent_files import AgentFiles, TaskFile, agent_argv, render_agent_files
 from launcher.render.shell import quote, render_block, render_exports
-from launcher.torchrun import STALE_VARIABLES, parse_torch_version, plan_settings, render_argv
+from launcher.torchrun import parse_torch_version, plan_settings, render_argv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,10 @@ class HostsArtifact:
         ]
         return "\n".join(lines) + "\n"
 
+    def shell_to_join(self) -> str:
+        """Lines that start these nodes alone, where the run's files are there already."""
+        return "\n".join(line for node in self.nodes for line in self._start(node)) + "\n"
+
     def _on_host(self, node: HostNode) -> list[str]:
         ssh = self._ssh(node.host)
         secrets = f"; set there: {' '.join(node.node.secrets)}" if node.node.secrets else ""
@@ -88,15 +92,20 @@ class HostsArtifact:
         if self.code:
             code = quote(f"{node.run_dir}/{CODE_DIR}")
             unpack = [f"{ssh} 'mkdir -p {code} && tar -xzC {code}' <\"$CODE\""]
-        # -tt: what runs there gets a hangup when this script ends.
+        files = self._files(node)
         return [
             "",
             f"# node {node.node.node_index}{secrets}",
             *unpack,
-            f"{ssh} -tt sh -s <<'NODE' &",
+            *self._start(node, render_block(("mkdir", "-p", *node.folders), head=2), *files),
+        ]
+
+    def _start(self, node: HostNode, *before: str) -> list[str]:
+        # -tt: what runs there gets a hangup when this script ends.
+        return [
+            f"{self._ssh(node.host)} -tt sh -s <<'NODE' &",
             render_block(("unset", *node.unset), per_line=4),
-            render_block(("mkdir", "-p", *node.folders), head=2),
-            *(self._files(node)),
+            *before,
             f"cd {quote(node.cwd)} || exit",
             render_exports(node.env).rstrip("\n"),
             render_block(("exec", *node.argv), head=4),
@@ -152,7 +161,7 @@ def _host_node(plan: LaunchPlan, node: NodePlan, task: str | None) -> HostNode:
         argv=_argv(plan, node, host, run_dir),
         cwd=node.workdir,
         env=(*node.env, *(devices if plan.accelerator == "cuda" else ())),
-        unset=STALE_VARIABLES,
+        unset=contract.STALE_VARIABLES,
     )
 
 

@@ -7,13 +7,9 @@ the run writes and renews the lease. Everything is asked of all hosts at once.
 from __future__ import annotations
 
 import contextlib
-import getpass
-import os
-import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,6 @@ from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import HostFacts
-from launcher.hosts_plan import lease_of, run_dir_on
 from launcher.inventory import Inventory, read_inventory
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
@@ -33,6 +28,7 @@ from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.code import Code, read_code
 from launcher.targets.host_facts import Survey
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
+from launcher.targets.host_nodes import end_on, prepare, read_secrets, remove_on, take
 from launcher.targets.ssh import Session, Ssh
 
 LOST_AFTER_S = 12.0
@@ -126,10 +122,12 @@ class HostsTarget:
     def _start(self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]) -> None:
         sessions = self._open_sessions(artifact)
         try:
-            self._each(artifact, lambda node: _take(plan, node, sessions[node.host.host.name]))
+            self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
             self._each(
                 artifact,
-                lambda node: self._prepare(plan, artifact, node, sessions[node.host.host.name]),
+                lambda node: prepare(
+                    plan, node, artifact.agent, self._code, sessions[node.host.host.name]
+                ),
             )
             # No rendezvous clock runs before every host is ready.
             self._each(
@@ -156,35 +154,6 @@ class HostsTarget:
 
     def _each(self, artifact: HostsArtifact, work: Any) -> None:
         self._connect().each(work, artifact.nodes)
-
-    def _prepare(
-        self, plan: LaunchPlan, artifact: HostsArtifact, node: HostNode, session: Session
-    ) -> None:
-        state_dir = node.host.state_dir
-        if plan.code is not None:
-            have = session.call("has", state_dir=state_dir, hashes=[plan.code])["have"]
-            if not have:
-                if self._code is None or self._code.hash != plan.code:
-                    raise TargetError(
-                        f"{node.host.host.name}: the run's code is gone from there", "start it anew"
-                    )
-                session.call(
-                    "store", state_dir=state_dir, hash=plan.code, blob=self._code.data, limit_s=600
-                )
-        files = [[f"{node.run_dir}/{contract.PLAN_FILE}", plan.to_json()]]
-        if node.task is not None:
-            files.append([node.task.path, node.task.text])
-        session.call(
-            "prepare",
-            blob=artifact.agent or b"",
-            run_dir=node.run_dir,
-            state_dir=state_dir,
-            folders=list(node.folders),
-            files=files,
-            agent=node.agent_path if artifact.agent else None,
-            code=plan.code,
-            needed=[node.cwd],
-        )
 
     def _launch(
         self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
@@ -319,11 +288,11 @@ class HostsTarget:
                 if not self._answers(host):
                     raise TargetError(f"{host.host.name}: it does not answer")
                 with ssh.open(host.host) as session:
-                    _end_on(session, plan, host, None if only is None else chosen, grace_s)
+                    end_on(session, plan, host, None if only is None else chosen, grace_s)
                     if remove:
                         line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, indices, 0.0)
                         copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
-                        _remove_on(session, plan, host)
+                        remove_on(session, plan, host)
             except TargetError as error:
                 unreached.append(error.what)
 
@@ -353,51 +322,6 @@ class HostsTarget:
         return tuple(found)
 
 
-def _take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
-    owner = f"{getpass.getuser()}@{socket.gethostname()}"
-    host = node.host.host
-    answer = session.call(
-        "take",
-        leases=[lease_of(plan, node.node, owner, str(os.getpid()))],
-        lease_dir=host.lease_dir,
-        ttl_s=LEASE_TTL_S,
-        slots_limit=host.slots,
-    )
-    if "held" in answer:
-        raise TargetError(
-            f"{host.name}: held by {describe_leases(answer['held'])}",
-            "wait for it, or name other hosts; launcher hosts shows all leases",
-        )
-
-
-def describe_leases(leases: list[dict[str, Any]]) -> str:
-    """Who holds what, in words."""
-    return ", ".join(
-        f"{lease['owner']} with {lease['run_id']} ("
-        + (f"GPUs {','.join(lease['gpus'])}" if lease["gpus"] else f"{lease['slots']} slots")
-        + ")"
-        for lease in leases
-    )
-
-
-def _end_on(
-    session: Session, plan: LaunchPlan, host: HostFacts, nodes: list[int] | None, grace_s: float
-) -> None:
-    session.call(
-        "stop",
-        run_id=plan.run_id,
-        nodes=nodes,
-        grace_s=grace_s,
-        lease_dir=host.host.lease_dir,
-        limit_s=grace_s + STOP_MARGIN_S,
-    )
-
-
-def _remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> None:
-    own = f"{host.state_dir}/checkpoints/{plan.run_id}"
-    session.call("remove", run_dir=run_dir_on(host, plan.run_id), checkpoint_dir=own)
-
-
 def _by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
     found: dict[str, tuple[HostFacts, list[int]]] = {}
     for node in plan.nodes:
@@ -408,20 +332,3 @@ def _by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
 
 def _key(node: Any) -> str:
     return f"{node.node_index}.{node.incarnation}"
-
-
-def read_secrets(plan: LaunchPlan) -> dict[str, str]:
-    """The secrets' values. Raises ``InputError`` naming those that are not set."""
-    names = plan.nodes[0].secrets
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise InputError(
-            f"secrets: {', '.join(missing)} not set in the launcher's environment",
-            f"export {missing[0]}=..., or take it out of secrets",
-        )
-    return {name: os.environ[name] for name in names}
-
-
-def detached(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan for nodes that go on without a launcher."""
-    return replace(plan, detached=True)

@@ -27,10 +27,23 @@ ROSTER = {
         *("settings", "fencing", "store", "shell", "handler", "backend"),
     )
 }
+HOST = {"host", "host.__main__"} | {
+    f"host.{name}"
+    for name in (
+        "commands",
+        "facts",
+        "frames",
+        "keeper",
+        "leases",
+        "processes",
+        "requests",
+        "watch",
+    )
+}
 LAYERS: dict[float, set[str]] = {
     0: {"", "errors", "clock", "contract", "state", "node_plan"},
-    # The agent in the node: beside the planning, never above it.
-    0.5: {"agent", "agent.roster", "agent.__main__", *AGENT, *ROSTER},
+    # The agent in the node and the program on a host: beside the planning, never above it.
+    0.5: {"agent", "agent.roster", "agent.__main__", *AGENT, *ROSTER, *HOST},
     1: {
         "job",
         "job_types",
@@ -45,7 +58,7 @@ LAYERS: dict[float, set[str]] = {
         "lines",
     },
     2: {"yaml_source", "inventory", "job_problems", "jobfile", "reference", "plan", "torchrun"}
-    | {"agent_task", "agent_logs", "kubernetes_plan"},
+    | {"agent_task", "agent_logs", "kubernetes_plan", "hosts_plan"},
     3: {
         "render",
         "render.shell",
@@ -53,6 +66,7 @@ LAYERS: dict[float, set[str]] = {
         "render.docker",
         "render.agent_archive",
         "render.agent_files",
+        "render.hosts",
         "render.pod",
         "render.gang",
         "render.job_spec",
@@ -64,9 +78,24 @@ LAYERS: dict[float, set[str]] = {
         "by_hand",
     },
     4: {"proc", "targets.gpus", "targets.docker_engine", "targets.docker_console", "runs", "tails"}
-    | {"targets", "targets.base", "targets.local", "targets.docker"},
+    | {"targets", "targets.base", "targets.local", "targets.docker", "targets.hosts"}
+    | {
+        f"targets.{name}"
+        for name in ("ssh", "ssh_errors", "host_line", "host_nodes", "host_facts", "code")
+    },
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
-    5: {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
+    5: {
+        "doctor",
+        "host_table",
+        "decide",
+        "follow",
+        "report",
+        "summary",
+        "choose",
+        "console",
+        "launch",
+        "listing",
+    }
     | {
         "stopping",
         "scaling",
@@ -78,7 +107,10 @@ LAYERS: dict[float, set[str]] = {
         "plot",
     },
     6: {"cli", "__main__", "commands"}
-    | {f"commands.{name}" for name in ("arguments", "doctor", "env", "jobs", "runs", "schema")},
+    | {
+        f"commands.{name}"
+        for name in ("arguments", "doctor", "env", "hosts", "jobs", "runs", "schema")
+    },
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 
@@ -136,7 +168,7 @@ def test_no_renderer_imports_the_one_of_another_target() -> None:
 
 
 def test_no_target_imports_another() -> None:
-    targets = {"targets.local", "targets.docker"}
+    targets = {"targets.local", "targets.docker", "targets.hosts"}
     for module in targets:
         assert not imports_of(module) & (targets - {module})
 
@@ -151,8 +183,9 @@ def test_train_never_imports_launcher_nor_launcher_train() -> None:
 
 
 def test_only_proc_uses_subprocess() -> None:
+    # On a host there is no proc: the program there has one such module of its own.
     # The probe is no part of the launcher's process: it runs in the nodes, by itself.
-    for module in set(modules()) - {"proc", "probes.program"}:
+    for module in set(modules()) - {"proc", "probes.program", "host.commands"}:
         assert "import subprocess" not in path_of(module).read_text(), module
 
 
@@ -175,6 +208,11 @@ def test_planning_and_rendering_for_docker_never_import_torch_or_docker() -> Non
         " launcher.targets.local, sys; sys.exit(bool({'torch', 'docker'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_program_on_a_host_imports_the_standard_library_and_the_contract_alone() -> None:
+    for module in sorted(HOST):
+        assert {n for n in imports_of(module) if n.split(".")[0] != "host"} <= {"contract"}
 
 
 AGENT = [module for module in modules() if module.split(".")[0] == "agent"]
