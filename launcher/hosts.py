@@ -40,8 +40,9 @@ class HostFacts:
 
     ``address`` is where all others reached it, ``interface`` the one that has the address.
     ``device_ids`` are the accelerators that nobody holds. ``state_dir`` is the host's own folder,
-    absolute; ``runtime`` is ``python`` or ``docker``. ``clock_offset_s`` is the host's wall clock
-    less the launcher's, measured to half a round trip.
+    absolute; ``runtime`` is ``python`` or ``docker``. ``user`` is ``uid:gid`` there; ``image`` is
+    what containers start from, ``image_labels`` its labels as JSON where the host has it.
+    ``clock_offset_s`` is the host's wall clock less the launcher's, to half a round trip.
     """
 
     host: Host
@@ -53,4 +54,7 @@ class HostFacts:
     torch_version: str | None = None
     state_dir: str
     runtime: str = "python"
+    user: str | None = None
+    image: str | None = None
+    image_labels: str = ""
     clock_offset_s: float = 0.0

@@ -8,22 +8,23 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 from launcher.host import keeper, requests
 from launcher.host.facts import Listener
 from launcher.host.frames import MAGIC, BrokenFrameError, read_frame, write_frame
 from launcher.host.watch import Watch
 
-IDLE_LIMIT_S = 300
-"""A session that hears nothing for so long ends: a cut connection may never do so itself."""
+IDLE_LIMIT_S = 3600
+"""A session that hears nothing for so long ends: a cut connection may never do so itself. The
+others wait as long while the largest image reaches the slowest host."""
 Handler = Callable[[dict[str, Any], bytes], dict[str, Any]]
 HANDLERS: dict[str, Handler] = {
     name: getattr(requests, name)
     for name in (
         *("facts", "reach", "take", "release", "leases", "has", "store"),
-        *("prepare", "start", "stop", "remove", "runs"),
+        *("prepare", "start", "stop", "remove", "runs", "image", "pull", "load"),
     )
 }
 
@@ -60,11 +61,27 @@ def converse(program: str) -> None:
         if asked["op"] == "watch":
             Watch(asked, stdout).run(sys.stdin.fileno())
             return
+        if asked["op"] == "load":
+            signal.alarm(0)
+            write_frame(stdout, handle({"op": "load", "chunks": read_chunks(stdin)}, b""))
+            continue
         if asked["op"] == "listen":
             listener = Listener(asked["token"])
             write_frame(stdout, {"port": listener.port})
             continue
         write_frame(stdout, handle({**asked, "program": program}, blob))
+
+
+def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
+    """What the launcher sends until it says that this was all. Raises OSError where it is not."""
+    while (frame := read_frame(stdin)) is not None:
+        message, blob = frame
+        if message["op"] == "end":
+            if message["complete"]:
+                return
+            break
+        yield blob
+    raise OSError("cut off while it was sent")
 
 
 def answer_callers(listener: Listener) -> None:

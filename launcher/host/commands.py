@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -28,10 +30,20 @@ def read_output(argv: Sequence[str], timeout_s: float = 20.0) -> str | None:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
-def feed(argv: Sequence[str], data: bytes, timeout_s: float) -> str:
-    """Runs a command on ``data``; empty, or what it said where it failed."""
-    done = subprocess.run(argv, input=data, capture_output=True, timeout=timeout_s, check=False)
-    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or "failed"
+def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
+    """Runs a command on what comes in ``chunks``; empty, or what it said where it failed."""
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
+        assert child.stdin is not None
+        for chunk in chunks:
+            # Read on where it has failed: the other end would wait for ever.
+            with contextlib.suppress(OSError):
+                child.stdin.write(chunk)
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        code = child.wait()
+        said.seek(0)
+        return "" if code == 0 else said.read().decode(errors="replace").strip() or "failed"
 
 
 def start_keeper(argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path) -> int:

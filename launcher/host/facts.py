@@ -40,7 +40,8 @@ def read_facts(asked: dict[str, Any]) -> dict[str, Any]:
         "leases": LeaseBook(asked["lease_dir"]).read(),
     }
     if asked["runtime"] == "docker":
-        return {**facts, **read_docker(asked["image"])}
+        flavor = "cuda" if facts["gpus"] else "cpu"
+        return {**facts, **read_docker(asked["image"] or f"{asked['own_image']}:{flavor}")}
     if facts["python"]:
         version = commands.read_output((facts["python"], "-c", TORCH_VERSION))
         facts["torch_version"] = (version or "").strip()
@@ -54,14 +55,14 @@ def read_gpus() -> list[str]:
 
 
 def read_docker(image: str) -> dict[str, Any]:
-    """The engine's version and the image's id and labels, empty where there is none."""
+    """The engine's version and the image's name and labels, empty where there are none."""
     version = commands.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
     if not version:
-        return {"docker": "", "image_id": "", "labels": {}}
+        return {"docker": "", "image": image, "labels": ""}
     fields = "{{.Id}}\n{{json .Config.Labels}}"
     found = commands.read_output(("docker", "image", "inspect", "--format", fields, image))
-    id, _, labels = (found or "\n{}").partition("\n")
-    return {"docker": version.strip(), "image_id": id, "labels": labels.strip()}
+    labels = (found or "").partition("\n")[2].strip()
+    return {"docker": version.strip(), "image": image, "labels": labels}
 
 
 def read_interfaces() -> list[tuple[str, str, int]]:

@@ -143,6 +143,26 @@ def remove(asked: Asked, blob: bytes) -> Asked:
     return {}
 
 
+def image(asked: Asked, blob: bytes) -> Asked:
+    """The id of an image in this host's engine; empty where it has none by that name."""
+    argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked["image"])
+    return {"id": (commands.read_output(argv) or "").strip()}
+
+
+def pull(asked: Asked, blob: bytes) -> Asked:
+    """Pulls an image."""
+    if told := commands.feed(("docker", "pull", "--quiet", asked["image"]), ()):
+        raise RefusedError(f"image {asked['image']} could not be pulled: {told.splitlines()[-1]}")
+    return {}
+
+
+def load(asked: Asked, blob: bytes) -> Asked:
+    """Takes an image as ``docker save`` wrote it."""
+    if told := commands.feed(("docker", "load", "--quiet"), asked["chunks"]):
+        raise RefusedError(told.splitlines()[-1])
+    return {}
+
+
 def runs(asked: Asked, blob: bytes) -> Asked:
     """Runs that this host knows, with their plans and how many of their nodes live."""
     found = []
@@ -157,6 +177,8 @@ def runs(asked: Asked, blob: bytes) -> Asked:
 def end_nodes(run_id: str, nodes: tuple[int, ...] | None, grace_s: float) -> None:
     """Asks the keepers, which ask their agents; kills what is left after the grace."""
     keepers = processes.find(run_id, nodes, keepers=True)
+    if not keepers:
+        _remove_containers(run_id, nodes)
     for pid in keepers:
         _write_grace(pid, grace_s)
     processes.send(keepers, signal.SIGTERM)
@@ -177,6 +199,18 @@ def end_nodes(run_id: str, nodes: tuple[int, ...] | None, grace_s: float) -> Non
         if time.monotonic() > deadline + 5.0:
             raise RefusedError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
+
+
+def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> None:
+    """Those whose keeper is gone, of a run in containers."""
+    label = f"label={contract.LABEL_RUN_ID}={run_id}"
+    fields = '{{.ID}} {{.Label "' + contract.LABEL_NODE_INDEX + '"}}'
+    listed = commands.read_output(
+        ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
+    )
+    for id, _, index in (line.partition(" ") for line in (listed or "").splitlines()):
+        if nodes is None or int(index) in nodes:
+            commands.read_output(("docker", "rm", "--force", "--volumes", id))
 
 
 def _write_grace(pid: int, grace_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import contract
@@ -11,6 +11,7 @@ from launcher.hosts_plan import CODE_DIR, run_dir_on
 from launcher.node_plan import Env, NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.agent_files import AgentFiles, TaskFile, agent_argv, render_agent_files
+from launcher.render.container import DOCKER_RUN_ATTACHED, Container, shared_options
 from launcher.render.shell import quote, render_block, render_exports
 from launcher.torchrun import parse_torch_version, plan_settings, render_argv
 
@@ -29,6 +30,7 @@ class HostNode:
     cwd: str
     env: Env
     unset: tuple[str, ...]
+    container: str | None = None
 
     @property
     def agent_path(self) -> str:
@@ -48,6 +50,7 @@ class HostNode:
             "env": dict(self.env),
             "unset": list(self.unset),
             "secrets": secrets,
+            "container": self.container,
             "detached": plan.detached,
             "stop_grace_s": plan.stop_grace_s,
         }
@@ -148,21 +151,43 @@ def _host_node(plan: LaunchPlan, node: NodePlan, task: str | None) -> HostNode:
     run_dir = run_dir_on(host, plan.run_id)
     node_dir = f"{run_dir}/{contract.NODES_DIR}/{node.node_index}/{node.incarnation}"
     task_path = f"{node_dir}/{contract.NODE_TASK_FILE}"
-    devices = (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
-    checkpoints = dict(node.env)[contract.CHECKPOINT_DIR]
-    assert node.workdir is not None, "the planner gives nodes without a container a folder"
-    return HostNode(
+    common = HostNode(
         node=node,
         host=host,
         run_dir=run_dir,
         node_dir=node_dir,
-        folders=(node_dir, checkpoints),
+        folders=(node_dir, _checkpoint_dir(node)),
         task=None if task is None else TaskFile(path=task_path, text=task),
+        argv=(),
+        cwd="/",
+        env=(),
+        unset=(),
+    )
+    if plan.image is not None:
+        return replace(common, argv=_docker_argv(plan, node, host), container=node.name)
+    devices = (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
+    assert node.workdir is not None, "the planner gives nodes without a container a folder"
+    return replace(
+        common,
         argv=_argv(plan, node, host, run_dir),
         cwd=node.workdir,
         env=(*node.env, *(devices if plan.accelerator == "cuda" else ())),
         unset=contract.STALE_VARIABLES,
     )
+
+
+def _checkpoint_dir(node: NodePlan) -> str:
+    """As the host sees it."""
+    inside = dict(node.env)[contract.CHECKPOINT_DIR]
+    return next((m.source for m in node.mounts if m.target == inside), inside)
+
+
+def _docker_argv(plan: LaunchPlan, node: NodePlan, host: HostFacts) -> tuple[str, ...]:
+    """In the foreground, and on the host's own network: its addresses are the host's."""
+    own = replace(plan, user=host.user)
+    container = Container(plan=own, node=node, shared=tuple(shared_options(own, "host")))
+    options = (word for option in container.options for word in option.words)
+    return (*DOCKER_RUN_ATTACHED, *options, container.image, *container.arguments)
 
 
 def _argv(plan: LaunchPlan, node: NodePlan, host: HostFacts, run_dir: str) -> tuple[str, ...]:

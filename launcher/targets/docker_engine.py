@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from launcher import contract
 from launcher.clock import Clock
 from launcher.errors import TargetError
-from launcher.render.docker import Container, DockerArtifact
+from launcher.render.container import Container
+from launcher.render.docker import DockerArtifact
 from launcher.state import NodeState
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from launcher.targets.ssh import Session, Ssh
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
+OWN_IMAGE = "fabric-train"
 PROPOSED_PORTS = 16
 REACH_LIMIT_S = 5.0
 
@@ -68,6 +69,7 @@ class Survey:
                 gpus=job.resources.gpus != 0,
                 runtime=job.hosts.runtime,
                 image=job.image or "",
+                own_image=OWN_IMAGE,
             )
             found["clock_offset_s"] = found["at"] - (asked_at + time.time()) / 2
             return found
@@ -153,9 +155,13 @@ def to_facts(host: Host, found: dict[str, Any], job: JobSpec) -> HostFacts:
         interface="lo",
         cpu_count=found["cpu_count"],
         device_ids=free_gpus(host, found),
-        python=found["python"],
+        # In a container the image's own is what counts.
+        python=found["python"] if job.hosts.runtime == "python" else "python3",
         torch_version=found.get("torch_version") or None,
         state_dir=found["state_dir"],
         runtime=job.hosts.runtime,
+        user=found["user"],
+        image=found.get("image"),
+        image_labels=found.get("labels", ""),
         clock_offset_s=round(found["clock_offset_s"], 3),
     )

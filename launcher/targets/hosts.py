@@ -27,6 +27,7 @@ from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.code import Code, read_code
 from launcher.targets.host_facts import Survey
+from launcher.targets.host_images import Image, parse_labels, provide_image, read_image
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
 from launcher.targets.host_nodes import end_on, prepare, read_secrets, remove_on, take
 from launcher.targets.ssh import Session, Ssh
@@ -50,6 +51,7 @@ class HostsTarget:
         self._clock = clock or SystemClock()
         self._ssh: Ssh | None = None
         self._code: Code | None = None
+        self._image: Image | None = None
         self._lines: dict[str, HostLine] = {}
         self._pulse: Pulse | None = None
         self._late: set[int] = set()
@@ -67,26 +69,38 @@ class HostsTarget:
             self._inventory = read_inventory(job.hosts.inventory)
         survey = Survey(self._connect(), self._inventory, job)
         hosts = survey.read()
-        if job.hosts.runtime == "python":
-            self._code = read_code(Path.cwd())
+        bare = job.hosts.runtime == "python"
+        self._code = read_code(Path.cwd()) if bare else None
+        self._image = None if bare else read_image(hosts[0].image or "")
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
             cpu_count=min(host.cpu_count for host in hosts),
-            torch_version=hosts[0].torch_version,
+            torch_version=hosts[0].torch_version
+            if bare
+            else self._label(hosts, contract.LABEL_TORCH),
+            cuda_version=None if bare else self._label(hosts, contract.LABEL_CUDA),
+            image=self._image.name if self._image else None,
+            user=hosts[0].user,
             python=hosts[0].python,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             free_port=survey.port,
             terminal=sys.stderr.isatty(),
             hosts=hosts,
-            runs_bare=job.hosts.runtime == "python",
+            runs_bare=bare,
             # Only the job can say that hosts share a folder.
             shares_storage=job.checkpoint_dir is not None,
             code=self._code.hash if self._code else None,
             cwd_in_code=self._code.inner if self._code else "",
             ssh_config=self._inventory.ssh_config,
         )
+
+    def _label(self, hosts: tuple[HostFacts, ...], name: str) -> str | None:
+        """Of the image, as this machine's engine has it or else a host's."""
+        assert self._image is not None, "only asked for with an image"
+        told = [self._image.labels, *(parse_labels(host.image_labels) for host in hosts)]
+        return next((labels[name] for labels in told if name in labels), None)
 
     def _connect(self) -> Ssh:
         if self._ssh is None:
@@ -122,6 +136,7 @@ class HostsTarget:
     def _start(self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]) -> None:
         sessions = self._open_sessions(artifact)
         try:
+            # Leases before anything travels: it may take minutes, and the lines renew them.
             self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
             self._each(
                 artifact,
@@ -129,6 +144,11 @@ class HostsTarget:
                     plan, node, artifact.agent, self._code, sessions[node.host.host.name]
                 ),
             )
+            if plan.image is not None:
+                image = self._image or read_image(plan.image)
+                self._each(
+                    artifact, lambda node: provide_image(image, sessions[node.host.host.name])
+                )
             # No rendezvous clock runs before every host is ready.
             self._each(
                 artifact,

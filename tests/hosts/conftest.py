@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import DOCKER_IMAGE
 from tests.hosts.places import Network
 from tests.hosts.typist import Typist
 
@@ -25,6 +27,20 @@ def four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     finally:
         shutil.rmtree(os.environ.pop("XDG_RUNTIME_DIR"))
         network.remove()
+
+
+@pytest.fixture(scope="session")
+def four_engines(four_hosts: Network) -> Network:
+    """Engines of the hosts' own: the first two hold the image, the others do not."""
+    first = four_hosts.hosts[0]
+    first.start_engine()
+    save = subprocess.Popen(["docker", "save", DOCKER_IMAGE], stdout=subprocess.PIPE)
+    socket = f"unix://{first.folder}/docker.sock"
+    subprocess.run(["docker", "--host", socket, "load", "-q"], stdin=save.stdout, check=True)
+    assert save.wait() == 0
+    for host in four_hosts.hosts[1:]:
+        host.start_engine()
+    return four_hosts
 
 
 @pytest.fixture

@@ -94,8 +94,41 @@ class Host:
                 MaxStartups 200
                 MaxSessions 200
                 UseDNS no
+                SetEnv DOCKER_HOST=unix://{self.folder}/docker.sock
                 """)
         )
+
+    # -- an engine of its own ---------------------------------------------------------------------
+
+    def start_engine(self, seed: Path | None = None) -> None:
+        """A Docker engine in the host; ``seed`` is the data of one that ended, with its images."""
+        data = self.folder / "docker"
+        if seed is not None and not data.exists():
+            # Layers are only read: by links, four engines have them for the price of one.
+            sh("cp", "-al", seed, data)
+            for name in ("image", "buildkit", "containers", "network", "volumes"):
+                if (data / name).exists():
+                    shutil.rmtree(data / name)
+                    sh("cp", "-a", seed / name, data / name)
+        script = self.folder / "etc/start"
+        script.write_text(
+            f"#!/bin/sh\nrm -f {self.folder}/docker.pid\n"
+            f"setsid dockerd --data-root {data} --exec-root {self.folder}/docker-exec "
+            f"--pidfile {self.folder}/docker.pid --host unix://{self.folder}/docker.sock "
+            f"--bridge=none --iptables=false --ip6tables=false "
+            f">>{self.folder}/docker.log 2>&1 </dev/null &\n"
+        )
+        script.chmod(0o755)
+        self.run(str(script))
+        wait_until(self._engine_answers, 90, f"engine of {self.name}")
+
+    def _engine_answers(self) -> bool:
+        return bool(self.docker("version", "--format", "{{.Server.Version}}", check=False))
+
+    def docker(self, *argv: str, check: bool = True) -> str:
+        """The docker command line on the host's engine."""
+        host = f"unix://{self.folder}/docker.sock"
+        return self.run("docker", "--host", host, *argv, check=check).strip()
 
     # -- power and services -------------------------------------------------------------------
 

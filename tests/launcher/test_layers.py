@@ -64,6 +64,7 @@ LAYERS: dict[float, set[str]] = {
         "render.shell",
         "render.local",
         "render.docker",
+        "render.container",
         "render.agent_archive",
         "render.agent_files",
         "render.hosts",
@@ -81,7 +82,15 @@ LAYERS: dict[float, set[str]] = {
     | {"targets", "targets.base", "targets.local", "targets.docker", "targets.hosts"}
     | {
         f"targets.{name}"
-        for name in ("ssh", "ssh_errors", "host_line", "host_nodes", "host_facts", "code")
+        for name in (
+            "ssh",
+            "ssh_errors",
+            "host_line",
+            "host_nodes",
+            "host_facts",
+            "host_images",
+            "code",
+        )
     },
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
     5: {
@@ -160,7 +169,7 @@ def test_every_module_has_a_layer_and_imports_only_from_lower_ones(module: str) 
 
 def test_no_renderer_imports_the_one_of_another_target() -> None:
     shared = {"render.shell", "render.agent_files", "render.agent_archive"}
-    shared |= {"render.pod", "render.gang", "render.job_spec"}
+    shared |= {"render.container", "render.pod", "render.gang", "render.job_spec"}
     targets = {m for m in modules() if m.startswith("render.")} - shared
     assert targets
     for module in targets:
