@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import contract
+from launcher.errors import InputError
 
 if TYPE_CHECKING:
     from launcher.choose import Choice
@@ -107,6 +108,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         default=contract.LATEST_LINK,
         help="run id, its beginning, or latest (default)",
     )
+    # A run that another machine started is found on its hosts.
+    parser.add_argument("--on", choices=("hosts",), help=argparse.SUPPRESS)
+    add_hosts(parser)
 
 
 def natural(text: str) -> int:
@@ -169,10 +173,18 @@ def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:
-    """The run that was named. Raises ``InputError`` where there is none."""
+    """The run that was named, on the hosts where none here is it. Raises ``InputError``."""
     from launcher.runs import find_run
 
-    return find_run(run_root(arguments), arguments.run)
+    try:
+        return find_run(run_root(arguments), arguments.run)
+    except InputError:
+        inventory = read_hosts(arguments)
+        if inventory is None:
+            raise
+    from launcher.adopting import adopt_run
+
+    return adopt_run(inventory, run_root(arguments), arguments.run)
 
 
 def run_root(arguments: argparse.Namespace) -> Path:

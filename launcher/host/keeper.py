@@ -102,7 +102,7 @@ class _Keeper:
                 self._book.renew(self._spec["run_id"], DETACHED_TTL_S, (self._spec["node_index"],))
             left_s = self._book.seconds_left(self._spec["run_id"], self._spec["node_index"])
             if left_s is None or left_s <= 0:
-                self._why = "its launcher was gone" if left_s is not None else "its lease was gone"
+                self._why = contract.LAUNCHER_GONE
                 return LOST_GRACE_S
         return 0.0
 

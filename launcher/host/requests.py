@@ -164,13 +164,15 @@ def load(asked: Asked, blob: bytes) -> Asked:
 
 
 def runs(asked: Asked, blob: bytes) -> Asked:
-    """Runs that this host knows, with their plans and how many of their nodes live."""
+    """Runs that this host knows, with their plans and which of their nodes are here."""
     found = []
-    for path in sorted((Path(asked["state_dir"]) / RUNS_DIR).glob(f"*/{PLAN_FILE}")):
+    folder = Path(os.path.expanduser(asked["state_dir"])) / RUNS_DIR
+    for path in sorted(folder.glob(f"*/{PLAN_FILE}")):
         run_id = path.parent.name
-        if asked["run_id"] in ("", run_id) or run_id.startswith(asked["run_id"]):
-            living = len(processes.find(run_id, keepers=True))
-            found.append({"run_id": run_id, "plan": path.read_text(), "running": living})
+        if run_id.startswith(asked["run_id"]):
+            nodes = (path.parent / contract.NODES_DIR).glob("[0-9]*")
+            indices = sorted(int(node.name) for node in nodes)
+            found.append({"run_id": run_id, "plan": path.read_text(), "nodes": indices})
     return {"runs": found}
 
 

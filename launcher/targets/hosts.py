@@ -273,7 +273,7 @@ class HostsTarget:
     def stop(self, run_id: str, grace_s: float) -> None:
         """As ``Target.stop``. What a followed run leaves on a silent host ends by its lease.
 
-        Raises ``TargetError`` where a detached run's host is not reached.
+        Raises ``TargetError`` for a host that is not reached, unless this launcher follows the run.
         """
         plan = self._plan_of(run_id)
         if plan is None:
@@ -317,7 +317,7 @@ class HostsTarget:
                 unreached.append(error.what)
 
         ssh.each(end, _by_host(plan).values())
-        if unreached and plan.detached:
+        if unreached and (plan.detached or not self._lines):
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
 
     def _close_lines(self) -> None:

@@ -89,7 +89,14 @@ class Ssh:
 
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
-        return Session(host, (*self.argv(host), f'exec python3 -c "{PYTHON_PROGRAM}"'))
+        argv = (*self.argv(host), f'exec python3 -c "{PYTHON_PROGRAM}"')
+        try:
+            return Session(host, argv)
+        except TargetError:
+            # The host may have been started anew, which a shared connection does not know.
+            if not self.disconnect(host):
+                raise
+        return Session(host, argv)
 
     def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """``work`` on all items at once; results in their order.
@@ -109,10 +116,10 @@ class Ssh:
             raise joined(errors)  # type: ignore[arg-type]
         return [future.result() for future in futures]
 
-    def disconnect(self, host: Host) -> None:
-        """Drops the shared connection, which may be dead without knowing; then the next is new."""
+    def disconnect(self, host: Host) -> bool:
+        """Drops the shared connection, so that the next one is new; whether there was one."""
         control = ("ssh", "-O", "exit", *self.argv(host)[1:])
-        proc.read_output(control, timeout_s=5)
+        return proc.read_output(control, timeout_s=5) is not None
 
 
 def joined(errors: list[TargetError]) -> TargetError:

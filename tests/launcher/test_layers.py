@@ -96,6 +96,7 @@ LAYERS: dict[float, set[str]] = {
     5: {
         "doctor",
         "host_table",
+        "adopting",
         "decide",
         "follow",
         "report",
