@@ -24,6 +24,7 @@ def test_an_image_travels_to_hosts_that_lack_it_and_two_hosts_train_together(
     typist.write(WHO, prefix=PREFIX + mount)
     assert script.exists()
     first = four_engines.hosts[0].docker("image", "inspect", "-f", "{{.Id}}", DOCKER_IMAGE)
+    typist.limit_s = 400.0
     done = typist("run", "job.yaml", "--nnodes", "2")
     assert done.returncode == 0, done.stderr
     assert "rank 0" in done.stderr
