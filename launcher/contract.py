@@ -75,6 +75,9 @@ CONTAINER_AGENT = "/launcher/agent.pyz"
 CONTAINER_TASK = "/launcher/node-plan.json"
 """What all pods of a job start their agent with; each finds out which node it is."""
 
+# -- what a host's keeper says of a node that it ended, in place of an engine's word --------
+LAUNCHER_GONE = "its launcher was gone"
+
 # -- files of the run folder ---------------------------------------------------------------
 PLAN_FILE = "plan.json"
 OUTCOME_FILE = "outcome.json"

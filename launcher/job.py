@@ -209,6 +209,21 @@ class DockerSpec(Section):
     """Host names that the containers shall know, each with its IP address or ``host-gateway``."""
 
 
+class HostsSpec(Section):
+    """Only for ``--on hosts``: machines that are reached over SSH."""
+
+    inventory: Annotated[HostPath | None, Field(examples=["hosts.yaml"])] = None
+    """Which machines: a hosts.yaml, a hostfile, or names such as ``gpu[1-4]``. ``--hosts`` on the
+    command line wins."""
+    runtime: Annotated[Literal["docker", "python"], Field(examples=["python"])] = "docker"
+    """``docker``: each node is a container of ``image``. ``python``: each node runs in the host's
+    own Python, on a copy of the files of the folder where the launcher is called (of its git
+    repository, without what git ignores)."""
+    python: Annotated[HostPath | None, Field(examples=["/opt/venv/bin/python"])] = None
+    """With ``runtime: python``, the interpreter on the hosts that has torch. Left out: ``python3``.
+    ``python`` in the inventory wins."""
+
+
 class JobSpec(Section):
     """A job file: what to run, on how many nodes, with which resources. Keys are spelled as
     torchrun and Kubernetes spell them."""
@@ -298,6 +313,8 @@ class JobSpec(Section):
     """Settings for ``--on docker`` alone."""
     kubernetes: KubernetesSpec = KubernetesSpec()
     """Settings for ``--on kubernetes`` alone."""
+    hosts: HostsSpec = HostsSpec()
+    """Settings for ``--on hosts`` alone."""
 
     @model_validator(mode="after")
     def _without_conflicts(self) -> JobSpec:
