@@ -65,6 +65,15 @@ def test_with_fast_a_resize_shows_in_the_bits(processes, finish):
     assert undisturbed != resized
 
 
+def test_a_scaled_training_goes_on_in_a_larger_world_and_takes_larger_batches(processes, finish):
+    options = ("--workload=charlm", "--reduction=scaled", "--global_batch_size=16", "--epochs=2")
+    walk: list[Walk] = [[(1, 2), (3, 5)]]
+    code, _, err = finish(processes.start(PROGRAM, json.dumps(walk), json.dumps(options)))
+    assert code == 0, err
+    assert "step 2/2" in err
+    assert "step 5/5" in err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["digits", "charlm"])
 @given(drawn=st.lists(walks(), min_size=3, max_size=3))
