@@ -225,7 +225,7 @@ def _unknown(path: KeyPath, root: Schema) -> str:
     for candidate in (_FAMILIAR.get(name.lower()), everywhere.get(name)):
         if candidate:
             return f"unknown key; did you mean {candidate}?"
-    close = difflib.get_close_matches(name.replace("-", "_"), list(everywhere), n=1)
+    close = difflib.get_close_matches(name.replace("-", "_"), list(everywhere), n=1, cutoff=0.7)
     if close:
         return f"unknown key; did you mean {everywhere[close[0]]}?"
     return f"unknown key; accepted: {', '.join(keys)}"
