@@ -6,6 +6,7 @@ sharded one (FSDP2) by all, and both load at every world size.
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 import warnings
@@ -145,12 +146,21 @@ class SafeReader(FileSystemReader):
 
 class _SafeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         allowed = name in _ALLOWED.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         )
         if not allowed:
             raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
         return super().find_class(module, name)
+
+
+def _member(owner: Any, name: str) -> Any:
+    """Some versions of Python (3.11.2, for one) pickle a member of an enum as a getattr."""
+    if not (isinstance(owner, type) and issubclass(owner, enum.Enum)):
+        raise pickle.UnpicklingError(f"getattr of {owner!r} does not belong there")
+    return owner[name]
 
 
 _ALLOWED = {
@@ -167,6 +177,7 @@ _ALLOWED = {
         "_MEM_FORMAT_ENCODING",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "pathlib._local": ("PosixPath", "PurePosixPath", "WindowsPath"),  # Python 3.13
     "pathlib": ("PosixPath", "PurePosixPath", "WindowsPath"),
 }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import enum
 import os
 import pickle
 
@@ -53,6 +54,26 @@ def test_capturing_before_the_first_step_changes_nothing():
     model, optimizer = build()
     assert not any(name.startswith("optimizer.") for name in capture(model, optimizer).tensors)
     assert not optimizer.state
+
+
+def test_an_index_that_pickles_enums_as_some_pythons_do_is_read(tmp_path, monkeypatch):
+    def reduce_by_getattr(member, protocol):
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", reduce_by_getattr)
+    write_tensors({"w": torch.ones(3)}, tmp_path, None)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    assert read_tensors(tmp_path)["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_getattr_reaches_nothing_but_enums(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return getattr, (torch.Size, "__init__")
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(DamagedError, match="does not belong there"):
+        read_tensors(tmp_path)
 
 
 def test_an_index_that_would_run_code_is_refused(tmp_path):
