@@ -12,7 +12,8 @@ from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.targets.base import Target
 
-TARGETS = ("docker", "local")
+KUBERNETES = "kubernetes"
+TARGETS = ("docker", "local", KUBERNETES)
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
@@ -36,6 +37,10 @@ def open_target(name: str, run_root: Path) -> Target:
         from launcher.targets.docker import DockerTarget
 
         return DockerTarget(run_root)
+    if name == KUBERNETES:
+        from launcher.targets.kubernetes import KubernetesTarget
+
+        return KubernetesTarget(run_root)
     raise InputError(f"--on {name}: no such target", f"one of: {', '.join(TARGETS)}")
 
 
@@ -84,6 +89,8 @@ def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
 
 def describe(facts: TargetFacts) -> str:
     """What was chosen, in words."""
+    if facts.target == KUBERNETES:
+        return f"Kubernetes, image {facts.image}, {facts.accelerator}"
     where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
     if facts.accelerator == "cuda":
         return f"{where}, {len(facts.device_ids)} GPUs, NCCL"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import contract
+from launcher.errors import InputError
 
 if TYPE_CHECKING:
     from launcher.choose import Choice
@@ -112,16 +113,26 @@ def read_job(arguments: argparse.Namespace) -> JobSpec:
 
 def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     """Where the job will run, and the plan of a new run there."""
-    from launcher.choose import choose_target
+    from launcher.choose import KUBERNETES, choose_target
     from launcher.plan import new_run_id, plan_run
 
     job = read_job(arguments)
-    if arguments.resume:
+    if arguments.resume and arguments.on != KUBERNETES:
         job = _resumed(job, arguments)
     choice = choose_target(job, arguments.on, run_root(arguments))
     run_id = new_run_id(job.name, os.urandom(3))
-    plan = plan_run(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
-    return choice, plan
+    if choice.facts.target == KUBERNETES:
+        from launcher.kubernetes_plan import plan_kubernetes
+
+        if arguments.resume:
+            raise InputError(
+                f"--resume {arguments.resume}: on Kubernetes a job goes on from its own checkpoints",
+                "leave it out; kubernetes.checkpoint says where they are",
+            )
+        root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
+        given = {"run_id": run_id, "run_root": root, "cwd": cwd}
+        return choice, plan_kubernetes(job, extra_args=arguments.extra, **given)
+    return choice, plan_run(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
 
 
 def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:

@@ -66,6 +66,7 @@ LAYERS: dict[float, set[str]] = {
         "checks",
         "play",
         "play_values",
+        "pod_states",
     }
     | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
     4: {
@@ -74,6 +75,10 @@ LAYERS: dict[float, set[str]] = {
         "targets.docker_engine",
         "targets.docker_console",
         "targets.docker_play",
+        "targets.kubernetes",
+        "targets.kubernetes_api",
+        "targets.kubernetes_logs",
+        "targets.kubernetes_watch",
         "runs",
         "tails",
     }
@@ -152,7 +157,7 @@ def test_no_renderer_imports_the_one_of_another_target() -> None:
 
 
 def test_no_target_imports_another() -> None:
-    targets = {"targets.local", "targets.docker"}
+    targets = {"targets.local", "targets.docker", "targets.kubernetes"}
     for module in targets:
         assert not imports_of(module) & (targets - {module})
 
