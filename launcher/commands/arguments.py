@@ -126,7 +126,7 @@ def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
 
         if arguments.resume:
             raise InputError(
-                f"--resume {arguments.resume}: on Kubernetes a job goes on from its own checkpoints",
+                f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
                 "leave it out; kubernetes.checkpoint says where they are",
             )
         root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())

@@ -303,7 +303,7 @@ class KubernetesTarget:
 
 def _read_incarnations(run: RunFolder, index: int) -> list[tuple[str, int]]:
     """The containers whose output is in the run folder, in their order."""
-    found = []
+    found: list[tuple[str, int]] = []
     while (path := run.node_dir(index, len(found)) / POD_FILE).is_file():
         told = json.loads(path.read_text())
         found.append((told["uid"], told["restarts"]))
