@@ -87,7 +87,9 @@ class Cluster:
                 config.load_incluster_config()
                 return client.ApiClient()
             # What the official client refreshes must not be written into a person's kubeconfig.
-            return config.new_client_from_config(context=self._context, persist_config=False)
+            return config.new_client_from_config(
+                config_file=_config_files(), context=self._context, persist_config=False
+            )
         except config.ConfigException as error:
             raise TargetError(
                 f"no cluster: {str(error).splitlines()[0]}",
@@ -97,7 +99,7 @@ class Cluster:
     @property
     def _in_cluster(self) -> bool:
         """As kubectl: inside of a pod where no kubeconfig says otherwise."""
-        has_config = "KUBECONFIG" in os.environ or Path("~/.kube/config").expanduser().exists()
+        has_config = "KUBECONFIG" in os.environ or Path("~/.kube/config").expanduser().is_file()
         inside = "KUBERNETES_SERVICE_HOST" in os.environ
         return inside and not has_config and self._context is None
 
@@ -125,7 +127,7 @@ class Cluster:
         from kubernetes import config
 
         with contextlib.suppress(config.ConfigException):
-            contexts, active = config.list_kube_config_contexts()
+            contexts, active = config.list_kube_config_contexts(_config_files())
             named = [one for one in contexts if one["name"] == self._context]
             found: Object = named[0] if named else active
             return found
@@ -271,6 +273,11 @@ class Cluster:
             )
             found: Object = json.loads(response.data)
             return found
+
+
+def _config_files() -> str:
+    """Asked for each time: the official client remembers what it was when it was imported."""
+    return os.environ.get("KUBECONFIG", "~/.kube/config")
 
 
 # -- errors -------------------------------------------------------------------------------------
