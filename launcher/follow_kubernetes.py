@@ -81,7 +81,7 @@ class ClusterFollower:
                 self._target.scale(self._plan, nodes)
             if self._clock.monotonic() >= next_look_at:
                 if (end := self._read_end()) is not None:
-                    return reason_of_end(end, watch.pods())
+                    return reason_of_end(end, self._read_pods())
                 next_look_at = self._clock.monotonic() + READ_END_S
             self._clock.sleep(POLL_S)
 
@@ -89,6 +89,11 @@ class ClusterFollower:
         with contextlib.suppress(TargetError):
             return self._target.read_end(self._plan)
         return None
+
+    def _read_pods(self) -> tuple[PodView, ...]:
+        with contextlib.suppress(TargetError):
+            return self._target.read_pods(self._plan)
+        return self._target.follow(self._plan).pods()
 
     def _asked_to_stop(self) -> Reason | None:
         if self.stop_reason is None and (self._run.path / STOP_REQUEST_FILE).exists():
@@ -130,11 +135,10 @@ class ClusterFollower:
         self._console.line(output.line.text, prefix=prefix, colour_key=rank)
 
     def _finish(self, reason: Reason, detail: str) -> Outcome:
-        pods = self._target.read_pods(self._plan)
-        stopped = self.stop_reason is not None
-        if not stopped:
-            self._target.collect(self._plan)
+        pods = self._read_pods()
         with contextlib.suppress(TargetError):
+            if self.stop_reason is None:
+                self._target.collect(self._plan)
             self._remove(reason)
         self._tell(pods, None)
         for output in self._tails.close():

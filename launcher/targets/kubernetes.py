@@ -172,9 +172,9 @@ class KubernetesTarget:
         return parse_job_end(item)
 
     def read_pods(self, plan: LaunchPlan) -> tuple[PodView, ...]:
-        """The run's pods: from the watch where one is open, else asked for now."""
-        if self._watch is not None and self._watch.wait_listed(STOP_MARGIN_S):
-            return self._watch.pods()
+        """The run's pods as they are now."""
+        if self._watch is not None:
+            return self._watch.refresh()
         found = self._cluster(plan.run_id).list_objects("v1", "Pod", _selector(plan.run_id))
         return tuple(parse_pod(pod, _masters(pods_of(plan))) for pod in found["items"])
 
@@ -250,6 +250,7 @@ class KubernetesTarget:
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``: the logs' last lines, within ``LOG_LIMIT_S``."""
+        self.follow(plan).refresh()
         self.follow_logs(plan)
         deadline = self._clock.monotonic() + LOG_LIMIT_S
         ended = [f for s, f in self._followers.items() if _fate(s, self.follow(plan)).is_over]

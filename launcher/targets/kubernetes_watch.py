@@ -48,6 +48,11 @@ class PodWatch:
             there = [pod for uid, pod in self._pods.items() if uid not in self._gone]
         return tuple(sorted(there, key=lambda pod: (pod.created, pod.name)))
 
+    def refresh(self) -> tuple[PodView, ...]:
+        """Asks for the pods now; events may be late. Raises ``TargetError``."""
+        self._list()
+        return self.pods()
+
     def find(self, uid: str) -> PodView | None:
         """The newest view of a pod; None where it is gone."""
         with self._lock:
