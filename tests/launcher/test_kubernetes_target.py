@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +30,7 @@ from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
+ROOT = Path(__file__).parents[2]
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = Place(api_version="batch/v1", kind="Job", name="digits")
 
@@ -513,3 +517,80 @@ def test_a_later_call_finds_the_cluster_that_the_run_is_on(
     (first, second) = later.observe(plan()).nodes
     assert (first.state, second.state) == (NodeState.RUNNING, NodeState.MISSING)
     run.follower.stop_reason = Reason.INTERRUPTED
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+JOB_FILE = """
+name: digits
+command: [-m, train]
+nnodes: "1:2"
+nproc_per_node: 1
+max_restarts: 3
+kubernetes: {kind: job, checkpoint: ephemeral}
+"""
+
+
+@pytest.fixture
+def launcher(server: FakeCluster, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    (tmp_path / "job.yaml").write_text(JOB_FILE)
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def said(process: subprocess.Popen[str], code: int) -> str:
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == code, text
+    assert "Traceback" not in text
+    return text
+
+
+def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
+    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    followed = launcher("run", "job.yaml", "--on", "kubernetes")
+    server.until(lambda: ("jobs", "digits") in server.objects, 60)
+    labels = server.objects["jobs", "digits"]["metadata"]["labels"]
+    run_id = labels[contract.LABEL_RUN_ID]
+    server.put("pods", pod("digits-0-a", {**labels, INDEX: "0"}))
+    server.log("digits-0-a", (stamp(1), "[0/0] epoch 1"))
+    server.until(lambda: server.asked("GET", "/log"), 60)
+    assert "0.0: running" in said(launcher("status", run_id), 0)
+    assert "already" in said(launcher("run", "job.yaml", "--on", "kubernetes"), 2)
+    assert "1 nodes asked for" in said(launcher("scale", run_id, "1"), 0)
+    server.until(lambda: server.objects["jobs", "digits"]["spec"]["parallelism"] == 1)
+    server.until(lambda: "epoch 1" in said(launcher("logs", run_id), 0), 60)
+    stop = launcher("stop", run_id)
+    server.until(lambda: ("jobs", "digits") not in server.objects, 60)
+    server.log("digits-0-a", ended=True)
+    server.remove("pods", "digits-0-a")
+    assert "stop-requested" in said(stop, 0)
+    assert "epoch 1" in said(followed, 143)
+
+
+def test_an_unreachable_cluster_is_exit_code_3_in_two_lines(
+    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    server.close()
+    text = said(launcher("run", "job.yaml", "--on", "kubernetes"), 3)
+    assert "does not answer" in text
+    assert "fix: kubectl cluster-info" in text
+
+
+def test_missing_rights_are_exit_code_3_with_the_command_to_look(
+    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    server.faults.append(Fault("GET", "/jobs/digits", 403, "jobs.batch is forbidden"))
+    text = said(launcher("run", "job.yaml", "--on", "kubernetes"), 3)
+    assert "jobs.batch is forbidden" in text
+    assert "kubectl auth can-i --list -n team" in text
