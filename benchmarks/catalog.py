@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from benchmarks.checking import measure_check
 from benchmarks.command_line import measure_help, measure_render
 from benchmarks.measure import Row
 from benchmarks.plan import measure_plan
@@ -16,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "render": measure_render,
     "help": measure_help,
     "plan": measure_plan,
+    "check": measure_check,
     "step": measure_step,
     "recovery": measure_recovery,
 }

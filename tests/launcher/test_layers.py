@@ -84,7 +84,8 @@ LAYERS: dict[float, set[str]] = {
     }
     | {"targets", "targets.base", "targets.local", "targets.docker"},
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
-    5: {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
+    5: {"follow_kubernetes"}
+    | {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
     | {
         "player",
         "signals",
