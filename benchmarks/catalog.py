@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from benchmarks.checking import measure_check
 from benchmarks.command_line import measure_help, measure_render
 from benchmarks.manifests import measure_manifests
 from benchmarks.measure import Row
@@ -19,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "help": measure_help,
     "plan": measure_plan,
     "manifests": measure_manifests,
+    "check": measure_check,
     "step": measure_step,
     "save": measure_save,
     "resume": measure_resume,

@@ -13,7 +13,8 @@ from launcher.inventory import Inventory
 from launcher.job import JobSpec
 from launcher.targets.base import Target
 
-TARGETS = ("docker", "local", "hosts")
+KUBERNETES = "kubernetes"
+TARGETS = ("docker", "local", KUBERNETES, "hosts")
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
@@ -44,6 +45,10 @@ def open_target(name: str, run_root: Path, inventory: Inventory | None = None) -
         from launcher.targets.docker import DockerTarget
 
         return DockerTarget(run_root)
+    if name == KUBERNETES:
+        from launcher.targets.kubernetes import KubernetesTarget
+
+        return KubernetesTarget(run_root)
     raise InputError(f"--on {name}: no such target", f"one of: {', '.join(TARGETS)}")
 
 
@@ -92,6 +97,8 @@ def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
 
 def describe(facts: TargetFacts) -> str:
     """What was chosen, in words."""
+    if facts.target == KUBERNETES:
+        return f"Kubernetes, image {facts.image}, {facts.accelerator}"
     where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
     if facts.target == "hosts":
         where = f"hosts {', '.join(host.host.name for host in facts.hosts)}"

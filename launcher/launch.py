@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from launcher import contract, proc
+from launcher.choose import KUBERNETES
 from launcher.clock import SystemClock
 from launcher.console import Console
 from launcher.errors import InputError, LauncherError, TargetError
@@ -20,6 +21,9 @@ from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder, check_folder
 from launcher.state import Reason
 from launcher.targets.base import Target
+
+if TYPE_CHECKING:
+    from launcher.follow_kubernetes import ClusterFollower
 
 
 def open_console(stream: TextIO) -> Console:
@@ -34,17 +38,23 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
     Raises ``InputError``, before anything exists, where a secret has no value to pass on, or a
     folder cannot be made.
     """
+    if plan.target != KUBERNETES:
+        _check_here(plan)
+    check_folder(Path(plan.run_dir))
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, target.render(plan).shell(), SystemClock().wall())
+    return run
+
+
+def _check_here(plan: LaunchPlan) -> None:
+    """What nodes take from this machine: secrets by value, and the checkpoints' folder."""
     missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
     if missing:
         raise InputError(
             f"secrets: {', '.join(missing)} not set in this environment",
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
-    for folder in (plan.run_dir, plan.checkpoint_dir):
-        check_folder(Path(folder))
-    run = RunFolder(Path(plan.run_dir))
-    run.create(plan, target.render(plan).shell(), SystemClock().wall())
-    return run
+    check_folder(Path(plan.checkpoint_dir))
 
 
 def follow_here(
@@ -61,7 +71,7 @@ def follow_here(
     The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace,
     a second one at once. Raises ``TargetError``, and ``KeyboardInterrupt`` for the second.
     """
-    follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
+    follower = _follower(run, plan, target, console, verbose=verbose)
     _stop_on_signals(follower)
     return follower.follow(on_submitted)
 
@@ -87,7 +97,7 @@ SUBMITTED = "submitted"
 
 def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: proc.Tell) -> None:
     console = Console(sys.stdout, terminal=False, colour=False)
-    follower = Follower(run, plan, target, console, SystemClock())
+    follower = _follower(run, plan, target, console, verbose=False)
     _stop_on_signals(follower)
     try:
         follower.follow(lambda: told(SUBMITTED))
@@ -95,7 +105,19 @@ def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: pro
         told(json.dumps({"what": error.what, "hint": error.hint}))
 
 
-def _stop_on_signals(follower: Follower) -> None:
+def _follower(
+    run: RunFolder, plan: LaunchPlan, target: Target, console: Console, *, verbose: bool
+) -> Follower | ClusterFollower:
+    if plan.target == KUBERNETES:
+        from launcher.follow_kubernetes import ClusterFollower
+        from launcher.targets.kubernetes import KubernetesTarget
+
+        assert isinstance(target, KubernetesTarget), "plan and target belong together"
+        return ClusterFollower(run, plan, target, console, SystemClock(), show_agents=verbose)
+    return Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
+
+
+def _stop_on_signals(follower: Follower | ClusterFollower) -> None:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if follower.stop_reason is not None:
             raise KeyboardInterrupt

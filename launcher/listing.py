@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from launcher.choose import open_target
+from launcher.choose import KUBERNETES, open_target
 from launcher.clock import SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.follow import fold
@@ -162,7 +162,10 @@ def show_logs(
 ) -> None:
     """Prints a run's output from its beginning; with ``follow`` until it has ended."""
     plan = run.read_plan()
-    tails = RunTails(run)
+    if plan.target == KUBERNETES and run.launcher_pid() is None and run.read_outcome() is None:
+        # Nobody writes the pods' output into the folder: it is read now.
+        open_target(plan.target, run.path.parent).collect(plan)
+    tails = RunTails(run, workers_in_consoles=plan.target == KUBERNETES)
     while follow and goes_on(run, plan):
         _write(tails.poll(), plan, stream, rank, agents)
         time.sleep(POLL_S)

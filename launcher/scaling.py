@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.choose import KUBERNETES
 from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.plan import LaunchPlan
@@ -27,7 +28,13 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     does not answer. Idempotent.
     """
     clock = clock or SystemClock()
-    check_scale(run.read_plan(), nodes)
+    plan = run.read_plan()
+    check_scale(plan, nodes)
+    if plan.target == KUBERNETES and run.read_outcome() is None and run.launcher_pid() is None:
+        from launcher.targets.kubernetes import KubernetesTarget
+
+        KubernetesTarget(run.path.parent).scale(plan, nodes)
+        return f"{run.run_id}: {nodes} nodes asked for"
     if run.read_outcome() is not None or run.launcher_pid() is None:
         raise InputError(
             f"{run.run_id} has ended, or nobody follows it", "launcher ps lists the runs that go on"

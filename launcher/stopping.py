@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from launcher.choose import open_target
+from launcher.choose import KUBERNETES, open_target
 from launcher.clock import Clock, SystemClock
+from launcher.errors import InputError
 from launcher.follow import STOP_REQUEST_FILE, write_outcome
 from launcher.runs import RunFolder, write_atomically
 from launcher.state import Reason
 
+KEEP = "keep\n"
+"""What the request says where a cluster shall keep the job's object."""
 MARGIN_S = 30.0
 """What a launcher may need beyond the grace: collecting logs, removing containers."""
 
 
-def stop_run(run: RunFolder, grace_s: float | None, clock: Clock | None = None) -> str:
-    """Ends a run and removes what is left of it; returns what was done. Idempotent."""
+def stop_run(
+    run: RunFolder, grace_s: float | None, clock: Clock | None = None, *, keep: bool = False
+) -> str:
+    """Ends a run and removes what is left of it; returns what was done. Idempotent.
+
+    ``keep`` leaves the job's object on its cluster, suspended. Raises ``InputError`` for a run
+    that is on none.
+    """
     clock = clock or SystemClock()
     plan = run.read_plan()
+    if keep and plan.target != KUBERNETES:
+        raise InputError(f"--keep: {run.run_id} is on no cluster", "leave --keep out")
     grace_s = plan.stop_grace_s if grace_s is None else grace_s
     if run.launcher_pid() is not None and run.read_outcome() is None:
-        write_atomically(run.path / STOP_REQUEST_FILE, "stop requested by launcher stop\n")
+        said = KEEP if keep else "stop requested by launcher stop\n"
+        write_atomically(run.path / STOP_REQUEST_FILE, said)
         deadline = clock.monotonic() + grace_s + MARGIN_S
         while run.launcher_pid() is not None and clock.monotonic() < deadline:
             if outcome := run.read_outcome():
@@ -26,8 +38,15 @@ def stop_run(run: RunFolder, grace_s: float | None, clock: Clock | None = None) 
             clock.sleep(0.1)
     target = open_target(plan.target, run.path.parent)
     target.collect(plan)
-    target.stop(run.run_id, grace_s)
+    if keep:
+        from launcher.targets.kubernetes import KubernetesTarget
+
+        assert isinstance(target, KubernetesTarget), "looked at above"
+        target.suspend(plan)
+    else:
+        target.stop(run.run_id, grace_s)
     outcome = run.read_outcome()
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
-    return f"{run.run_id}: {outcome.state}, {outcome.reason}; nothing of it is left"
+    left = "its object is kept" if keep else "nothing of it is left"
+    return f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from launcher.lines import Line, LineSplitter
 from launcher.runs import RunFolder
-from launcher.torchrun import WorkerLog, is_worker_line
+from launcher.torchrun import WorkerLog, is_worker_line, split_worker_line
 
 CHUNK_BYTES = 1 << 20
 
@@ -43,10 +43,14 @@ class _Tail:
 
 
 class RunTails:
-    """All outputs of one run; files that appear later are picked up as they come."""
+    """All outputs of one run; files that appear later are picked up as they come.
 
-    def __init__(self, run: RunFolder) -> None:
+    ``workers_in_consoles``: the workers' lines are in the nodes' own output, and nowhere else.
+    """
+
+    def __init__(self, run: RunFolder, *, workers_in_consoles: bool = False) -> None:
         self._run = run
+        self._outputs = _console_outputs if workers_in_consoles else _agent_outputs
         self._workers: dict[tuple[str, str, int], tuple[WorkerLog, _Tail]] = {}
         self._consoles: dict[tuple[int, int], _Tail] = {}
 
@@ -54,7 +58,7 @@ class RunTails:
         """What was written since the last call. Does not wait."""
         self._open_new()
         for (node_index, _), tail in self._consoles.items():
-            yield from _agent_outputs(node_index, tail.poll())
+            yield from self._outputs(node_index, tail.poll())
         for worker, tail in self._workers.values():
             yield from _worker_outputs(worker, tail.poll())
 
@@ -62,7 +66,7 @@ class RunTails:
         """The rest of every stream, unfinished last lines too. The tails are done afterwards."""
         self._open_new()
         for (node_index, _), tail in self._consoles.items():
-            yield from _agent_outputs(node_index, tail.close())
+            yield from self._outputs(node_index, tail.close())
         for worker, tail in self._workers.values():
             yield from _worker_outputs(worker, tail.close())
         self._consoles, self._workers = {}, {}
@@ -84,6 +88,19 @@ def _agent_outputs(node_index: int, lines: list[Line]) -> Iterator[Output]:
     for line in lines:
         if not is_worker_line(line.text, node_index):
             yield Output(node_index=node_index, worker=None, line=line)
+
+
+def _console_outputs(node_index: int, lines: list[Line]) -> Iterator[Output]:
+    """Lines of a node that has no other files here, each to whom it belongs."""
+    for line in lines:
+        rank, text = split_worker_line(line.text, node_index)
+        if rank is None:
+            yield Output(node_index=node_index, worker=None, line=line)
+        else:
+            worker = WorkerLog(
+                node_index=node_index, incarnation=0, attempt=0, folder="", rank=rank
+            )
+            yield Output(node_index=node_index, worker=worker, line=replace(line, text=text))
 
 
 def _worker_outputs(worker: WorkerLog, lines: list[Line]) -> Iterator[Output]:

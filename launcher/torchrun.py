@@ -145,7 +145,13 @@ def line_prefix_template(node_index: int) -> str:
 
 def is_worker_line(console_line: str, node_index: int) -> bool:
     """Whether a console line is a copy of a worker's output, which its own file holds too."""
-    return re.match(rf"\[{node_index}/\d+\] ", console_line) is not None
+    return split_worker_line(console_line, node_index)[0] is not None
+
+
+def split_worker_line(console_line: str, node_index: int) -> tuple[int | None, str]:
+    """A console line's rank and text; None and the line where it is the agent's own."""
+    match = re.match(rf"\[{node_index}/(\d+)\] ?", console_line)
+    return (int(match[1]), console_line[match.end() :]) if match else (None, console_line)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,31 @@ def why_no_hosts() -> str:
     return ""
 
 
+@functools.cache
+def why_no_cluster() -> str:
+    """Empty where the current context's cluster answers and may be used for tests.
+
+    It may where ``CLUSTER_IMAGE`` names an image that its nodes hold or can pull.
+    """
+    if "CLUSTER_IMAGE" not in os.environ:
+        return "no CLUSTER_IMAGE=REF, which says that the current context may be used"
+    if importlib.util.find_spec("kubernetes") is None:
+        return "no Python package kubernetes: make setup"
+    from launcher.errors import TargetError
+    from launcher.targets.kubernetes_api import Cluster
+
+    try:
+        Cluster().read_version()
+    except TargetError as error:
+        return error.what
+    return ""
+
+
 ENGINES: dict[str, Callable[[], str]] = {
     "docker": why_no_docker,
     "etcd": why_no_etcd,
     "cc": why_no_cc,
+    "cluster": why_no_cluster,
     "kubectl": why_no_kubectl,
     "hosts": why_no_hosts,
 }

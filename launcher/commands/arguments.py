@@ -139,18 +139,29 @@ def read_job(arguments: argparse.Namespace) -> JobSpec:
 
 def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     """Where the job will run, and the plan of a new run there."""
-    from launcher.choose import choose_target, open_target
+    from launcher.choose import KUBERNETES, choose_target, open_target
     from launcher.hosts_plan import plan_on_hosts
     from launcher.plan import new_run_id, plan_run
 
     job = read_job(arguments)
-    if arguments.resume:
+    if arguments.resume and arguments.on != KUBERNETES:
         job = _resumed(job, arguments)
     inventory = read_hosts(arguments)
     forced = arguments.on or ("hosts" if inventory else None)
     open_ = functools.partial(open_target, inventory=inventory)
     choice = choose_target(job, forced, run_root(arguments), open_)
     run_id = new_run_id(job.name, os.urandom(3))
+    if choice.facts.target == KUBERNETES:
+        from launcher.kubernetes_plan import plan_kubernetes
+
+        if arguments.resume:
+            raise InputError(
+                f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
+                "leave it out; kubernetes.checkpoint says where they are",
+            )
+        root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
+        given = {"run_id": run_id, "run_root": root, "cwd": cwd}
+        return choice, plan_kubernetes(job, extra_args=arguments.extra, **given)
     plan_ = plan_on_hosts if choice.facts.hosts else plan_run
     return choice, plan_(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
 

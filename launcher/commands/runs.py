@@ -45,6 +45,10 @@ def add(commands: Any) -> None:
         "--grace", type=float, metavar="S", help="seconds until the kill (the job's own)"
     )
 
+    stop.add_argument(
+        "--keep", action="store_true", help="on Kubernetes: keep the job's object, suspended"
+    )
+
     scale = add_command(commands, "scale", _scale, "change the number of nodes of an elastic run")
     add_run(scale)
     scale.add_argument("nodes", type=natural, metavar="N", help="from MIN to MAX of its nnodes")
@@ -100,7 +104,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     from launcher.stopping import stop_run
 
     run = find(arguments)
-    print(stop_run(run, arguments.grace), file=sys.stderr)
+    print(stop_run(run, arguments.grace, keep=arguments.keep), file=sys.stderr)
     return int(ExitCode.OK)
 
 

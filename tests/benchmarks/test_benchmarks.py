@@ -12,6 +12,7 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
+from benchmarks.checking import check_manifests
 from benchmarks.command_line import measure_render
 from benchmarks.commands import ROOT, find_torchrun, run
 from benchmarks.manifests import KINDS, plan_and_render_kind
@@ -100,6 +101,10 @@ def test_without_torchx_its_row_says_how_to_get_it(
     assert row.theirs is None
     assert row.ok is None
     assert "pip install torchx" in row.note
+
+
+def test_checking_is_measured_with_every_file_read() -> None:
+    assert check_manifests(2) > 0
 
 
 def test_planning_is_measured_up_to_the_rendered_text() -> None:

@@ -82,6 +82,7 @@ LAYERS: dict[float, set[str]] = {
         "checks",
         "play",
         "play_values",
+        "pod_states",
     }
     | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
     4: {
@@ -90,6 +91,10 @@ LAYERS: dict[float, set[str]] = {
         "targets.docker_engine",
         "targets.docker_console",
         "targets.docker_play",
+        "targets.kubernetes",
+        "targets.kubernetes_api",
+        "targets.kubernetes_logs",
+        "targets.kubernetes_watch",
         "runs",
         "tails",
     }
@@ -108,6 +113,7 @@ LAYERS: dict[float, set[str]] = {
     },
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
     5: {
+        "follow_kubernetes",
         "doctor",
         "host_table",
         "adopting",
@@ -196,7 +202,7 @@ def test_no_renderer_imports_the_one_of_another_target() -> None:
 
 
 def test_no_target_imports_another() -> None:
-    targets = {"targets.local", "targets.docker", "targets.hosts"}
+    targets = {"targets.local", "targets.docker", "targets.hosts", "targets.kubernetes"}
     for module in targets:
         assert not imports_of(module) & (targets - {module})
 

@@ -1,0 +1,211 @@
+"""What a cluster says of pods and jobs, in this project's words. Pure: objects in, states out.
+
+Objects are as the API server sends them, as plain data.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from launcher.state import NodeState, Reason, reason_of_exit_code
+
+Object = Mapping[str, Any]
+
+INDEX_LABELS = ("batch.kubernetes.io/job-completion-index",)
+REPLICA_TYPE = "training.kubeflow.org/replica-type"
+REPLICA_INDEX = "training.kubeflow.org/replica-index"
+MESSAGE_LINES = 1
+
+
+class Trouble(enum.Enum):
+    """What keeps a pod from running, or ended it."""
+
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE = "ImagePullBackOff"
+    CONFIG = "CreateContainerConfigError"
+    START = "CreateContainerError"
+    OUT_OF_MEMORY = "OOMKilled"
+    EVICTED = "Evicted"
+    CRASH_LOOP = "CrashLoopBackOff"
+    DISRUPTED = "DisruptionTarget"
+
+
+WORDS: Mapping[str, Trouble] = MappingProxyType(
+    {
+        **{trouble.value: trouble for trouble in Trouble},
+        "ErrImagePull": Trouble.IMAGE,
+        "ErrImageNeverPull": Trouble.IMAGE,
+        "InvalidImageName": Trouble.IMAGE,
+        "CreateContainerConfigError": Trouble.CONFIG,
+        "RunContainerError": Trouble.START,
+        "StartError": Trouble.START,
+        "Preempting": Trouble.DISRUPTED,
+        "NodeLost": Trouble.DISRUPTED,
+    }
+)
+"""Kubernetes' words for them."""
+
+FIX: Mapping[Trouble, str] = MappingProxyType(
+    {
+        Trouble.UNSCHEDULABLE: "lower resources of the job, or kubectl describe nodes",
+        Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
+        Trouble.CONFIG: "create the Secret or ConfigMap that it names",
+        Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
+        Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
+        Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
+        Trouble.CRASH_LOOP: "launcher logs tells why the container ends again and again",
+        Trouble.DISRUPTED: "nothing: the pod is made anew; kubernetes.priority_class helps",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodView:
+    """One pod at an instant.
+
+    ``node_index`` is the node that it is, None for pods that are none (an operator's own).
+    ``restarts`` counts earlier containers of the same pod; ``exit_code`` is a shell's.
+    """
+
+    name: str
+    uid: str
+    node_index: int | None
+    created: str
+    container: str
+    state: NodeState
+    restarts: int = 0
+    exit_code: int | None = None
+    trouble: Trouble | None = None
+    message: str = ""
+    has_started: bool = False
+    is_leaving: bool = False
+
+
+def parse_pod(pod: Object, masters: int = 0) -> PodView:
+    """A pod's object as a view; ``masters`` (0 or 1) are the nodes before a PyTorchJob's workers.
+
+    What is not there yet is taken as pending.
+    """
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    container = ((pod.get("spec") or {}).get("containers") or [{}])[0].get("name", "")
+    named = [s for s in status.get("containerStatuses") or () if s.get("name") == container]
+    own: Object = named[0] if named else {}
+    state = own.get("state") or {}
+    ended = state.get("terminated") or {}
+    trouble, message = _trouble(status, own)
+    exit_code = ended.get("exitCode")
+    phase = status.get("phase", "Pending")
+    if phase == "Failed" and exit_code is None:
+        exit_code = 137
+    return PodView(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        node_index=_index(metadata.get("labels") or {}, metadata.get("annotations") or {}, masters),
+        created=metadata.get("creationTimestamp") or "",
+        container=container,
+        state=_node_state(phase, state),
+        restarts=own.get("restartCount", 0),
+        exit_code=exit_code if phase in ("Failed", "Succeeded") else None,
+        trouble=trouble,
+        message=message,
+        has_started="running" in state or "terminated" in state or own.get("restartCount", 0) > 0,
+        is_leaving=metadata.get("deletionTimestamp") is not None,
+    )
+
+
+def _node_state(phase: str, state: Object) -> NodeState:
+    if phase in ("Succeeded", "Failed"):
+        return NodeState.EXITED
+    return NodeState.RUNNING if "running" in state else NodeState.PENDING
+
+
+def _index(labels: Object, annotations: Object, after: int) -> int | None:
+    for name in INDEX_LABELS:
+        if (text := labels.get(name) or annotations.get(name)) is not None:
+            return int(text)
+    if REPLICA_INDEX in labels:
+        is_worker = labels.get(REPLICA_TYPE, "worker").lower() == "worker"
+        return int(labels[REPLICA_INDEX]) + (after if is_worker else 0)
+    return None
+
+
+def _trouble(status: Object, own: Object) -> tuple[Trouble | None, str]:
+    """The first thing that is wrong, in the cluster's own words."""
+    for condition in status.get("conditions") or ():
+        is_true = condition.get("status") == "True"
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return Trouble.UNSCHEDULABLE, condition.get("message", "")
+        if condition.get("type") == "DisruptionTarget" and is_true:
+            return Trouble.DISRUPTED, condition.get("message", "")
+    if status.get("reason") in WORDS:
+        return WORDS[status["reason"]], status.get("message", "")
+    state, last = own.get("state") or {}, own.get("lastState") or {}
+    waiting = state.get("waiting") or {}
+    for found in (state.get("terminated") or {}, last.get("terminated") or {}):
+        if found.get("reason") == "OOMKilled":
+            return Trouble.OUT_OF_MEMORY, ""
+    for found in (waiting, state.get("terminated") or {}):
+        if found.get("reason") in WORDS:
+            return WORDS[found["reason"]], found.get("message", "")
+    return None, (state.get("terminated") or {}).get("message", "").strip()
+
+
+# -- the job itself -----------------------------------------------------------------------------
+
+GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
+"""Types of conditions by which Job, JobSet, PyTorchJob and TrainJob say that they are done."""
+BAD_ENDS = ("Failed", "FailureTarget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """How a job's object says that it has ended; ``word`` is the controller's reason."""
+
+    succeeded: bool
+    word: str
+    message: str
+
+
+def parse_job_end(item: Object) -> JobEnd | None:
+    """The end that a job's conditions tell; None while it goes on."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    true = {c["type"]: c for c in conditions if c.get("status") == "True"}
+    for succeeded, types in ((False, BAD_ENDS), (True, GOOD_ENDS)):
+        for kind in types:
+            if kind in true:
+                found = true[kind]
+                return JobEnd(
+                    succeeded=succeeded,
+                    word=found.get("reason", ""),
+                    message=found.get("message", ""),
+                )
+    return None
+
+
+def reason_of_end(end: JobEnd, pods: tuple[PodView, ...]) -> tuple[Reason, str]:
+    """Why the run ended, and in detail; the first pod that failed for good says most."""
+    if end.succeeded:
+        return Reason.COMPLETED, ""
+    failed = sorted(
+        (p for p in pods if p.exit_code not in (None, 0)), key=lambda p: (p.exit_code or 0) >= 128
+    )
+    for pod in failed:
+        if pod.trouble is Trouble.OUT_OF_MEMORY:
+            return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {FIX[Trouble.OUT_OF_MEMORY]}"
+    if failed:
+        last = failed[0].message.splitlines()[-MESSAGE_LINES:]
+        return reason_of_exit_code(failed[0].exit_code or 0), f"{failed[0].name}: {' '.join(last)}"
+    if "DeadlineExceeded" in end.word:
+        return Reason.KILLED, end.message
+    return Reason.TRAINING_FAILED, end.message or end.word
+
+
+def describe_trouble(pod: PodView) -> str:
+    """What keeps a pod, for a person: Kubernetes' word, its own message, what to do."""
+    assert pod.trouble is not None, "asked for pods in trouble"
+    said = f": {pod.message}" if pod.message else ""
+    return f"{pod.name}: {pod.trouble.value}{said}; {FIX[pod.trouble]}"

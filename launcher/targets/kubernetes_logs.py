@@ -1,0 +1,139 @@
+"""Logs of pods, followed together: each line once, through restarts and broken connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from launcher.errors import TargetError
+from launcher.targets.kubernetes_api import ApiError, Cluster
+
+RETRY_S = 1.0
+"""Between two tries to read on."""
+GONE = (400, 404)
+"""What a server answers for a log that is not there yet, or not any more."""
+
+Write = Callable[[bytes], None]
+"""Takes whole lines, each with its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One container's log: of the pod called ``pod``, after so many ``restarts`` in it."""
+
+    pod: str
+    uid: str
+    container: str
+    restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fate:
+    """What is known of a source by now. ``is_over``: it writes no more; ``was_restarted``: its log
+    is the previous one of the same pod."""
+
+    is_over: bool
+    was_restarted: bool
+
+
+class Cursor:
+    """Where in a log a reader is, by the server's timestamps: what it has seen it drops.
+
+    Several lines may have one timestamp; a log asked for again begins at a whole second.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._seen = 0
+        self._to_skip = 0
+
+    def since(self) -> dict[str, str]:
+        """The query that asks for the rest."""
+        self._to_skip = self._seen
+        return {"sinceTime": f"{self._last[:19]}Z"} if self._last else {}
+
+    def accept(self, line: bytes) -> bytes | None:
+        """The text of a line with a timestamp; None for one that was seen before."""
+        stamp, _, text = line.partition(b" ")
+        at = _sortable(stamp)
+        if at < self._last:
+            return None
+        if at == self._last:
+            if self._to_skip:
+                self._to_skip -= 1
+                return None
+            self._seen += 1
+        else:
+            self._last, self._seen, self._to_skip = at, 1, 0
+        return text
+
+
+def _sortable(stamp: bytes) -> str:
+    """RFC 3339 in UTC with all nine digits: servers leave out zeros at the end."""
+    text = stamp.decode("ascii", "replace")
+    if not text.endswith("Z"):
+        moment = datetime.fromisoformat(text[:19] + text[-6:]).astimezone(UTC)
+        text = f"{moment.isoformat()[:19]}{text[19:-6]}Z"
+    seconds, _, fraction = text[:-1].partition(".")
+    return f"{seconds}.{fraction.ljust(9, '0')}"
+
+
+class LogFollower:
+    """Follows one source in a thread of its own until it is over."""
+
+    def __init__(
+        self, cluster: Cluster, source: Source, fate: Callable[[], Fate], write: Write
+    ) -> None:
+        self._cluster, self._source = cluster, source
+        self._fate, self._write = fate, write
+        self._cursor = Cursor()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Does not block."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def finish(self, limit_s: float) -> None:
+        """Waits until all is written, at most so long; then lets go of the rest."""
+        self._thread.join(limit_s)
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            # Asked before reading: what ends while we read shall be read once more.
+            fate = self._fate()
+            try:
+                for line in self._lines(fate):
+                    self._write(line)
+            except ApiError as error:
+                if fate.is_over and error.status in GONE:
+                    return
+            except TargetError:
+                pass
+            else:
+                if fate.is_over:
+                    return
+                if self._fate().is_over:
+                    continue
+            self._stopped.wait(RETRY_S)
+
+    def _lines(self, fate: Fate) -> Iterator[bytes]:
+        query = {"container": self._source.container, "timestamps": "true"}
+        query |= self._cursor.since()
+        query |= {"previous": "true"} if fate.was_restarted else {}
+        query |= {} if fate.is_over else {"follow": "true"}
+        rest = b""
+        for chunk in self._cluster.read_log(self._source.pod, query):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if (text := self._cursor.accept(line)) is not None:
+                    yield text + b"\n"
+        # A line without its end may be half of one, unless there is no more to come.
+        if rest and fate.is_over and (text := self._cursor.accept(rest)) is not None:
+            yield text + b"\n"

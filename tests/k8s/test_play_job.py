@@ -1,0 +1,60 @@
+"""``launcher play`` of the manifests that this project ships, in real containers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.targets.docker_play import LABEL
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 900.0
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1000)]
+
+
+def play(manifest: str, output: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "launcher", "play", manifest, "--image", "fabric-train:cpu"]
+    return subprocess.Popen(argv, cwd=ROOT, stdout=output.open("wb"), stderr=subprocess.STDOUT)
+
+
+def accuracy(text: str) -> float:
+    found = re.findall(r"test accuracy ([0-9.]+)", text)
+    assert found, text[-3000:]
+    return float(found[-1])
+
+
+def containers(name: str) -> list[Any]:
+    import docker
+
+    found = docker.from_env().containers.list(filters={"label": LABEL})
+    return [c for c in found if re.fullmatch(rf"digits-[0-9a-f]{{6}}-{name}", c.name)]
+
+
+@pytest.mark.parametrize("manifest", ["k8s/job.yaml", "k8s/job-static.yaml"])
+def test_the_shipped_manifest_trains_digits(manifest: str, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    process = play(manifest, output)
+    assert process.wait(LIMIT_S) == 0, output.read_text()[-3000:]
+    assert accuracy(output.read_text()) >= 0.97
+
+
+def test_the_elastic_one_goes_on_when_a_worker_is_killed(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    process = play("k8s/job.yaml", output)
+    deadline = time.monotonic() + LIMIT_S
+    while "epoch 3/" not in output.read_text():
+        assert time.monotonic() < deadline, output.read_text()[-3000:]
+        assert process.poll() is None, output.read_text()[-3000:]
+        time.sleep(0.2)
+    (worker,) = containers("worker-1")
+    worker.kill()
+    assert process.wait(LIMIT_S) == 0, output.read_text()[-3000:]
+    text = output.read_text()
+    assert "digits-worker-1 is replaced by a new pod (ExitCode)" in text
+    assert accuracy(text) >= 0.97

@@ -1,0 +1,373 @@
+"""A small server that speaks the Kubernetes wire format for the calls that the launcher uses.
+
+Objects, lists, watches and logs as an API server sends them, with faults on request. It runs no
+controller: tests put pods and conditions in place.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+Object = dict[str, Any]
+KINDS = {"configmaps", "services", "pods", "jobs", "pytorchjobs", "trainjobs", "jobsets"}
+BUILT_IN = {"configmaps", "services", "pods", "jobs"}
+
+
+@dataclass
+class Fault:
+    """The next request whose method and path hold these ends so. ``status`` 0 cuts the connection,
+    after ``after`` bytes of a stream."""
+
+    method: str
+    path: str
+    status: int
+    message: str = "injected"
+    after: int = 0
+
+
+@dataclass
+class Log:
+    """One container's output: (timestamp, text) lines; ``ended`` when no more will come."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    ended: bool = False
+
+
+class FakeCluster:
+    """The server's state; everything is locked by ``changed``."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.events: list[tuple[int, str, Object]] = []
+        self.logs: dict[tuple[str, int], Log] = {}
+        self.faults: list[Fault] = []
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.kinds = set(KINDS)
+        self.oldest_version = 0
+        self.version = 100
+        self._closing = False
+        handler = type("Handler", (_Handler,), {"cluster": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def write_kubeconfig(self, path: Path, namespace: str = "team") -> Path:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "me", "user": {"token": "t0ken"}}],
+            "contexts": [
+                {
+                    "name": "fake",
+                    "context": {"cluster": "fake", "user": "me", "namespace": namespace},
+                }
+            ],
+        }
+        path.write_text(json.dumps(config))
+        return path
+
+    # -- what a test does in place of controllers --------------------------------------------------
+
+    def put(self, plural: str, item: Object, event: str = "MODIFIED") -> Object:
+        with self.changed:
+            self.version += 1
+            metadata = item["metadata"]
+            metadata["resourceVersion"] = str(self.version)
+            metadata.setdefault("uid", f"uid-{self.version}")
+            metadata.setdefault("creationTimestamp", f"2026-01-01T00:00:{self.version % 60:02d}Z")
+            key = (plural, metadata["name"])
+            event = "ADDED" if key not in self.objects else event
+            self.objects[key] = item
+            if event == "DELETED":
+                del self.objects[key]
+            self.events.append((self.version, event, json.loads(json.dumps(item))))
+            self.changed.notify_all()
+        return item
+
+    def remove(self, plural: str, name: str) -> None:
+        self.put(plural, self.objects[plural, name], "DELETED")
+
+    def expire(self) -> None:
+        """Forgets history, as etcd does: watches of an older version are refused."""
+        with self.changed:
+            self.version += 1
+            self.oldest_version = self.version
+            self.events.clear()
+
+    def log(self, pod: str, *lines: tuple[str, str], restart: int = 0, ended: bool = False) -> None:
+        with self.changed:
+            log = self.logs.setdefault((pod, restart), Log())
+            log.lines += lines
+            log.ended = log.ended or ended
+            self.changed.notify_all()
+
+    def asked(self, method: str, part: str) -> list[dict[str, str]]:
+        """The queries of the requests so far with that method and part of a path."""
+        return [query for verb, path, query in self.requests if verb == method and part in path]
+
+    def until(self, happened: Callable[[], Any], limit_s: float = 20.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not happened():
+            assert time.monotonic() < deadline, self.requests[-20:]
+            time.sleep(0.02)
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+
+class _CutError(Exception):
+    """The connection is broken off."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    cluster: FakeCluster
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._serve("GET")
+
+    def do_POST(self) -> None:
+        self._serve("POST")
+
+    def do_PATCH(self) -> None:
+        self._serve("PATCH")
+
+    def do_DELETE(self) -> None:
+        self._serve("DELETE")
+
+    def _serve(self, method: str) -> None:
+        url = urlparse(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else {}
+        self._cut_after: int | None = None
+        self.cluster.requests.append((method, url.path, query))
+        assert self.headers["Authorization"] == "Bearer t0ken"
+        try:
+            for fault in list(self.cluster.faults):
+                if fault.method == method and fault.path in f"{url.path}?{url.query}":
+                    self.cluster.faults.remove(fault)
+                    if fault.status:
+                        return self._fail(fault.status, fault.message)
+                    self._cut_after = fault.after
+                    if not fault.after:
+                        raise _CutError
+            self._route(method, url.path, query, body)
+        except (_CutError, BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+            self.connection.close()
+
+    def _route(self, method: str, path: str, query: dict[str, str], body: Object) -> None:
+        if path == "/version":
+            return self._send(200, {"gitVersion": "v1.31.0"})
+        parts = path.strip("/").split("/")
+        at = parts.index("namespaces") + 2
+        plural, rest = parts[at], parts[at + 1 :]
+        if plural not in self.cluster.kinds:
+            if plural in BUILT_IN:
+                return self._fail(404, "not found")
+            # As sent for a path that no resource is registered for: text, no Status.
+            return self._text(404, "404 page not found\n")
+        if rest[1:] == ["log"]:
+            return self._log(rest[0], query)
+        if method == "GET" and not rest:
+            return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
+        return self._object(method, plural, rest[0] if rest else "", query, body)
+
+    def _object(
+        self, method: str, plural: str, name: str, query: dict[str, str], body: Object
+    ) -> None:
+        name = name or body["metadata"]["name"]
+        held = self.cluster.objects.get((plural, name))
+        dry = query.get("dryRun") == "All"
+        if method == "POST" and held is not None:
+            return self._fail(409, f'{plural} "{name}" already exists', "AlreadyExists")
+        applies = "apply-patch" in (self.headers.get("Content-Type") or "")
+        if method in ("GET", "DELETE", "PATCH") and held is None and not applies:
+            return self._fail(404, f'{plural} "{name}" not found', "NotFound")
+        if method == "GET":
+            return self._send(200, held)
+        if method == "DELETE":
+            self.cluster.remove(plural, name)
+            return self._send(200, {"kind": "Status", "status": "Success"})
+        merged = _merged(held or {}, body)
+        if not dry:
+            merged = self.cluster.put(plural, merged)
+        return self._send(201 if method == "POST" else 200, merged)
+
+    def _list(self, plural: str, query: dict[str, str]) -> None:
+        with self.cluster.changed:
+            items = [o for (p, _), o in self.cluster.objects.items() if p == plural]
+            found = [o for o in items if _selected(o, query.get("labelSelector", ""))]
+            version = str(self.cluster.version)
+        kind = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": version}}
+        self._send(200, {**kind, "items": found})
+
+    def _watch(self, plural: str, query: dict[str, str]) -> None:
+        sent = int(query["resourceVersion"])
+        self._start_stream("application/json")
+        if sent < self.cluster.oldest_version:
+            status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+            self._chunk((json.dumps({"type": "ERROR", "object": status}) + "\n").encode())
+            return self._end_stream()
+        while not self.cluster.closing:
+            with self.cluster.changed:
+                news = [e for e in self.cluster.events if e[0] > sent]
+                if not news:
+                    self.cluster.changed.wait(0.2)
+            for version, event, item in news:
+                sent = version
+                if item.get("kind", "Pod") == "Pod" and _selected(item, query["labelSelector"]):
+                    line = json.dumps({"type": event, "object": item}) + "\n"
+                    # In two pieces: no reader may take a chunk for a line.
+                    self._chunk(line[:20].encode())
+                    self._chunk(line[20:].encode())
+        return self._end_stream()
+
+    def _log(self, pod: str, query: dict[str, str]) -> None:
+        item = self.cluster.objects.get(("pods", pod))
+        if item is None:
+            return self._fail(404, f'pods "{pod}" not found', "NotFound")
+        status = item["status"]["containerStatuses"][0]
+        restart = status["restartCount"] - (query.get("previous") == "true")
+        log = self.cluster.logs.setdefault((pod, restart), Log())
+        self._start_stream("text/plain")
+        sent, since = 0, query.get("sinceTime", "")
+        while not self.cluster.closing:
+            with self.cluster.changed:
+                news, ended = log.lines[sent:], log.ended
+                if not news and not ended:
+                    self.cluster.changed.wait(0.2)
+            sent += len(news)
+            for stamp, text in news:
+                if stamp[:19] >= since[:19]:
+                    self._chunk(f"{stamp} {text}\n".encode())
+            if query.get("follow") != "true" or (ended and not news):
+                break
+        return self._end_stream()
+
+    # -- the wire ------------------------------------------------------------------------------
+
+    def _send(self, code: int, body: Any) -> None:
+        self._body(code, json.dumps(body).encode(), "application/json")
+
+    def _text(self, code: int, text: str) -> None:
+        self._body(code, text.encode(), "text/plain")
+
+    def _body(self, code: int, data: bytes, kind: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _fail(self, code: int, message: str, reason: str = "") -> None:
+        status = {"kind": "Status", "status": "Failure", "message": message, "code": code}
+        self._send(code, {**status, "reason": reason})
+
+    def _start_stream(self, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def _chunk(self, data: bytes) -> None:
+        if self._cut_after is not None and len(data) >= self._cut_after:
+            part = data[: self._cut_after]
+            self.wfile.write(f"{len(data):x}\r\n".encode() + part)
+            self.wfile.flush()
+            raise _CutError
+        if self._cut_after is not None:
+            self._cut_after -= len(data)
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _end_stream(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
+
+def _merged(held: Object, patch: Object) -> Object:
+    """JSON merge patch, which is near enough to server-side apply for whole objects."""
+    merged = dict(held)
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            merged[key] = _merged(merged.get(key) or {}, value)
+        elif value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _selected(item: Object, selector: str) -> bool:
+    labels = item["metadata"].get("labels") or {}
+    wanted = [pair.split("=") for pair in selector.split(",") if pair]
+    return all(labels.get(key) == value for key, value in wanted)
+
+
+# -- pods, as a kubelet reports them -----------------------------------------------------------
+
+
+def pod(
+    name: str,
+    labels: dict[str, str],
+    *,
+    phase: str = "Running",
+    state: Object | None = None,
+    restarts: int = 0,
+    last: Object | None = None,
+    conditions: list[Object] | None = None,
+    uid: str | None = None,
+    **status: Any,
+) -> Object:
+    """A pod's object; ``state`` is its container's, running unless given."""
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    container = {
+        "name": "node",
+        "image": "example/train:1",
+        "imageID": "",
+        "ready": phase == "Running",
+        "restartCount": restarts,
+        "state": running if state is None else state,
+        "lastState": last or {},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "team", "labels": labels, "uid": uid or name},
+        "spec": {"containers": [{"name": "node", "image": "example/train:1"}]},
+        "status": {
+            "phase": phase,
+            "conditions": conditions or [],
+            "containerStatuses": [container],
+            **status,
+        },
+    }
+
+
+def ended(code: int, reason: str = "Error", **more: Any) -> Object:
+    """The state of a container that has ended."""
+    return {"terminated": {"exitCode": code, "reason": reason, **more}}

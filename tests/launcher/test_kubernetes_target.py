@@ -1,0 +1,596 @@
+"""Target ``kubernetes`` against a server that speaks the wire format: faults, watches, logs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import contract
+from launcher.clock import SystemClock
+from launcher.console import Console
+from launcher.errors import ExitCode, InputError, TargetError
+from launcher.follow_kubernetes import ClusterFollower
+from launcher.job import JobSpec
+from launcher.kubernetes_plan import plan_kubernetes
+from launcher.plan import LaunchPlan
+from launcher.runs import RunFolder
+from launcher.state import NodeState, Reason
+from launcher.targets.kubernetes import KubernetesTarget
+from launcher.targets.kubernetes_api import ApiError, Cluster, Place
+from launcher.targets.kubernetes_logs import Cursor, Fate, LogFollower, Source
+from launcher.targets.kubernetes_watch import PodWatch
+from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+ROOT = Path(__file__).parents[2]
+INDEX = "batch.kubernetes.io/job-completion-index"
+JOB = Place(api_version="batch/v1", kind="Job", name="digits")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    fake = FakeCluster()
+    monkeypatch.setenv("KUBECONFIG", str(fake.write_kubeconfig(tmp_path / "kubeconfig")))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def cluster(server: FakeCluster) -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[..., LaunchPlan]:
+    def make(kind: str = "job", **fields: Any) -> LaunchPlan:
+        kubernetes = {"kind": kind, "checkpoint": "ephemeral"}
+        given = {"name": "digits", "command": ["-m", "train"], "max_restarts": 3, **fields}
+        job = JobSpec.model_validate({"kubernetes": kubernetes, "nnodes": "1:2", **given})
+        return plan_kubernetes(
+            job, run_id="digits-0a1b2c", run_root=str(tmp_path / "runs"), cwd=str(tmp_path)
+        )
+
+    return make
+
+
+@pytest.fixture
+def target(server: FakeCluster, tmp_path: Path) -> KubernetesTarget:
+    return KubernetesTarget(tmp_path / "runs")
+
+
+def labelled(index: int = 0) -> dict[str, str]:
+    return {contract.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
+
+
+def stamp(n: int) -> str:
+    return f"2026-01-01T00:00:{n:02d}.5Z"
+
+
+# -- where --------------------------------------------------------------------------------------
+
+
+def test_context_and_namespace_are_those_of_the_kubeconfig(cluster: Cluster) -> None:
+    assert (cluster.context, cluster.namespace) == ("fake", "team")
+    assert Cluster(namespace="other").namespace == "other"
+    assert cluster.read_version() == "v1.31.0"
+
+
+def test_a_missing_context_is_told_with_the_fix(server: FakeCluster) -> None:
+    with pytest.raises(TargetError) as told:
+        Cluster(context="prod").read_version()
+    assert "kubectl config get-contexts" in told.value.hint
+
+
+def test_a_missing_kubeconfig_is_told_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(TargetError, match="no cluster"):
+        Cluster().read_version()
+
+
+def test_an_unreachable_server_is_told_with_the_fix(server: FakeCluster) -> None:
+    server.close()
+    with pytest.raises(TargetError, match="does not answer") as told:
+        Cluster().read_version()
+    assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
+    assert "kubectl cluster-info" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [(401, "log in again"), (403, "kubectl auth can-i"), (422, "launcher check")],
+)
+def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(
+    status: int, hint: str, server: FakeCluster, cluster: Cluster
+) -> None:
+    server.faults.append(Fault("GET", "/jobs/", status, "jobs is forbidden: no"))
+    with pytest.raises(ApiError, match="jobs is forbidden: no") as told:
+        cluster.read(JOB)
+    assert hint in told.value.hint
+    assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
+
+
+def test_an_object_that_is_not_there_is_none_and_deleting_it_no_error(cluster: Cluster) -> None:
+    assert cluster.read(JOB) is None
+    cluster.delete(JOB)
+
+
+# -- submitting ---------------------------------------------------------------------------------
+
+
+def test_the_server_admits_everything_before_anything_is_made(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    target.submit(plan())
+    writes = [(m, p.split("/")[-2:], q) for m, p, q in server.requests if m in ("POST", "PATCH")]
+    dry = [q.get("dryRun") == "All" for _, _, q in writes]
+    assert dry == sorted(dry, reverse=True)
+    assert sum(dry) == 3
+    made = {plural for plural, _ in server.objects}
+    assert made == {"configmaps", "services", "jobs"}
+    uid = server.objects["jobs", "digits"]["metadata"]["uid"]
+    for (plural, _), item in server.objects.items():
+        if plural != "jobs":
+            assert item["metadata"]["ownerReferences"][0]["uid"] == uid
+
+
+def test_a_refused_dry_run_makes_nothing(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    server.faults.append(Fault("PATCH", "services", 422, "spec is wrong"))
+    with pytest.raises(TargetError, match="spec is wrong"):
+        target.submit(plan())
+    assert not server.objects
+
+
+def test_a_second_run_of_the_name_is_refused_with_the_commands(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    first = plan()
+    RunFolder(Path(first.run_dir)).create(first, "", 1.0)
+    target.submit(first)
+    before = dict(server.objects)
+    with pytest.raises(InputError, match="Job digits is in namespace team already") as told:
+        target.submit(first)
+    assert "launcher logs -f digits-0a1b2c to attach" in told.value.hint
+    assert "launcher stop digits-0a1b2c to replace it" in told.value.hint
+    assert server.objects == before
+
+
+def test_a_job_of_the_name_that_is_nobodys_run_is_refused_too(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    server.put("jobs", {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "digits"}})
+    with pytest.raises(InputError) as told:
+        target.submit(plan())
+    assert "kubectl delete job digits -n team" in told.value.hint
+
+
+def test_losing_the_race_for_the_name_is_a_refusal_and_leaves_nothing(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    server.faults.append(Fault("POST", "/jobs?fieldManager", 409, "already exists"))
+    with pytest.raises(InputError, match="already"):
+        target.submit(plan())
+    assert ("jobs", "digits") not in server.objects
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet"), ("trainjob", "Train")]
+)
+def test_a_cluster_without_the_operator_names_the_kind_that_needs_none(
+    kind: str,
+    word: str,
+    server: FakeCluster,
+    target: KubernetesTarget,
+    plan: Callable[..., LaunchPlan],
+) -> None:
+    server.kinds -= {"pytorchjobs", "jobsets", "trainjobs"}
+    nodes = {} if kind == "pytorchjob" else {"nnodes": 2}
+    with pytest.raises(TargetError, match=f"this cluster has no {word}") as told:
+        target.submit(plan(kind, **nodes))
+    assert "--kind job needs no operator" in told.value.hint
+    assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
+    assert not server.objects
+
+
+# -- watching -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watch(cluster: Cluster) -> Iterator[PodWatch]:
+    made = PodWatch(cluster, f"{contract.LABEL_RUN_ID}=digits-0a1b2c")
+    yield made
+    made.stop()
+
+
+def names(watch: PodWatch) -> list[str]:
+    return [view.name for view in watch.pods()]
+
+
+def test_pods_come_change_and_go(server: FakeCluster, watch: PodWatch) -> None:
+    server.put("pods", pod("d-0", labelled(0)))
+    server.put("pods", pod("other", {"app": "other"}))
+    watch.start()
+    server.until(lambda: names(watch) == ["d-0"])
+    server.put("pods", pod("d-1", labelled(1)))
+    server.until(lambda: names(watch) == ["d-0", "d-1"])
+    server.put("pods", pod("d-1", labelled(1), phase="Failed", state=ended(3)))
+    server.until(lambda: watch.pods()[1].exit_code == 3)
+    server.remove("pods", "d-0")
+    server.until(lambda: names(watch) == ["d-1"])
+    assert len(server.asked("GET", "/pods")) == 2, "one list, one watch"
+
+
+def test_a_watch_of_a_forgotten_version_is_answered_by_a_new_list(
+    server: FakeCluster, watch: PodWatch
+) -> None:
+    server.put("pods", pod("d-0", labelled(0)))
+    server.faults.append(Fault("GET", "watch=true", 410, "too old resource version"))
+    watch.start()
+    server.until(lambda: len([q for q in server.asked("GET", "/pods") if "watch" not in q]) == 2)
+    server.until(lambda: watch.error is None and names(watch) == ["d-0"])
+
+
+def test_a_watch_that_is_told_that_it_expired_lists_again(
+    server: FakeCluster, watch: PodWatch
+) -> None:
+    server.put("pods", pod("d-0", labelled(0)))
+    server.oldest_version = server.version + 1
+    watch.start()
+    server.until(lambda: len([q for q in server.asked("GET", "/pods") if "watch" not in q]) >= 2)
+    server.oldest_version = 0
+    server.put("pods", pod("d-1", labelled(1)))
+    server.until(lambda: names(watch) == ["d-0", "d-1"])
+
+
+def test_a_watch_that_is_cut_in_the_middle_goes_on_from_there(
+    server: FakeCluster, watch: PodWatch
+) -> None:
+    server.put("pods", pod("d-0", labelled(0)))
+    server.faults.append(Fault("GET", "watch=true", 0, after=15))
+    watch.start()
+    server.until(lambda: names(watch) == ["d-0"])
+    server.put("pods", pod("d-1", labelled(1)))
+    server.until(lambda: names(watch) == ["d-0", "d-1"])
+    assert len([q for q in server.asked("GET", "/pods") if "watch" not in q]) == 1
+
+
+def test_a_server_that_fails_for_a_while_is_asked_again(
+    server: FakeCluster, watch: PodWatch
+) -> None:
+    server.faults.append(Fault("GET", "/pods", 503, "overloaded"))
+    watch.start()
+    server.until(lambda: watch.error is not None)
+    server.put("pods", pod("d-0", labelled(0)))
+    server.until(lambda: names(watch) == ["d-0"] and watch.error is None)
+
+
+# -- logs ---------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A follower of one pod's log, and what it wrote."""
+
+    def __init__(self, cluster: Cluster, restarts: int = 0) -> None:
+        self.lines: list[str] = []
+        self.fate = Fate(is_over=False, was_restarted=False)
+        source = Source(pod="d-0", uid="d-0", container="node", restarts=restarts)
+        self._lock = threading.Lock()
+        self.follower = LogFollower(cluster, source, lambda: self.fate, self._write)
+
+    def _write(self, line: bytes) -> None:
+        with self._lock:
+            self.lines.append(line.decode().rstrip("\n"))
+
+
+def test_a_log_is_followed_to_its_end(server: FakeCluster, cluster: Cluster) -> None:
+    server.put("pods", pod("d-0", labelled()))
+    reader = Reader(cluster)
+    reader.follower.start()
+    server.log("d-0", (stamp(1), "one"), (stamp(1), "two"), (stamp(2), ""))
+    server.until(lambda: reader.lines == ["one", "two", ""])
+    server.log("d-0", (stamp(3), "three"), ended=True)
+    reader.fate = Fate(is_over=True, was_restarted=False)
+    reader.follower.finish(20)
+    assert not reader.follower.is_alive()
+    assert reader.lines == ["one", "two", "", "three"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 10, 26, 27, 28, 29, 40, 60, 90, 130])
+def test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line(
+    after: int, server: FakeCluster, cluster: Cluster
+) -> None:
+    server.put("pods", pod("d-0", labelled()))
+    # Three at one instant, two in one second, one in the next: all that a new request may repeat.
+    lines = [(stamp(1), "a"), (stamp(1), "a"), (stamp(1), "b"), ("2026-01-01T00:00:01.61Z", "c"),
+             ("2026-01-01T00:00:01.7Z", "d"), (stamp(2), "e")]  # fmt: skip
+    server.log("d-0", *lines, ended=True)
+    server.faults += [Fault("GET", "/log", 0, after=after), Fault("GET", "/log", 0, after=45)]
+    reader = Reader(cluster)
+    reader.follower.start()
+    server.until(lambda: not server.faults)
+    reader.fate = Fate(is_over=True, was_restarted=False)
+    reader.follower.finish(20)
+    assert reader.lines == ["a", "a", "b", "c", "d", "e"]
+
+
+def test_a_restarted_container_leaves_the_rest_of_its_log(
+    server: FakeCluster, cluster: Cluster
+) -> None:
+    server.put("pods", pod("d-0", labelled()))
+    server.log("d-0", (stamp(1), "one"))
+    reader = Reader(cluster)
+    reader.follower.start()
+    server.until(lambda: reader.lines == ["one"])
+    server.log("d-0", (stamp(2), "last words"), ended=True)
+    server.put("pods", pod("d-0", labelled(), restarts=1, last=ended(1)))
+    server.log("d-0", (stamp(3), "again"), restart=1)
+    reader.fate = Fate(is_over=True, was_restarted=True)
+    reader.follower.finish(20)
+    assert reader.lines == ["one", "last words"]
+    assert any(q.get("previous") == "true" for q in server.asked("GET", "/log"))
+
+
+def test_a_log_that_is_gone_with_its_pod_ends_the_reading(
+    server: FakeCluster, cluster: Cluster
+) -> None:
+    reader = Reader(cluster)
+    reader.fate = Fate(is_over=True, was_restarted=False)
+    reader.follower.start()
+    reader.follower.finish(20)
+    assert not reader.follower.is_alive()
+    assert reader.lines == []
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("2026-01-01T00:00:01.1Z", "2026-01-01T00:00:01.12Z"),
+        ("2026-01-01T00:00:01Z", "2026-01-01T00:00:01.000000001Z"),
+        ("2026-01-01T01:00:01.5+01:00", "2026-01-01T00:00:01.6Z"),
+    ],
+)
+def test_timestamps_are_ordered_whatever_their_digits(earlier: str, later: str) -> None:
+    cursor = Cursor()
+    assert cursor.accept(f"{later} x".encode()) == b"x"
+    assert cursor.accept(f"{earlier} y".encode()) is None
+
+
+# -- a run from end to end ----------------------------------------------------------------------
+
+
+class Run:
+    """A follower in a thread, as the command line has it in its main one."""
+
+    def __init__(self, target: KubernetesTarget, plan: LaunchPlan, folder: Path) -> None:
+        self.output = folder / "console"
+        self.folder = RunFolder(Path(plan.run_dir))
+        self.folder.create(plan, "", 1.0)
+        console = Console(self.output.open("w"), terminal=False, colour=False)
+        self.follower = ClusterFollower(self.folder, plan, target, console, SystemClock())
+        self.outcome: Any = None
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        self.outcome = self.follower.follow()
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def end(self) -> Any:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), self.text
+        return self.outcome
+
+
+@pytest.fixture
+def run(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> Run:
+    started = Run(target, plan(), tmp_path)
+    server.until(lambda: ("jobs", "digits") in server.objects)
+    return started
+
+
+def condition(server: FakeCluster, kind: str, **fields: str) -> None:
+    job = server.objects["jobs", "digits"]
+    job["status"] = {"conditions": [{"type": kind, "status": "True", **fields}]}
+    server.put("jobs", job)
+
+
+def test_a_run_is_followed_through_a_lost_pod_to_its_end(
+    server: FakeCluster, run: Run, target: KubernetesTarget
+) -> None:
+    server.put("pods", pod("digits-0-a", labelled(0), phase="Pending", state={}))
+    server.until(lambda: "digits-0-a is starting" in run.text)
+    server.put("pods", pod("digits-0-a", labelled(0)))
+    server.put("pods", pod("digits-1-a", labelled(1)))
+    server.log("digits-0-a", (stamp(1), "[0/0] epoch 1"), (stamp(1), "[agent] inside"))
+    server.log("digits-1-a", (stamp(1), "[1/1] hello"))
+    server.until(lambda: "[1/1] hello" in run.text)
+    server.log("digits-1-a", ended=True)
+    server.remove("pods", "digits-1-a")
+    server.put("pods", pod("digits-1-b", labelled(1)))
+    server.log("digits-1-b", (stamp(5), "[1/1] back"), ended=True)
+    server.log("digits-0-a", (stamp(6), "[0/0] accuracy 0.99"), ended=True)
+    server.until(lambda: "[1/1] back" in run.text)
+    for name, index in (("digits-0-a", 0), ("digits-1-b", 1)):
+        server.put("pods", pod(name, labelled(index), phase="Succeeded", state=ended(0)))
+    condition(server, "Complete")
+    # The controller's garbage collection, which this server has none of.
+    server.until(lambda: ("jobs", "digits") not in server.objects)
+    for name in ("digits-0-a", "digits-1-b"):
+        server.remove("pods", name)
+    outcome = run.end()
+    assert (outcome.reason, outcome.exit_code) == ("completed", 0)
+    assert run.text.count("epoch 1") == 1
+    assert "inside" not in run.text
+    assert "accuracy 0.99" in run.text
+    consoles = {node: path.read_text() for node, path in run.folder.consoles()}
+    assert consoles[1, 0] == "[1/1] hello\n"
+    assert consoles[1, 1] == "[1/1] back\n"
+
+
+def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: Run) -> None:
+    state = ended(1, message="ValueError: no data")
+    server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=state))
+    server.log("digits-0-a", (stamp(1), "[0/0] dying"), ended=True)
+    condition(server, "Failed", reason="PodFailurePolicy", message="x")
+    outcome = run.end()
+    assert (outcome.reason, outcome.exit_code) == ("training-failed", 1)
+    assert outcome.detail == "digits-0-a: ValueError: no data"
+    assert "launcher stop digits-0a1b2c removes it" in run.text
+    assert "dying" in run.text
+    assert ("jobs", "digits") in server.objects
+
+
+def test_troubles_are_told_while_the_run_waits(server: FakeCluster, run: Run) -> None:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    server.put("pods", pod("digits-0-a", labelled(0), phase="Pending", state=waiting))
+    server.until(lambda: "digits-0-a: ImagePullBackOff: no such image" in run.text)
+    assert "make push IMAGE" in run.text
+
+
+def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(
+    server: FakeCluster, run: Run
+) -> None:
+    run.follower.stop_reason = Reason.INTERRUPTED
+    outcome = run.end()
+    assert outcome.exit_code == ExitCode.INTERRUPTED
+    assert ("jobs", "digits") not in server.objects
+    assert not [path for method, path, _ in server.requests if "persistentvolumeclaims" in path]
+
+
+def test_a_job_that_somebody_deleted_ends_the_run(server: FakeCluster, run: Run) -> None:
+    server.remove("jobs", "digits")
+    outcome = run.end()
+    assert outcome.state == "failed"
+    assert "somebody deleted the job" in outcome.detail
+
+
+def test_scaling_patches_both_counts_at_once(
+    server: FakeCluster, run: Run, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    before = len(server.asked("PATCH", "/jobs/"))
+    target.scale(plan(), 1)
+    spec = server.objects["jobs", "digits"]["spec"]
+    assert (spec["parallelism"], spec["completions"]) == (1, 1)
+    assert len(server.asked("PATCH", "/jobs/")) == before + 1
+    run.follower.stop_reason = Reason.INTERRUPTED
+
+
+def test_a_kind_that_keeps_its_size_refuses_to_scale(
+    target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    with pytest.raises(InputError, match="a jobset keeps its size"):
+        target.scale(plan("jobset", nnodes=2), 1)
+
+
+def test_keeping_suspends_the_job(
+    server: FakeCluster, run: Run, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    target.suspend(plan())
+    assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
+    run.follower.stop_reason = Reason.INTERRUPTED
+
+
+def test_a_later_call_finds_the_cluster_that_the_run_is_on(
+    server: FakeCluster, run: Run, plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    server.until(lambda: (tmp_path / "runs/digits-0a1b2c/cluster.json").exists())
+    server.put("pods", pod("digits-0-a", labelled(0)))
+    later = KubernetesTarget(tmp_path / "runs")
+    (first, second) = later.observe(plan()).nodes
+    assert (first.state, second.state) == (NodeState.RUNNING, NodeState.MISSING)
+    run.follower.stop_reason = Reason.INTERRUPTED
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+JOB_FILE = """
+name: digits
+command: [-m, train]
+nnodes: "1:2"
+nproc_per_node: 1
+max_restarts: 3
+kubernetes: {kind: job, checkpoint: ephemeral}
+"""
+
+
+@pytest.fixture
+def launcher(server: FakeCluster, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    (tmp_path / "job.yaml").write_text(JOB_FILE)
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def said(process: subprocess.Popen[str], code: int) -> str:
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == code, text
+    assert "Traceback" not in text
+    return text
+
+
+def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
+    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    followed = launcher("run", "job.yaml", "--on", "kubernetes")
+    server.until(lambda: ("jobs", "digits") in server.objects, 60)
+    labels = server.objects["jobs", "digits"]["metadata"]["labels"]
+    run_id = labels[contract.LABEL_RUN_ID]
+    server.put("pods", pod("digits-0-a", {**labels, INDEX: "0"}))
+    server.log("digits-0-a", (stamp(1), "[0/0] epoch 1"))
+    server.until(lambda: server.asked("GET", "/log"), 60)
+    assert "0.0: running" in said(launcher("status", run_id), 0)
+    assert "already" in said(launcher("run", "job.yaml", "--on", "kubernetes"), 2)
+    assert "1 nodes asked for" in said(launcher("scale", run_id, "1"), 0)
+    server.until(lambda: server.objects["jobs", "digits"]["spec"]["parallelism"] == 1)
+    server.until(lambda: "epoch 1" in said(launcher("logs", run_id), 0), 60)
+    stop = launcher("stop", run_id)
+    server.until(lambda: ("jobs", "digits") not in server.objects, 60)
+    server.log("digits-0-a", ended=True)
+    server.remove("pods", "digits-0-a")
+    assert "stop-requested" in said(stop, 0)
+    assert "epoch 1" in said(followed, 143)
+
+
+def test_an_unreachable_cluster_is_exit_code_3_in_two_lines(
+    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    server.close()
+    text = said(launcher("run", "job.yaml", "--on", "kubernetes"), 3)
+    assert "does not answer" in text
+    assert "fix: kubectl cluster-info" in text
+
+
+def test_missing_rights_are_exit_code_3_with_the_command_to_look(
+    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    server.faults.append(Fault("GET", "/jobs/digits", 403, "jobs.batch is forbidden"))
+    text = said(launcher("run", "job.yaml", "--on", "kubernetes"), 3)
+    assert "jobs.batch is forbidden" in text
+    assert "kubectl auth can-i --list -n team" in text

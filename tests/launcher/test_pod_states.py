@@ -1,0 +1,183 @@
+"""What a cluster says of pods and jobs, in this project's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.pod_states import (
+    FIX,
+    WORDS,
+    JobEnd,
+    Trouble,
+    describe_trouble,
+    parse_job_end,
+    parse_pod,
+    reason_of_end,
+)
+from launcher.state import NodeState, Reason
+from tests.launcher.fake_cluster import ended, pod
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+WAITING: dict[str, Any] = {"phase": "Pending"}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"phase": "Pending", "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+}
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "message": "preempted"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "code", "trouble"),
+    [
+        ({"phase": "Pending", "state": {}}, NodeState.PENDING, None, None),
+        (waiting("ContainerCreating"), NodeState.PENDING, None, None),
+        ({}, NodeState.RUNNING, None, None),
+        ({"phase": "Succeeded", "state": ended(0)}, NodeState.EXITED, 0, None),
+        ({"phase": "Failed", "state": ended(3)}, NodeState.EXITED, 3, None),
+        (waiting("ImagePullBackOff"), NodeState.PENDING, None, Trouble.IMAGE),
+        (waiting("ErrImagePull"), NodeState.PENDING, None, Trouble.IMAGE),
+        (waiting("InvalidImageName"), NodeState.PENDING, None, Trouble.IMAGE),
+        (waiting("CreateContainerConfigError"), NodeState.PENDING, None, Trouble.CONFIG),
+        (waiting("CreateContainerError"), NodeState.PENDING, None, Trouble.START),
+        ({"phase": "Failed", "state": ended(128, "StartError")}, NodeState.EXITED, 128,
+         Trouble.START),
+        ({"phase": "Pending", "state": {}, "conditions": [UNSCHEDULABLE]}, NodeState.PENDING, None,
+         Trouble.UNSCHEDULABLE),
+        ({"phase": "Failed", "state": ended(137, "OOMKilled")}, NodeState.EXITED, 137,
+         Trouble.OUT_OF_MEMORY),
+        ({"phase": "Failed", "state": {}, "reason": "Evicted"}, NodeState.EXITED, 137,
+         Trouble.EVICTED),
+        ({**waiting("CrashLoopBackOff"), "phase": "Running", "restarts": 4}, NodeState.PENDING,
+         None, Trouble.CRASH_LOOP),
+        ({**waiting("CrashLoopBackOff"), "restarts": 4, "last": ended(137, "OOMKilled")},
+         NodeState.PENDING, None, Trouble.OUT_OF_MEMORY),
+        ({"phase": "Failed", "state": ended(143), "conditions": [DISRUPTED]}, NodeState.EXITED, 143,
+         Trouble.DISRUPTED),
+    ],
+)  # fmt: skip
+def test_phases_and_reasons_become_states_and_troubles(
+    fields: dict[str, Any], state: NodeState, code: int | None, trouble: Trouble | None
+) -> None:
+    view = parse_pod(pod("digits-0", {INDEX: "0"}, **fields))
+    assert (view.state, view.exit_code, view.trouble) == (state, code, trouble)
+
+
+def test_an_object_that_is_hardly_there_is_pending() -> None:
+    view = parse_pod({"metadata": {"name": "a"}})
+    assert (view.state, view.node_index, view.has_started) == (NodeState.PENDING, None, False)
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble: Trouble) -> None:
+    assert WORDS[trouble.value] is trouble
+    assert FIX[trouble]
+
+
+def test_a_trouble_is_told_in_the_clusters_own_words() -> None:
+    view = parse_pod(
+        pod("d-0", {INDEX: "0"}, phase="Pending", state={}, conditions=[UNSCHEDULABLE])
+    )
+    assert describe_trouble(view) == (
+        "d-0: Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.; "
+        "lower resources of the job, or kubectl describe nodes"
+    )
+
+
+ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+
+
+@pytest.mark.parametrize(
+    ("labels", "masters", "index"),
+    [
+        ({INDEX: "3"}, 0, 3),
+        ({ROLE: "worker", REPLICA: "2"}, 0, 2),
+        ({ROLE: "worker", REPLICA: "2"}, 1, 3),
+        ({ROLE: "master", REPLICA: "0"}, 1, 0),
+        ({"app": "other"}, 0, None),
+    ],
+)
+def test_a_pods_labels_tell_which_node_it_is(
+    labels: dict[str, str], masters: int, index: int | None
+) -> None:
+    assert parse_pod(pod("p", labels), masters).node_index == index
+
+
+@pytest.mark.parametrize(
+    ("kind", "succeeded"),
+    [
+        ("Succeeded", True), ("Complete", True), ("Completed", True), ("SuccessCriteriaMet", True),
+        ("Failed", False), ("FailureTarget", False), ("Running", None), ("Created", None),
+    ],
+)  # fmt: skip
+def test_conditions_of_every_kind_tell_the_end(kind: str, succeeded: bool | None) -> None:
+    item = {"status": {"conditions": [{"type": kind, "status": "True", "reason": "R"}]}}
+    end = parse_job_end(item)
+    assert (None if end is None else end.succeeded) is succeeded
+    item["status"]["conditions"][0]["status"] = "False"
+    assert parse_job_end(item) is None
+
+
+FAILED = JobEnd(succeeded=False, word="BackoffLimitExceeded", message="too many")
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason"),
+    [
+        ([], Reason.TRAINING_FAILED),
+        ([1], Reason.TRAINING_FAILED),
+        ([2], Reason.BAD_INPUT),
+        ([137, 1], Reason.TRAINING_FAILED),
+        ([143], Reason.PREEMPTED),
+        ([0, 137], Reason.KILLED),
+    ],
+)
+def test_the_first_permanent_exit_code_says_why_a_job_failed(
+    codes: list[int], reason: Reason
+) -> None:
+    pods = tuple(
+        parse_pod(pod(f"d-{i}", {INDEX: str(i)}, phase="Failed", state=ended(code)))
+        for i, code in enumerate(codes)
+    )
+    assert reason_of_end(FAILED, pods)[0] is reason
+
+
+def test_a_pod_that_was_out_of_memory_says_so() -> None:
+    view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, "OOMKilled")))
+    reason, detail = reason_of_end(FAILED, (view,))
+    assert reason is Reason.OUT_OF_MEMORY
+    assert "raise resources.memory" in detail
+
+
+def test_the_termination_message_comes_home() -> None:
+    state = ended(1, message="Traceback\nValueError: no such file\n")
+    view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
+    assert reason_of_end(FAILED, (view,))[1] == "d-0: ValueError: no such file"
+
+
+def test_these_pods_are_pods_to_the_official_client() -> None:
+    """The server of the tests sends nothing that the typed models do not know, or would refuse."""
+    kubernetes = pytest.importorskip("kubernetes")
+    api = kubernetes.client.ApiClient()
+    states = [None, ended(137, "OOMKilled", startedAt=None), {"waiting": {"reason": "X"}}]
+    for state in states:
+        item = pod("p", {"a": "b"}, state=state, conditions=[UNSCHEDULABLE])
+        item["status"]["containerStatuses"][0]["state"].pop("running", None)
+        typed = api._ApiClient__deserialize(item, "V1Pod")
+        assert isinstance(typed, kubernetes.client.V1Pod)
+        assert _without_none(api.sanitize_for_serialization(typed)) == _without_none(item)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list) else value
