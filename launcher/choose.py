@@ -14,6 +14,7 @@ from launcher.job import JobSpec
 from launcher.targets.base import Target
 
 TARGETS = ("docker", "local", "hosts")
+SHOWN_HOSTS = 8
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
@@ -94,12 +95,23 @@ def describe(facts: TargetFacts) -> str:
     """What was chosen, in words."""
     where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
     if facts.target == "hosts":
-        where = f"hosts {', '.join(host.host.name for host in facts.hosts)}"
+        where = describe_hosts(facts)
     if facts.accelerator == "cuda" and not facts.hosts:
         return f"{where}, {len(facts.device_ids)} GPUs, NCCL"
     if facts.accelerator == "cuda":
         return f"{where}, {sum(len(host.device_ids) for host in facts.hosts)} GPUs, NCCL"
     return f"{where}, no GPU: gloo, {facts.cpu_count} CPU cores"
+
+
+def describe_hosts(facts: TargetFacts) -> str:
+    """The machines, and what was looked at before they were taken."""
+    names = [host.host.name for host in facts.hosts]
+    more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
+    checked = (
+        "ssh, torch, ports, leases, clocks" if facts.runs_bare else "ssh, Docker, ports, leases"
+    )
+    pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
+    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs})"
 
 
 def _read_image_reason() -> str:
