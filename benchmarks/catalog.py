@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.command_line import measure_help, measure_render
+from benchmarks.hosts import measure_hosts
 from benchmarks.measure import Row
 from benchmarks.plan import measure_plan
 from benchmarks.recovery import measure_recovery
@@ -18,5 +19,6 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "plan": measure_plan,
     "step": measure_step,
     "recovery": measure_recovery,
+    "hosts": measure_hosts,
 }
 """Names are what the command line takes and what docs/benchmarks.md explains."""
