@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.checking import measure_check
 from benchmarks.command_line import measure_help, measure_render
+from benchmarks.hosts import measure_hosts
 from benchmarks.manifests import measure_manifests
 from benchmarks.measure import Row
 from benchmarks.plan import measure_plan
@@ -25,5 +26,6 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "save": measure_save,
     "resume": measure_resume,
     "recovery": measure_recovery,
+    "hosts": measure_hosts,
 }
 """Names are what the command line takes and what docs/benchmarks.md explains."""

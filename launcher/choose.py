@@ -15,6 +15,7 @@ from launcher.targets.base import Target
 
 KUBERNETES = "kubernetes"
 TARGETS = ("docker", "local", KUBERNETES, "hosts")
+SHOWN_HOSTS = 8
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
@@ -101,12 +102,23 @@ def describe(facts: TargetFacts) -> str:
         return f"Kubernetes, image {facts.image}, {facts.accelerator}"
     where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
     if facts.target == "hosts":
-        where = f"hosts {', '.join(host.host.name for host in facts.hosts)}"
+        where = describe_hosts(facts)
     if facts.accelerator == "cuda" and not facts.hosts:
         return f"{where}, {len(facts.device_ids)} GPUs, NCCL"
     if facts.accelerator == "cuda":
         return f"{where}, {sum(len(host.device_ids) for host in facts.hosts)} GPUs, NCCL"
     return f"{where}, no GPU: gloo, {facts.cpu_count} CPU cores"
+
+
+def describe_hosts(facts: TargetFacts) -> str:
+    """The machines, and what was looked at before they were taken."""
+    names = [host.host.name for host in facts.hosts]
+    more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
+    checked = (
+        "ssh, torch, ports, leases, clocks" if facts.runs_bare else "ssh, Docker, ports, leases"
+    )
+    pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
+    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs})"
 
 
 def _read_image_reason() -> str:

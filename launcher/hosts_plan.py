@@ -16,6 +16,7 @@ from launcher.plan import LaunchPlan, NodeDevices, SharedByNodes, plan_run
 RUNS_DIR = "runs"
 CHECKPOINTS_DIR = "checkpoints"
 CODE_DIR = "code"
+CLOCK_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,22 @@ def decide_hosts(
             "name more hosts, lower --nnodes, or wait: launcher hosts shows who holds them",
         )
     return tuple(free[: job.nnodes.max])
+
+
+def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
+    """Raises ``TargetError`` where clocks differ by more than c10d bears, if that is the backend.
+
+    Its keep-alives are stamped with the time of day: beyond the limit the world splits in silence.
+    """
+    slow = min(hosts, key=lambda facts: facts.clock_offset_s)
+    fast = max(hosts, key=lambda facts: facts.clock_offset_s)
+    apart_s = fast.clock_offset_s - slow.clock_offset_s
+    if backend == "c10d" and apart_s > CLOCK_LIMIT_S:
+        raise TargetError(
+            f"{fast.host.name}: its clock is {apart_s:.0f} s ahead of {slow.host.name}'s, and the "
+            f"rendezvous c10d allows {CLOCK_LIMIT_S:g} s",
+            "timedatectl set-ntp true on both, or --set rdzv.backend=roster, which needs no clocks",
+        )
 
 
 def plan_on_hosts(

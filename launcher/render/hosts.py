@@ -94,7 +94,7 @@ class HostsArtifact:
         unpack = []
         if self.code:
             code = quote(f"{node.run_dir}/{CODE_DIR}")
-            unpack = [f"{ssh} 'mkdir -p {code} && tar -xzC {code}' <\"$CODE\""]
+            unpack = [f'{ssh} {quote(f"mkdir -p {code} && tar -xzC {code}")} <"$CODE"']
         files = self._files(node)
         return [
             "",

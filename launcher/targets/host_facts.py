@@ -11,9 +11,10 @@ from typing import Any
 
 from launcher.errors import TargetError
 from launcher.hosts import Host, HostFacts
-from launcher.hosts_plan import Address, decide_addresses, decide_hosts
+from launcher.hosts_plan import Address, check_clocks, decide_addresses, decide_hosts
 from launcher.inventory import Inventory
 from launcher.job import JobSpec
+from launcher.rendezvous import plan_backend
 from launcher.targets.ssh import Session, Ssh
 
 PORTS = range(20000, 32000)
@@ -45,6 +46,7 @@ class Survey:
             for host, found in zip(self._inventory.hosts, told, strict=True)
         ]
         chosen = decide_hosts(all_facts, busy, self._job)
+        check_clocks(chosen, plan_backend(self._job))
         by_name = dict(zip((h.name for h in self._inventory.hosts), told, strict=True))
         free = [set(by_name[facts.host.name]["free_ports"]) for facts in chosen]
         common = [port for port in proposed if all(port in ports for ports in free)]

@@ -87,7 +87,7 @@ def prepare(
         files=files,
         agent=node.agent_path if agent else None,
         code=plan.code,
-        needed=[node.cwd],
+        needed=[node.cwd, *(mount.source for mount in node.node.mounts)],
     )
 
 

@@ -84,6 +84,11 @@ def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
     refused = typist("run", "job.yaml", "--nnodes", "3")
     assert refused.returncode == 3
     assert "gpu1: 1 of its 1 slots are held by root@" in refused.stderr
+    shown = typist("hosts").stdout.splitlines()
+    assert "0 of 1 slots" in shown[1]
+    assert "1 slots" in shown[1]
+    assert "live, followed" in shown[1]
+    assert "1 of 1 slots" in shown[3]
     launcher.send_signal(signal.SIGTERM)
     launcher.wait(30)
 

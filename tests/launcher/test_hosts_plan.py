@@ -11,7 +11,7 @@ import pytest
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import Host, HostFacts
-from launcher.hosts_plan import Address, decide_addresses, decide_hosts, plan_on_hosts
+from launcher.hosts_plan import Address, check_clocks, decide_addresses, decide_hosts, plan_on_hosts
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, parse_plan
 from launcher.render.hosts import render_hosts
@@ -146,6 +146,14 @@ def test_only_a_folder_that_the_job_names_is_taken_for_shared(
     assert dict(shared.nodes[1].env)["CHECKPOINT_DIR"] == "/nfs/digits"
     assert dict(shared.nodes[1].rendezvous.conf)["fence_dir"] == "/nfs/digits"  # type: ignore[union-attr]
     assert "fence_dir" not in dict(own.nodes[1].rendezvous.conf)  # type: ignore[union-attr]
+
+
+def test_clocks_that_differ_are_refused_for_c10d_alone() -> None:
+    hosts = (host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", clock_offset_s=37.2))
+    with pytest.raises(TargetError, match="gpu2: its clock is 37 s ahead of gpu1's"):
+        check_clocks(hosts, "c10d")
+    check_clocks(hosts, "roster")
+    check_clocks(FACTS.hosts, "c10d")
 
 
 def test_hosts_that_are_held_are_left_out(make_job: Callable[..., JobSpec]) -> None:

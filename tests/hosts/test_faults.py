@@ -1,0 +1,89 @@
+"""Hosts that are lost, and networks that are not what they seem: real jobs, real means."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.places import Network, wait_until
+from tests.hosts.test_run_python import WHO
+from tests.hosts.typist import Typist
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
+
+UNTIL_ONE_IS_LOST = """
+import os, pathlib, sys, time
+world = int(os.environ["WORLD_SIZE"])
+print("world", world, flush=True)
+pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]).touch()
+time.sleep(300 if world == 3 else 1)
+"""
+
+
+def test_an_elastic_job_goes_on_when_a_host_is_cut_off(typist: Typist) -> None:
+    typist.write(UNTIL_ONE_IS_LOST, "agent: {detection_limit_s: 5}\n")
+    launcher = typist.start("run", "job.yaml", "--nnodes", "1:3")
+    hosts = typist.network.hosts
+    up = lambda: [p for h in hosts for p in h.home.glob(".launcher/runs/*/up-*")]  # noqa: E731
+    wait_until(lambda: len(up()) == 3, 120)
+    hosts[2].set_link(up=False)
+    try:
+        assert launcher.wait(200) == 0
+        # The host that nobody hears has ended its node by itself.
+        wait_until(lambda: not hosts[2].commands(), 30)
+    finally:
+        hosts[2].set_link(up=True)
+    assert typist.outcome["reason"] == "completed"
+    assert "world 2" in typist("logs", "latest").stdout
+    # What it wrote is brought and removed when it is back.
+    assert typist("stop", "latest").returncode == 0
+
+
+@pytest.fixture
+def two_networks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Two hosts that reach each other by a second network alone; ssh uses the first."""
+    connections = tempfile.mkdtemp(prefix="lt", dir="/tmp")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", connections)
+    network = Network(tmp_path_factory.mktemp("two"), 2, training=True)
+    try:
+        network.make()
+        for host, other in zip(network.hosts, reversed(network.hosts), strict=True):
+            host.run("ip", "route", "add", "blackhole", f"{other.address}/32")
+        yield network
+    finally:
+        network.remove()
+        shutil.rmtree(connections)
+
+
+def test_nodes_meet_on_the_network_that_they_reach_each_other_by(
+    tmp_path: Path, two_networks: Network
+) -> None:
+    typist = Typist(tmp_path, two_networks)
+    typist.write(WHO, "engine: agent\n")
+    done = typist("run", "job.yaml", "--nnodes", "2")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "runs/latest/plan.json").read_text())
+    addresses = [host.training_address for host in two_networks.hosts]
+    assert [node["local_addr"] for node in plan["nodes"]] == addresses
+    assert ["NCCL_SOCKET_IFNAME", "=train0"] in plan["nodes"][1]["env"]
+    typist.assert_nothing_left()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("nnodes", ["2", "2:4"])
+def test_digits_trains_on_hosts(typist: Typist, nnodes: str) -> None:
+    shutil.copytree(ROOT / "train", typist.folder / "train")
+    shutil.copytree(ROOT / "jobs", typist.folder / "jobs")
+    typist.limit_s = 380.0
+    options = ("--set", "hosts.runtime=python", "--nproc-per-node", "1")
+    checkpoints = f"checkpoint_dir={typist.network.folder}/checkpoints-{os.getpid()}-{nnodes[-1]}"
+    done = typist("run", "jobs/digits.yaml", "--nnodes", nnodes, *options, "--set", checkpoints)
+    assert done.returncode == 0, done.stderr
+    assert typist.outcome["metrics"]["test_accuracy"] >= 0.97
