@@ -72,6 +72,9 @@ CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"
 CONTAINER_AGENT = "/launcher/agent.pyz"
 """The node agent's archive, mounted read-only."""
+TERMINATION_LOG = "/dev/termination-log"
+"""What a pod's status shows of its end: the node's outcome, where no folder brings it home."""
+TERMINATION_LIMIT_BYTES = 4096
 CONTAINER_TASK = "/launcher/node-plan.json"
 """What all pods of a job start their agent with; each finds out which node it is."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from launcher import contract
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
 from launcher.agent.launch import _rdzv_configs
+from launcher.agent.report import render_termination, write_termination
 from launcher.agent.settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.errors import InputError
 from launcher.node_plan import Elastic, NodePlan, Static
@@ -129,6 +131,37 @@ def test_every_source_of_pods_is_one_that_is_known() -> None:
     for identity in POD_SOURCES:
         told = {**ELASTIC_WORKER, "PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "2"}
         assert identify(task_of(identity), told).node.node_index == 2
+
+
+OUTCOME = {"schema": 1, "reason": "training-failed", "detail": "d", "first": {"message": "m"}}
+
+
+@pytest.mark.parametrize(
+    ("collateral", "message", "kept"),
+    [
+        ([{"rank": 1}], "m", {"first": {"message": "m"}, "collateral": [{"rank": 1}]}),
+        ([{"rank": n} for n in range(999)], "m", {"first": {"message": "m"}, "collateral": []}),
+        ([], "m" * 5000, {"first": None, "reason": "training-failed"}),
+        ([], "é" * 2000, {"first": None, "reason": "training-failed"}),
+    ],
+)
+def test_a_pod_s_status_gets_as_much_of_the_outcome_as_it_holds(
+    collateral: list[object], message: str, kept: dict[str, object]
+) -> None:
+    outcome = {**OUTCOME, "first": {"message": message}, "collateral": collateral}
+    text = render_termination(outcome)
+    assert len(text.encode()) <= 4096
+    assert kept.items() <= json.loads(text).items()
+
+
+def test_a_termination_message_replaces_what_was_there_and_needs_a_place(tmp_path: Path) -> None:
+    outcome = {**OUTCOME, "collateral": []}
+    write_termination(outcome, tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+    place = tmp_path / "termination-log"
+    place.write_text("x" * 5000)
+    write_termination(outcome, place)
+    assert json.loads(place.read_text()) == outcome
 
 
 def test_the_node_of_rank_0_of_a_static_group_knows_that_it_serves_the_store() -> None:
