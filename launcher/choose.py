@@ -44,6 +44,11 @@ def open_target(name: str, run_root: Path, inventory: Inventory | None = None) -
         from launcher.targets.docker import DockerTarget
 
         return DockerTarget(run_root)
+    if name == "kubernetes":
+        raise InputError(
+            "--on kubernetes: this version renders for it, and leaves the submission to kubectl",
+            "launcher render JOB --on kubernetes | kubectl apply -f -",
+        )
     raise InputError(f"--on {name}: no such target", f"one of: {', '.join(TARGETS)}")
 
 
