@@ -16,6 +16,8 @@ GPUS ?= 1
 ON ?=
 ARGS ?=
 SOAK_S ?= 3600
+FAULTS ?= 10
+SEED ?= 0
 REQUIRE ?=
 
 include images/image.mk
@@ -24,7 +26,7 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak lint format bench docs clean
+.PHONY: help setup run-local test soak lint format bench chaos docs k8s clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
@@ -71,8 +73,15 @@ $(TORCHX)/.ready:
 bench: $(READY) $(TORCHX)/.ready ## measure against the peers and print ratios
 	TORCHX=$(TORCHX)/bin/torchx $(BIN)/python -m benchmarks $(ARGS)
 
+chaos: $(READY) ## train in containers under FAULTS=10 random failures; the weights stay the same
+	@$(build-if-possible)
+	$(BIN)/python -m benchmarks.chaos --faults $(FAULTS) --seed $(SEED) --png chaos.png $(ARGS)
+
 docs: $(READY) ## generate docs/job-file.md and jobs/job.schema.json
 	$(BIN)/python docs/generate.py
+
+k8s: $(READY) ## write the manifests of k8s/ (IMAGE=registry.example/me/fabric-train:1)
+	$(BIN)/python k8s/generate.py $(IMAGE)
 
 clean: ## remove what make made here, but not runs/
 	rm -rf $(VENV) $(TORCHX) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image

@@ -22,7 +22,7 @@ START_GOALS = {1: 0.8, 2: 0.8, 4: 0.45}
 RESTART_GOAL = Goal(of="ratio", most=0.1)
 MEMORY_GOAL = Goal(of="ratio", most=0.6)
 GROWTH_GOAL = Goal(of="ratio", most=0.6)
-LIMITS_S = (1, 5)
+LIMITS_S = (1, 10)
 SLACK_S = 1
 NEVER_S = 60.0
 """Stock torchrun is waited for so long where it does not react at all: once, as a fact."""
@@ -91,7 +91,7 @@ def measure_loss_in_collective(repetitions: int) -> Iterator[Row]:
         partial(time_loss, tuned),
         warm_up=0,
     )
-    at_1_s, at_5_s = ours
+    at_1_s, at_default = ours
     what = "node killed in a collective, detection limit"
     note = f"torchrun with its defaults was measured {len(slow.samples_s)} times"
     goal = Goal(of="ratio", most=0.1)
@@ -103,7 +103,7 @@ def measure_loss_in_collective(repetitions: int) -> Iterator[Row]:
         goal=goal,
         note=note,
     )
-    for limit_s, measured in zip(LIMITS_S, (at_1_s, at_5_s), strict=True):
+    for limit_s, measured in zip(LIMITS_S, (at_1_s, at_default), strict=True):
         yield Row(
             benchmark=NAME,
             what=f"{what} {limit_s} s, against tuned torchrun",

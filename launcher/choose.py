@@ -9,11 +9,12 @@ from pathlib import Path
 from launcher import contract
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
+from launcher.inventory import Inventory
 from launcher.job import JobSpec
 from launcher.targets.base import Target
 
 KUBERNETES = "kubernetes"
-TARGETS = ("docker", "local", KUBERNETES)
+TARGETS = ("docker", "local", "hosts", KUBERNETES)
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
@@ -27,8 +28,15 @@ class Choice:
     why: str
 
 
-def open_target(name: str, run_root: Path) -> Target:
-    """The target of that name, imported here: nobody pays for another's library."""
+def open_target(name: str, run_root: Path, inventory: Inventory | None = None) -> Target:
+    """The target of that name, imported here: nobody pays for another's library.
+
+    ``inventory`` are the machines of target ``hosts``, where the command line names them.
+    """
+    if name == "hosts":
+        from launcher.targets.hosts import HostsTarget
+
+        return HostsTarget(run_root, inventory)
     if name == "local":
         from launcher.targets.local import LocalTarget
 
@@ -92,8 +100,12 @@ def describe(facts: TargetFacts) -> str:
     if facts.target == KUBERNETES:
         return f"Kubernetes, image {facts.image}, {facts.accelerator}"
     where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
-    if facts.accelerator == "cuda":
+    if facts.target == "hosts":
+        where = f"hosts {', '.join(host.host.name for host in facts.hosts)}"
+    if facts.accelerator == "cuda" and not facts.hosts:
         return f"{where}, {len(facts.device_ids)} GPUs, NCCL"
+    if facts.accelerator == "cuda":
+        return f"{where}, {sum(len(host.device_ids) for host in facts.hosts)} GPUs, NCCL"
     return f"{where}, no GPU: gloo, {facts.cpu_count} CPU cores"
 
 

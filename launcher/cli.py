@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from launcher import __version__
-from launcher.commands import check, doctor, env, jobs, play, runs, schema
+from launcher.commands import check, doctor, env, hosts, jobs, play, runs, schema
 from launcher.errors import ExitCode, LauncherError
 
-GROUPS = (jobs, doctor, env, runs, check, play, schema)
+GROUPS = (jobs, runs, hosts, doctor, env, check, play, schema)
 """In the order of ``launcher --help``."""
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped. Docs: docs/job-file.md"""

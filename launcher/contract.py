@@ -25,6 +25,8 @@ STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
 NODE_DIR = "LAUNCHER_NODE_DIR"
 """This incarnation's folder inside RUN_DIR, set by the agent: the place of the stop files."""
+NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"
+"""Which start of this incarnation's workers this is, 0-based, set by the agent."""
 HEARTBEAT = "LAUNCHER_HEARTBEAT"
 """The worker's heartbeat file, set by the agent; laid out as ``HEARTBEAT_FORMAT``."""
 GENERATION = "LAUNCHER_GENERATION"
@@ -70,8 +72,14 @@ CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"
 CONTAINER_AGENT = "/launcher/agent.pyz"
 """The node agent's archive, mounted read-only."""
+TERMINATION_LOG = "/dev/termination-log"
+"""What a pod's status shows of its end: the node's outcome, where no folder brings it home."""
+TERMINATION_LIMIT_BYTES = 4096
 CONTAINER_TASK = "/launcher/node-plan.json"
 """What all pods of a job start their agent with; each finds out which node it is."""
+
+# -- what a host's keeper says of a node that it ended, in place of an engine's word --------
+LAUNCHER_GONE = "its launcher was gone"
 
 # -- files of the run folder ---------------------------------------------------------------
 PLAN_FILE = "plan.json"
@@ -141,6 +149,13 @@ and what the event adds. Events: agent-started, rendezvous-began, rendezvous-end
 world_size, both of nodes), workers-started, first-step, worker-ended (rank, exit_code, cause),
 hang (rank, silent_s, limit_s), gpu-wait (waited_s), restart (cause), stop-requested (reason),
 stop-acknowledged (step), store-lost, agent-ended (reason, exit_code)."""
+TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
+"""The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
+line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started
+(world_size, generation, virtual_shards or null), loaded (step), first-step (step), progress (step,
+loss, save_stall_s and samples since the event before), saved (step, blocked_s, write_s, bytes),
+save-failed (step, error), stop-agreed (step, reason), trained (step), train-ended (step). A step is
+counted over all starts; time between loaded, progress and trained is training."""
 
 # -- labels of images, containers and networks ----------------------------------------------
 LABEL_RUN_ID = "launcher.run-id"

@@ -246,7 +246,7 @@ def describe_agent(node: NodeObservation) -> str:
 def describe(node: NodeObservation) -> str:
     """One node's ending in words."""
     if node.state is NodeState.MISSING:
-        return f"node {node.node_index} is gone"
+        return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
     why = "out of memory" if node.out_of_memory else node.detail
     return f"node {node.node_index} ended with exit code {node.exit_code}" + (
         f" ({why})" if why else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.hosts import HostFacts
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
@@ -16,12 +18,17 @@ class TargetFacts:
     launcher's machine. ``free_port`` is a TCP port nobody listened on, for targets whose nodes
     share one network; ``spare_ports`` are more of them, for stores that take over. ``rdzv_host``
     and ``local_addr`` are node 0's and this node's address where a person starts nodes by hand.
-    ``user`` is ``uid:gid`` of the caller, to whom
-    files in mounts shall belong. ``node_names`` are the names at which nodes are reached, in order,
-    where the target gives them. ``assigns_devices``: its scheduler gives nodes their accelerators.
-    ``node_run_dir`` and ``node_checkpoint_dir`` are where a node finds them on storage of the
-    target's own, None where they are folders of the launcher's machine; ``shares_storage`` says
-    whether all nodes see the same.
+    ``user`` is ``uid:gid`` of the caller, to whom files in mounts shall belong.
+
+    Pods: ``node_names`` are the names at which nodes are reached, in order, where the target gives
+    them. ``assigns_devices``: its scheduler gives nodes their accelerators. ``node_run_dir`` and
+    ``node_checkpoint_dir`` are where a node finds them on storage of the target's own, None where
+    they are folders of the launcher's machine; ``shares_storage`` says whether all nodes see the
+    same.
+
+    Hosts: ``hosts`` are the machines, one for each node in its order; ``code`` is the hash of the
+    archive that is sent to them, ``cwd_in_code`` the caller's folder in it, ``interface`` the one
+    by which a node reaches the others. ``runs_bare``: nodes are processes without a container.
     """
 
     target: str
@@ -46,3 +53,9 @@ class TargetFacts:
     node_run_dir: str | None = None
     node_checkpoint_dir: str | None = None
     shares_storage: bool = True
+    interface: str | None = None
+    hosts: tuple[HostFacts, ...] = ()
+    code: str | None = None
+    cwd_in_code: str = ""
+    ssh_config: str | None = None
+    runs_bare: bool = False

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from launcher import decide
+from launcher import contract, decide
 from launcher.clock import Clock
 from launcher.console import Console
 from launcher.errors import InputError, TargetError
@@ -257,6 +257,8 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
     codes = [node.exit_code for node in observation.nodes]
     if all(code == 0 for code in codes):
         reason, detail = Reason.COMPLETED, "found after its launcher had gone"
+    elif any(node.detail == contract.LAUNCHER_GONE for node in observation.nodes):
+        reason, detail = Reason.LAUNCHER_LOST, "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
         action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
         done = isinstance(action, decide.Finish)
@@ -264,5 +266,6 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         detail = "found after its launcher had gone"
     else:
         reason, detail = Reason.LAUNCHER_LOST, "its launcher died, and its processes with it"
-    target.stop(run.run_id, 0)
+    with contextlib.suppress(TargetError):
+        target.stop(run.run_id, 0)
     return write_outcome(run, plan, reason, detail, now)

@@ -165,9 +165,9 @@ class HealthSpec(Section):
 class AgentSpec(Section):
     """Settings of the node agent (``engine: agent``). Leave them out unless they do not fit."""
 
-    detection_limit_s: Annotated[Limit, Field(examples=[5, 1.5])] = 5.0
-    """Seconds of silence after which a node counts as lost. Below 5, a loaded CPU or a lossy
-    network may be taken for a lost node."""
+    detection_limit_s: Annotated[Limit, Field(examples=[10, 1.5])] = 10.0
+    """Seconds of silence after which a node counts as lost. Below 10, a CPU that many share or a
+    lossy network may be taken for a lost node."""
     preload: tuple[Text, ...] = Field(default=(), examples=[["transformers"]])
     """With ``start: fork``, modules that are imported once, before the workers are forked. They
     must start neither threads nor CUDA. torch, and Fabric where the script uses it, are
@@ -207,6 +207,21 @@ class DockerSpec(Section):
         default=(), examples=[{"data.internal": "10.0.0.7"}]
     )
     """Host names that the containers shall know, each with its IP address or ``host-gateway``."""
+
+
+class HostsSpec(Section):
+    """Only for ``--on hosts``: machines that are reached over SSH."""
+
+    inventory: Annotated[HostPath | None, Field(examples=["hosts.yaml"])] = None
+    """Which machines: a hosts.yaml, a hostfile, or names such as ``gpu[1-4]``. ``--hosts`` on the
+    command line wins."""
+    runtime: Annotated[Literal["docker", "python"], Field(examples=["python"])] = "docker"
+    """``docker``: each node is a container of ``image``. ``python``: each node runs in the host's
+    own Python, on a copy of the files of the folder where the launcher is called (of its git
+    repository, without what git ignores)."""
+    python: Annotated[HostPath | None, Field(examples=["/opt/venv/bin/python"])] = None
+    """With ``runtime: python``, the interpreter on the hosts that has torch. Left out: ``python3``.
+    ``python`` in the inventory wins."""
 
 
 class JobSpec(Section):
@@ -255,7 +270,7 @@ class JobSpec(Section):
     """How the agent starts workers. ``fresh``: a new interpreter each. ``fork``: from a process
     that has imported torch already, which makes starts and restarts several times faster; where
     that is not possible the agent says why and starts fresh ones. Left out: ``fresh``."""
-    agent: AgentSpec = Field(default=AgentSpec(), examples=[{"detection_limit_s": 10}])
+    agent: AgentSpec = Field(default=AgentSpec(), examples=[{"detection_limit_s": 5}])
     """Settings of the node agent."""
     checkpoint_dir: Annotated[HostPath | None, Field(examples=["./checkpoints/digits"])] = None
     """Where checkpoints are kept and resumed from, relative to the folder where the launcher is
@@ -298,6 +313,8 @@ class JobSpec(Section):
     """Settings for ``--on docker`` alone."""
     kubernetes: KubernetesSpec = KubernetesSpec()
     """Settings for ``--on kubernetes`` alone."""
+    hosts: HostsSpec = HostsSpec()
+    """Settings for ``--on hosts`` alone."""
 
     @model_validator(mode="after")
     def _without_conflicts(self) -> JobSpec:

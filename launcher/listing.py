@@ -16,7 +16,7 @@ from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder
 from launcher.runs import list_runs as list_folders
 from launcher.scaling import read_withdrawn, without
-from launcher.state import RunState
+from launcher.state import NodeState, RunState
 from launcher.tails import Output, RunTails
 
 POLL_S = 0.1
@@ -166,11 +166,20 @@ def show_logs(
         # Nobody writes the pods' output into the folder: it is read now.
         open_target(plan.target, run.path.parent).collect(plan)
     tails = RunTails(run, workers_in_consoles=plan.target == KUBERNETES)
-    _write(tails.poll(), plan, stream, rank, agents)
-    while follow and run.read_outcome() is None and run.launcher_pid() is not None:
-        time.sleep(POLL_S)
+    while follow and goes_on(run, plan):
         _write(tails.poll(), plan, stream, rank, agents)
+        time.sleep(POLL_S)
     _write(tails.close(), plan, stream, rank, agents)
+
+
+def goes_on(run: RunFolder, plan: LaunchPlan) -> bool:
+    """Whether more output may come; of a run that nobody here follows, brings what hosts have."""
+    if run.read_outcome() is not None:
+        return False
+    if run.launcher_pid() is not None:
+        return True
+    nodes = open_target(plan.target, run.path.parent).observe(plan).nodes
+    return plan.target == "hosts" and any(node.state is NodeState.RUNNING for node in nodes)
 
 
 def _write(

@@ -97,21 +97,28 @@ def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
     return run.path / contract.LEDGER_DIR / name
 
 
-def read_ledger(path: Path) -> tuple[dict[str, Any], ...]:
-    """The agent's events in one file, oldest first; other sources' and broken lines are left out.
+def read_train_ledger(run: RunFolder) -> tuple[dict[str, Any], ...]:
+    """All that the training told of itself, in no order; empty where it tells nothing."""
+    pattern = contract.TRAIN_LEDGER.format(node_index="*", incarnation="*", attempt="*", rank="*")
+    paths = sorted((run.path / contract.LEDGER_DIR).glob(pattern))
+    return tuple(event for path in paths for event in read_ledger(path, "train"))
+
+
+def read_ledger(path: Path, source: str = "agent") -> tuple[dict[str, Any], ...]:
+    """The source's events in one file, oldest first; other sources' and broken lines are left out.
 
     A line may be broken because its writer was killed in the midst of it.
     """
     with contextlib.suppress(OSError):
-        return tuple(_parse_lines(path.read_text(errors="replace").splitlines()))
+        return tuple(_parse_lines(path.read_text(errors="replace").splitlines(), source))
     return ()
 
 
-def _parse_lines(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
+def _parse_lines(lines: Iterable[str], source: str) -> Iterable[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError):
             event = json.loads(line)
-            if isinstance(event, dict) and event.get("source") == "agent" and _has_place(event):
+            if isinstance(event, dict) and event.get("source") == source and _has_place(event):
                 yield event
 
 

@@ -11,6 +11,7 @@ from launcher.agent.settings import AgentSettings
 from launcher.agent_task import plan_agent, plan_stores
 from launcher.errors import InputError
 from launcher.facts import TargetFacts
+from launcher.hosts import HostFacts
 from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Mount, NodePlan, Static
 from launcher.pods import PodSettings
@@ -44,7 +45,9 @@ class LaunchPlan:
     new attempts of the launcher; restarts inside torchrun are in each node's plan. ``agent`` are
     the settings of the node agent, None where each node runs plain torchrun; ``kubernetes`` those
     of pods, None elsewhere.
-    ``run_dir`` and ``checkpoint_dir`` are absolute folders of the launcher's machine.
+    ``run_dir`` and ``checkpoint_dir`` are absolute folders of the launcher's machine. ``hosts``
+    are the machines of target ``hosts``, by node index, ``code`` the hash of what is sent to them;
+    ``detached`` says that they go on without a launcher.
     """
 
     schema: int = SCHEMA
@@ -68,6 +71,10 @@ class LaunchPlan:
     extra_hosts: Env
     kubernetes: PodSettings | None = None
     nodes: tuple[NodePlan, ...]
+    hosts: tuple[HostFacts, ...] = ()
+    code: str | None = None
+    ssh_config: str | None = None
+    detached: bool = False
 
     @property
     def is_elastic(self) -> bool:
@@ -100,7 +107,7 @@ def plan_run(
     run_dir = f"{facts.run_root}/{run_id}"
     checkpoint_dir = _on_host(job.checkpoint_dir, facts) or f"{run_dir}/{contract.CHECKPOINTS_DIR}"
     devices = plan_devices(job, facts)
-    shared = _SharedByNodes(job, facts, run_id, run_dir, checkpoint_dir, extra_args)
+    shared = SharedByNodes(job, facts, run_id, run_dir, checkpoint_dir, extra_args)
     nodes = tuple(shared.node(index, devices[index]) for index in range(job.nnodes.max))
     return LaunchPlan(
         run_id=run_id,
@@ -213,7 +220,7 @@ def _cpu_workers(job: JobSpec, facts: TargetFacts) -> int:
 # -- nodes ------------------------------------------------------------------------------------
 
 
-class _SharedByNodes:
+class SharedByNodes:
     """What all nodes of a plan have in common, computed once: planning stays linear and cheap."""
 
     def __init__(
@@ -226,7 +233,7 @@ class _SharedByNodes:
         extra_args: tuple[str, ...],
     ) -> None:
         self.job, self.facts, self.run_id = job, facts, run_id
-        self.in_container = facts.target != "local"
+        self.in_container = facts.target != "local" and not facts.runs_bare
         self.width = len(str(job.nnodes.max - 1))
         self.command = (*job.command, *extra_args)
         self.torch_version = parse_torch_version(facts.torch_version or job.torch_version)
@@ -302,7 +309,11 @@ class _SharedByNodes:
             # The caller's uid has no entry in the image's passwd: no home, no user name.
             own += [("HOME", "/tmp"), ("USER", "launcher"), ("LOGNAME", "launcher")]
         elif facts.accelerator == "cpu":
-            own.append(("GLOO_SOCKET_IFNAME", facts.loopback_interface))
+            own.append(("GLOO_SOCKET_IFNAME", facts.interface or facts.loopback_interface))
+        if facts.interface is not None:
+            # Names differ from host to host. NCCL takes a beginning of a name, unless after =.
+            own += [("GLOO_SOCKET_IFNAME", facts.interface)]
+            own += [("NCCL_SOCKET_IFNAME", f"={facts.interface}")]
         # The job's own values win, in the place of what they overrule.
         return tuple({**dict(ENVIRONMENT), **dict(own), **dict(self.job.env)}.items())
 

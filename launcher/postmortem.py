@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from launcher.goodput import measure_goodput
 from launcher.listing import read_state
-from launcher.node_outcomes import agent_ledger, read_ledger, read_node_outcome, read_restarts
+from launcher.node_outcomes import (
+    agent_ledger,
+    read_ledger,
+    read_node_outcome,
+    read_restarts,
+    read_train_ledger,
+)
 from launcher.report import read_report
 from launcher.runs import Outcome, RunFolder
 from launcher.state import FAULT_OF_REASON, TERMINAL_STATES, RunState
@@ -34,6 +41,8 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
     over = state in {ended.value for ended in TERMINAL_STATES}
     nodes = _read_nodes(run, ledgers, None if over else now)
     events = [event for events in ledgers.values() for event in events]
+    ended_at = submitted_at + outcome.duration_s if outcome else now
+    goodput = measure_goodput(read_train_ledger(run), events, submitted_at, ended_at)
     return {
         "run_id": run.run_id,
         "job": plan.job_name,
@@ -51,6 +60,7 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
         "restarts": (outcome.restarts if outcome else None) or read_restarts(run),
         "nodes": nodes,
         "phases_s": _sum_phases(nodes),
+        "goodput": goodput.to_jsonable() if goodput else None,
         "timeline": [asdict(moment) for moment in tell_timeline(events, submitted_at)],
         "folder": str(run.path),
     }
@@ -117,6 +127,7 @@ def render_postmortem(told: Mapping[str, Any]) -> str:
     lines += [_render_node(node, told) for node in told["nodes"]]
     if told["phases_s"]:
         lines.append(f"  seconds by phase, over all nodes: {_phases(told['phases_s'])}")
+    lines += _render_goodput(told.get("goodput"))
     lines += _render_timeline(told["timeline"])
     lines.append(f"  folder: {told['folder']}")
     return "\n".join(lines) + "\n"
@@ -170,6 +181,23 @@ def _render_node(node: Mapping[str, Any], told: Mapping[str, Any]) -> str:
 
 def _phases(phases_s: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {spent_s:.1f} s" for phase, spent_s in phases_s.items())
+
+
+def _render_goodput(goodput: Mapping[str, Any] | None) -> list[str]:
+    if goodput is None:
+        return []
+    seconds = {name: spent_s for name, spent_s in goodput["seconds"].items() if spent_s >= 0.05}
+    sizes = [str(size) for _, size in goodput["world"] if size]
+    changes = " -> ".join(size for n, size in enumerate(sizes) if n == 0 or size != sizes[n - 1])
+    return [
+        f"  goodput: {goodput['share']:.1%} of {goodput['wall_s']:.1f} s ({_phases(seconds)})",
+        f"  training: {_count(goodput['starts'], 'start')}, "
+        f"{_count(goodput['lost_steps'], 'step')} made again; workers over time: {changes}",
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _render_timeline(timeline: Sequence[Mapping[str, Any]]) -> list[str]:

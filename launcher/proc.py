@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from launcher import contract
 
@@ -28,6 +29,15 @@ def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
         )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def read_bytes(argv: tuple[str, ...], *, cwd: str, timeout_s: float) -> bytes | None:
+    """As ``read_output``, in a folder and undecoded."""
+    try:
+        done = subprocess.run(argv, cwd=cwd, capture_output=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -62,6 +72,49 @@ def poll(pid: int) -> int | None:
     """
     code = _children[pid].poll()
     return None if code is None else (128 - code if code < 0 else code)
+
+
+class Conversation:
+    """A program that is talked to through its standard input and output."""
+
+    def __init__(self, argv: tuple[str, ...]) -> None:
+        """Raises ``OSError`` where the program is missing."""
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
+            start_new_session=True,
+        )
+        ends = (self._popen.stdin, self._popen.stdout, self._popen.stderr)
+        self.stdin, self.stdout, self._stderr = (_opened(end) for end in ends)
+
+    def end(self) -> tuple[int, str]:
+        """Closes it, by force if it does not end; its exit code and what it said on stderr.
+
+        Idempotent; what it said is told once.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            self.stdin.close()
+        try:
+            self._popen.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._popen.wait()
+        said = "" if self._stderr.closed else self._stderr.read().decode(errors="replace")
+        self.stdout.close()
+        self._stderr.close()
+        return self._popen.returncode, said
+
+    def kill(self) -> None:
+        """Ends it at once; a reader in another thread sees the end of the stream."""
+        self._popen.kill()
+
+
+def _opened(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None, "asked for above"
+    return end
 
 
 def find(**wanted: str) -> tuple[int, ...]:

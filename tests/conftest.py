@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -66,12 +67,26 @@ def why_no_cluster() -> str:
     return ""
 
 
+def why_no_hosts() -> str:
+    """Empty where hosts can be made: see ``tests/hosts/places.py``."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "no root on Linux, which network namespaces need"
+    needed = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2"}
+    needed |= {"nsenter": "util-linux", "ssh-keygen": "openssh-client"}
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    for program, package in needed.items():
+        if shutil.which(program, path=path) is None:
+            return f"no program {program}: apt-get install {package}"
+    return ""
+
+
 ENGINES: dict[str, Callable[[], str]] = {
     "docker": why_no_docker,
     "etcd": why_no_etcd,
     "cc": why_no_cc,
     "cluster": why_no_cluster,
     "kubectl": why_no_kubectl,
+    "hosts": why_no_hosts,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
 

@@ -1,6 +1,6 @@
 """``python -m train``: parse, then train; alone or as a worker of torchrun.
 
-Exit codes: 0 success, 1 the training failed, 2 the input is wrong, 130 interrupted.
+Exit codes: 0 success, 1 the training failed, 2 the input is wrong, 130 interrupted, 143 preempted.
 """
 
 from __future__ import annotations
@@ -8,10 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
 from train.config import parse_config
 from train.errors import InputError
-from train.worker_env import parse_worker_env
+from train.ledger import open_ledger
+from train.lineage import FencedError
+from train.preemption import EXIT_PREEMPTED, PreemptedError, exit_on_sigterm
+from train.worker_env import NODE_DIR, parse_worker_env
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,13 +25,22 @@ def main(arguments: Sequence[str]) -> int:
         config = parse_config(arguments)
         env = parse_worker_env(os.environ)
 
+        ledger = open_ledger(env)
+        ledger.write("train-started", world_size=env.world_size, generation=env.generation)
+
         # Imported here: torch takes seconds, and a refused option should not have to wait for it.
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from train.loop import train
 
+        def run() -> None:
+            try:
+                train(config, env, ledger)
+            except (PreemptedError, FencedError) as error:
+                leave(f"train: {error}")
+
         # record leaves the exception in the error.json that torchrun and the launcher read.
-        record(train)(config, env)
+        record(run)()
     except InputError as error:
         # In one write: print would let other ranks' lines in before its newline.
         sys.stderr.write(f"train: {error}\n")
@@ -37,5 +51,16 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def leave(text: str) -> NoReturn:
+    """Ends the process as preempted: worth a retry, and no failure to look into."""
+    sys.stderr.write(f"{text}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by the interpreter's own way out: it may wait for peers that have gone.
+    os._exit(EXIT_PREEMPTED)
+
+
 if __name__ == "__main__":
+    folder = os.environ.get(NODE_DIR)
+    exit_on_sigterm(Path(folder) if folder else None)
     sys.exit(main(sys.argv[1:]))

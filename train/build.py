@@ -5,25 +5,27 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
 from torch import nn
 from torch.optim import AdamW
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from train.checkpoint import CheckpointStore
-from train.config import TrainConfig
+from train.augmentation import Augmented, shift
+from train.config import TrainConfig, fingerprint
+from train.continuity import Continuity
 from train.environment import make_deterministic, read_environment
+from train.errors import InputError
+from train.ledger import Ledger
 from train.reduction import ExactReduction, FastReduction
 from train.sampler import GlobalBatchSampler, fingerprint_tensors
-from train.schedule import Schedule, plan_schedule
+from train.saver import Saver
+from train.schedule import Schedule, plan_batch_size, plan_schedule
 from train.state import TrainState
-from train.worker_env import CHECKPOINTS_DIR, WorkerEnv
-from train.workloads import WORKLOADS
+from train.worker_env import WorkerEnv
+from train.workloads import WORKLOADS, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +42,13 @@ class Run:
     state: TrainState
     model: nn.Module
     reduction: FastReduction | ExactReduction
-    facts: dict[str, str]
     sampler: GlobalBatchSampler
     loader: DataLoader[list[torch.Tensor]]
     generator: torch.Generator
     test_set: TensorDataset
-    num_classes: int
-    store: CheckpointStore
+    workload: Workload
+    continuity: Continuity
+    ledger: Ledger
 
     @property
     def leads(self) -> bool:
@@ -54,51 +56,78 @@ class Run:
         return self.fabric.global_rank == 0
 
     def say(self, text: str) -> None:
-        """Prints on rank 0; at once and in one piece, for whoever reads a pipe."""
+        """Prints on rank 0."""
         if self.leads:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+            say(text)
+
+
+def say(text: str) -> None:
+    """Prints at once and in one piece, for whoever reads a pipe."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def build(
-    config: TrainConfig, env: WorkerEnv, fabric: Fabric, store: CheckpointStore, virtual_shards: int
+    config: TrainConfig,
+    env: WorkerEnv,
+    fabric: Fabric,
+    saver: Saver,
+    ledger: Ledger,
+    virtual_shards: int,
 ) -> Run:
     """Data and a fresh model; every rank starts with the same weights."""
-    config = dataclasses.replace(config, virtual_shards=virtual_shards)
+    if config.reduction != "scaled":  # whose shards follow the world and are no part of its course
+        config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
     workload = WORKLOADS[config.workload]
     with fabric.rank_zero_first(local=True):
-        train_set, test_set = workload.load()
+        train_set, test_set = workload.load(config)
     sampler = GlobalBatchSampler(
         size=len(train_set),
-        global_batch_size=config.global_batch_size,
+        global_batch_size=plan_batch_size(config, fabric.world_size),
         virtual_shards=virtual_shards,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         seed=config.seed,
+        with_epochs=config.shift_images,
     )
     generator = torch.Generator()
-    bare_model = fabric.to_device(workload.build_model())
+    bare_model = fabric.to_device(workload.build_model(config))
     optimizer = AdamW(
         bare_model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
     model, reduction = build_reduction(config, fabric, bare_model, virtual_shards)
+    state = TrainState(model=bare_model, optimizer=optimizer)
+    saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set)}
     return Run(
         config=config,
         env=env,
         fabric=fabric,
-        schedule=plan_schedule(config, sampler.batches_per_epoch),
-        state=TrainState(model=bare_model, optimizer=optimizer),
+        schedule=plan_schedule(config, epoch_samples=len(train_set), world_size=fabric.world_size),
+        state=state,
         model=model,
         reduction=reduction,
-        facts=read_facts(config, fabric, train_set),
         sampler=sampler,
-        loader=build_loader(fabric, train_set, sampler, generator, config.num_workers),
+        loader=build_loader(
+            fabric, augment(config, train_set), sampler, generator, config.num_workers
+        ),
         generator=generator,
         test_set=test_set,
-        num_classes=workload.NUM_CLASSES,
-        store=store,
+        workload=workload,
+        continuity=Continuity(config, env, state, saver, ledger),
+        ledger=ledger,
     )
+
+
+def augment(config: TrainConfig, dataset: TensorDataset) -> Dataset[Any]:
+    """The training set as the loader looks it up; raises InputError where it cannot be shifted."""
+    if not config.shift_images:
+        return dataset
+    if config.workload != "digits":
+        raise InputError(
+            f"--shift_images: workload={config.workload} has no images", "leave --shift_images out"
+        )
+    return Augmented(dataset, shift, seed=config.seed)
 
 
 def build_reduction(
@@ -126,7 +155,7 @@ def read_facts(config: TrainConfig, fabric: Fabric, dataset: TensorDataset) -> d
 
 def build_loader(
     fabric: Fabric,
-    dataset: TensorDataset,
+    dataset: Dataset[Any],
     sampler: GlobalBatchSampler,
     generator: torch.Generator,
     num_workers: int,
@@ -145,14 +174,3 @@ def build_loader(
         "DataLoader[list[torch.Tensor]]",
         fabric.setup_dataloaders(loader, use_distributed_sampler=False),
     )
-
-
-def choose_checkpoint_dir(config: TrainConfig, env: WorkerEnv) -> Path:
-    """The folder for checkpoints, by the order that the option's description gives."""
-    named = config.checkpoint_dir or env.checkpoint_dir
-    if named:
-        return named
-    if env.run_dir:
-        return env.run_dir / CHECKPOINTS_DIR
-    # A fixed folder would make the second `python -m train` on a laptop find the first's work.
-    return Path("runs/train") / datetime.now().strftime("%Y%m%d-%H%M%S") / CHECKPOINTS_DIR

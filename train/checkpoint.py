@@ -1,58 +1,79 @@
-"""Checkpoints on the disk: each a folder that is committed as a whole and proves its own bytes."""
+"""Checkpoints on the disk: each a folder that is committed as a whole and proves its own bytes.
+
+A checkpoint folder holds ``step-<step>-g<generation>-a<attempt>`` folders, a symbolic link
+``latest`` for people and tools, and the notes of ``lineage``. All else is left over from a killed
+writer and never read.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from train.durable import (
+    STAGING_PREFIX,
     remove_folder,
-    remove_staging,
     staging_path,
-    write_folder,
+    sync_folder,
     write_synced,
 )
 from train.errors import InputError
+from train.lineage import Commit, Lineage, Start, Writer, find_stranger
+from train.manifest import (
+    MANIFEST_FILE,
+    DamagedError,
+    Manifest,
+    check_files,
+    read_manifest,
+    render_manifest,
+)
+from train.retention import Keep, Scored, decide_removals
 
-FORMAT = 1
-"""Raised when an older program could misread what a newer one wrote."""
-STATE_FILE = "state.pt"
-MANIFEST_FILE = "manifest.json"
-NAME = re.compile(r"step-(\d{10})")
+LATEST_LINK = "latest"
+NAME = re.compile(r"step-(\d{10})-g(\d+)-a(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A complete training state as it was read; ``payload`` lies in CPU memory."""
+    """A committed checkpoint; its files agreed with ``manifest`` when it was found."""
 
     path: Path
-    payload: dict[str, Any]
+    manifest: Manifest
 
-
-class DamagedError(Exception):
-    """A checkpoint whose bytes are not those that were committed."""
+    @property
+    def commit(self) -> Commit:
+        """Its place in the history."""
+        manifest = self.manifest
+        return Commit(step=manifest.step, writer=Writer(manifest.generation, manifest.attempt))
 
 
 class CheckpointStore:
-    """The checkpoints of one training, in one folder with one writer.
+    """The checkpoints of one training, in one folder that several groups may write into.
 
-    Only rank 0 may use it. Committed are ``step-<step>`` folders with ``state.pt`` and
-    ``manifest.json``; all else is left over from a killed writer and never read.
+    Only rank 0 may use it, and in this order: ``open``, ``read_newest``, ``begin``; then ``stage``
+    and ``commit`` for each checkpoint.
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: Keep | None = None) -> None:
         self.folder = folder
-        self._keep = keep
+        self._keep = keep or Keep()
+        self._lineage = Lineage(folder)
+        self._writer: Writer | None = None
+
+    @property
+    def writer(self) -> Writer:
+        """Under what name this start commits; only after ``begin``."""
+        if self._writer is None:
+            raise RuntimeError("begin() comes first")
+        return self._writer
 
     def open(self) -> None:
-        """Makes the folder and clears what killed writers left; raises InputError if it cannot."""
+        """Makes the folder; raises InputError where nothing can be written to it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = staging_path(self.folder / "probe")
@@ -63,88 +84,136 @@ class CheckpointStore:
                 f"checkpoints cannot be written to {self.folder}: {error.strerror}",
                 "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
             ) from error
-        remove_staging(self.folder)
 
-    def write(self, payload: dict[str, Any]) -> Path:
-        """Commits a state that holds its ``step``, deletes those beyond ``keep``, blocks.
-
-        The newest one stays readable at every instant, also through a power cut.
-        """
-        step = payload["step"]
-        path = self.folder / f"step-{step:010d}"
-        with write_folder(path) as staging:
-            write_synced(staging / STATE_FILE, lambda file: torch.save(payload, file))
-            manifest = describe(staging / STATE_FILE, step)
-            write_synced(staging / MANIFEST_FILE, lambda file: file.write(manifest))
-        self._remove_old(step)
-        return path
+    def read_starts(self) -> tuple[Start, ...]:
+        """Every start of the training in this folder, by any group, oldest first."""
+        return self._lineage.read_starts()
 
     def read_newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest undamaged checkpoint, and a note on each newer one that was skipped.
+        """The newest undamaged checkpoint of the history, and a note on each that was skipped.
 
-        Raises InputError for one that only a newer program can read: skipping it would train
-        again, without a word, what had been trained.
+        Reads every byte of it. Raises InputError for one that only a newer program can read.
         """
         skipped: list[str] = []
-        for _, path in sorted(self._committed(), reverse=True):
+        starts = self.read_starts()
+        for commit, path in sorted(self._committed(), key=_age, reverse=True):
             try:
-                return read(path), skipped
+                manifest = read_manifest(path)
+                if reason := find_stranger(commit, starts):
+                    skipped.append(f"skips the stale checkpoint {path}: {reason}")
+                    continue
+                check_files(path, manifest)
             except DamagedError as error:
                 skipped.append(f"skips the damaged checkpoint {path}: {error}")
+                continue
+            return Checkpoint(path=path, manifest=manifest), skipped
         return None, skipped
 
-    def _committed(self) -> Iterator[tuple[int, Path]]:
+    def begin(self, generation: int | None, base: Checkpoint | None) -> Writer:
+        """Goes on from ``base`` as the group of ``generation``, or of a new one where None.
+
+        From here on no earlier group's commit counts any more. Raises FencedError where a later
+        group has begun, InputError where nothing can be written.
+        """
+        try:
+            self._writer = self._lineage.begin(generation, base.commit if base else None)
+        except OSError as error:
+            raise InputError(
+                f"nothing can be written to {self.folder}: {error.strerror}",
+                "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
+            ) from error
+        self._remove_leftovers()
+        return self._writer
+
+    def check(self) -> None:
+        """Raises FencedError where a later group has begun; reads two folders' names."""
+        self._lineage.check(self.writer)
+
+    def path_of(self, step: int) -> Path:
+        """Where this start's checkpoint of ``step`` is, or will be."""
+        writer = self.writer
+        return self.folder / f"step-{step:010d}-g{writer.generation}-a{writer.attempt}"
+
+    def stage(self, step: int) -> Path:
+        """A new folder for the files of ``step``, which becomes the checkpoint by ``commit``."""
+        staging = staging_path(self.path_of(step))
+        staging.mkdir()
+        return staging
+
+    def commit(self, staging: Path, manifest: Manifest) -> Path:
+        """Makes a staged folder the newest checkpoint and deletes what is not kept; blocks.
+
+        The files must be on the disk already. The earlier one stays readable at every instant,
+        also through a power cut. Raises FencedError, and OSError where the disk refuses; the
+        staged folder is gone then.
+        """
+        path = self.path_of(manifest.step)
+        try:
+            content = render_manifest(manifest)
+            write_synced(staging / MANIFEST_FILE, lambda file: file.write(content))
+            sync_folder(staging)
+            self.check()
+            os.rename(staging, path)
+        except BaseException:
+            self.discard(staging)
+            raise
+        sync_folder(self.folder)
+        self._point_latest_at(path)
+        self._remove_old(manifest)
+        return path
+
+    def discard(self, staging: Path) -> None:
+        """Deletes a folder that will not be committed; never raises."""
+        shutil.rmtree(staging, ignore_errors=True)
+
+    def _committed(self) -> Iterator[tuple[Commit, Path]]:
         for path in self.folder.iterdir():
-            name = NAME.fullmatch(path.name)
-            if name and path.is_dir():
-                yield int(name[1]), path
+            commit = parse_name(path.name)
+            if commit and path.is_dir():
+                yield commit, path
 
-    def _remove_old(self, newest_step: int) -> None:
-        # Later steps are damaged ones that were skipped: counting them would delete good ones.
-        steps = sorted(entry for entry in self._committed() if entry[0] <= newest_step)
-        for _, path in steps[: -self._keep]:
-            remove_folder(path)
+    def _point_latest_at(self, path: Path) -> None:
+        link = staging_path(self.folder / LATEST_LINK)
+        # Resuming does not need it, and some file systems have no links.
+        with contextlib.suppress(OSError):
+            link.symlink_to(path.name)
+            os.replace(link, self.folder / LATEST_LINK)
+            sync_folder(self.folder)
 
+    def _remove_old(self, newest: Manifest) -> None:
+        starts = self.read_starts()
+        paths: dict[Commit, Path] = {}
+        found = []
+        for commit, path in self._committed():
+            # Strangers and damaged ones are left to people: counted, they would push out good ones.
+            if commit.step > newest.step or find_stranger(commit, starts):
+                continue
+            with contextlib.suppress(DamagedError, InputError):
+                paths[commit] = path
+                found.append(Scored(commit=commit, score=read_manifest(path).score))
+        for commit in decide_removals(found, self._keep):
+            with contextlib.suppress(OSError):
+                remove_folder(paths[commit])
 
-def describe(state_file: Path, step: int) -> bytes:
-    """The manifest: torch reads a file with flipped bits without complaint, a digest does not."""
-    manifest = {
-        "format": FORMAT,
-        "step": step,
-        "bytes": state_file.stat().st_size,
-        "sha256": digest(state_file),
-    }
-    return json.dumps(manifest, indent=2).encode() + b"\n"
-
-
-def read(path: Path) -> Checkpoint:
-    """One checkpoint, compared with its manifest; raises DamagedError where they differ."""
-    manifest = read_manifest(path / MANIFEST_FILE)
-    if manifest["format"] != FORMAT:
-        raise InputError(
-            f"checkpoint {path} has format {manifest['format']}, this program reads {FORMAT}",
-            "resume with the program that wrote it, or choose another --checkpoint_dir",
-        )
-    try:
-        if digest(path / STATE_FILE) != manifest["sha256"]:
-            raise DamagedError(f"{STATE_FILE} is not what {MANIFEST_FILE} says")
-        # weights_only: a checkpoint from elsewhere must not be able to run code.
-        payload = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise DamagedError(f"{STATE_FILE}: {error.strerror}") from error
-    return Checkpoint(path=path, payload=payload)
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest's fields; raises DamagedError where they cannot be read."""
-    try:
-        manifest = json.loads(path.read_bytes())
-        return {key: manifest[key] for key in ("format", "step", "bytes", "sha256")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{MANIFEST_FILE} cannot be read") from error
+    def _remove_leftovers(self) -> None:
+        for path in self.folder.glob(f"{STAGING_PREFIX}*"):
+            owner = parse_name(path.name.removeprefix(STAGING_PREFIX).rpartition("-")[0])
+            # A group that has begun after this one may be writing already.
+            if owner and owner.writer > self.writer:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
-def digest(path: Path) -> str:
-    """The file's SHA-256, as hexadecimal text."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def parse_name(name: str) -> Commit | None:
+    """What a checkpoint's folder name says; None where it is none. Pure."""
+    found = NAME.fullmatch(name)
+    return (
+        Commit(step=int(found[1]), writer=Writer(int(found[2]), int(found[3]))) if found else None
+    )
+
+
+def _age(entry: tuple[Commit, Path]) -> tuple[int, Writer]:
+    return entry[0].step, entry[0].writer

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from jsonargparse.typing import (
 
 from train.errors import InputError
 
+Dropout = restricted_number_type("Dropout", float, [(">=", 0), ("<", 1)])
+
 # What numpy accepts; Lightning turns a larger seed into 0 with no more than a warning.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
@@ -32,9 +35,17 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 class TrainConfig:
     """Trains a small network on one device or, under torchrun, on all devices of the job."""
 
-    workload: Literal["digits"] = "digits"
+    workload: Literal["digits", "charlm"] = "digits"
     """What is trained: `digits` is a small CNN on the 1,797 handwritten digits that come with
-    scikit-learn; nothing is downloaded."""
+    scikit-learn, `charlm` a character-level transformer on sources of Python's own library; nothing
+    is downloaded."""
+    model_size: Literal["tiny", "small", "medium", "gpt2-small"] = "tiny"
+    """How large the transformer of `charlm` is: `tiny` trains on two cores, `gpt2-small` has 12
+    layers of 768 and a context of 1,024 characters."""
+    dropout: Dropout = 0.0  # type: ignore[valid-type]
+    """Share of the units that are dropped while training."""
+    shift_images: bool = False
+    """Move every image of `digits` by up to a pixel, anew in each epoch."""
     epochs: PositiveInt = 10
     """How many times the training set is gone through."""
     max_steps: PositiveInt | None = None
@@ -48,10 +59,15 @@ class TrainConfig:
     random numbers of its own; processes take whole parts, not all the same number of them. The
     most processes there can ever be. Without it: that of the checkpoint, else 16 for `exact`, else
     the fewest that the job's largest number of processes can share."""
-    reduction: Literal["fast", "exact"] = "fast"
+    reduction: Literal["fast", "exact", "scaled"] = "fast"
     """How gradients are added up: `fast` is DDP's all-reduce, whose rounding depends on the number
     of processes; `exact` adds the virtual shards in one order, so that the weights are bit for bit
-    the same for any number of processes on one kind of device."""
+    the same for any number of processes on one kind of device; with `scaled` the batch grows with
+    the world: every process brings `global_batch_size` samples, and the learning rate follows."""
+    lr_scaling: Literal["linear", "sqrt"] = "linear"
+    """With `reduction: scaled`, how the learning rate grows with the number of processes."""
+    scale_warmup_epochs: NonNegativeInt = 5
+    """With `reduction: scaled`, epochs over which the learning rate grows to that."""
     max_grad_norm: PositiveFloat | None = None
     """Gradients of the whole batch that are longer than this are shortened to it."""
     lr: PositiveFloat = 3e-3
@@ -72,8 +88,23 @@ class TrainConfig:
     """Folder that checkpoints are written to and resumed from. Without it: CHECKPOINT_DIR,
     else `checkpoints` in RUN_DIR, else a new folder under `runs/train` for each start, so that
     only a named folder survives a restart."""
+    checkpoint_every_steps: PositiveInt | None = None
+    """Write a checkpoint after each so many optimizer steps."""
+    checkpoint_every_s: PositiveFloat | None = None
+    """Write a checkpoint after each so many seconds. With neither interval given, one is written
+    at each epoch's end, and in between as often as loses least: every sqrt(2 * cost * mtbf_s)
+    seconds, by the cost that was measured."""
+    mtbf_s: PositiveFloat | None = None
+    """Mean time between failures that the interval is chosen for; without it, what was observed in
+    the checkpoint folder, and a day before the first failure."""
     keep_checkpoints: PositiveInt = 3
     """How many of the newest checkpoints are kept."""
+    keep_best: bool = False
+    """Keep the checkpoint of the epoch with the lowest training loss too."""
+    keep_every_steps: PositiveInt | None = None
+    """Keep the checkpoints after each multiple of so many steps too."""
+    checkpoint_async: bool = True
+    """Write checkpoints beside the training, which then stands still only to copy its state."""
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
@@ -85,7 +116,13 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "accelerator",
         "num_workers",
         "checkpoint_dir",
+        "checkpoint_every_steps",
+        "checkpoint_every_s",
+        "mtbf_s",
         "keep_checkpoints",
+        "keep_best",
+        "keep_every_steps",
+        "checkpoint_async",
     }
 )
 """Fields that say how long, where and how fast, but not what is trained."""
@@ -127,9 +164,14 @@ def suggest_fix(message: str) -> str:
 
 
 def fingerprint(config: TrainConfig) -> dict[str, Any]:
-    """The fields that a checkpoint must share with the run that resumes from it."""
-    return {
+    """The fields that a checkpoint must share with the run that resumes from it, as plain types.
+
+    The parser gives subclasses of int and float, which no checkpoint is read back with.
+    """
+    shared = {
         name: value
         for name, value in dataclasses.asdict(config).items()
         if name not in MAY_DIFFER_ON_RESUME
     }
+    plain: dict[str, Any] = json.loads(json.dumps(shared))
+    return plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import lightning
@@ -11,17 +12,21 @@ import torch
 def make_deterministic() -> None:
     """Refuses kernels whose result depends on timing; for the rest of this process.
 
-    On CUDA, torch asks for CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment where it is missing.
+    To be called before anything is computed: cuBLAS reads its variable once.
     """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
 def read_environment(device: torch.device) -> dict[str, str]:
-    """What an exact training must find again when it resumes, by name."""
+    """What an exact training must find again when it resumes, by name; plain text, all of it.
+
+    torch's version is of a type of its own, which a checkpoint could not be read back with.
+    """
     on_cuda = device.type == "cuda"
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "lightning": lightning.__version__,
         "cuda": (on_cuda and torch.version.cuda) or "none",
         "cudnn": str(torch.backends.cudnn.version()) if on_cuda else "none",

@@ -12,14 +12,13 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from train.report import Metrics
 from train.sampler import ShardSampler
-
-TEST_BATCH_SIZE = 512
+from train.workloads import Workload
 
 
 def evaluate(
-    fabric: Fabric, model: nn.Module, test_set: TensorDataset, num_classes: int
+    fabric: Fabric, model: nn.Module, test_set: TensorDataset, workload: Workload
 ) -> Metrics:
-    """Accuracy and loss over the whole test set, each image counted once in the whole world.
+    """Accuracy and loss over the whole test set, each sample counted once in the whole world.
 
     ``model`` is the bare one; all ranks must call it.
     """
@@ -28,24 +27,27 @@ def evaluate(
         batch_size=None,
         sampler=ShardSampler(
             size=len(test_set),
-            batch_size=TEST_BATCH_SIZE,
+            batch_size=workload.TEST_BATCH_SIZE,
             rank=fabric.global_rank,
             world_size=fabric.world_size,
         ),
     )
-    accuracy = MulticlassAccuracy(num_classes, average="micro").to(fabric.device)
+    accuracy = MulticlassAccuracy(workload.NUM_CLASSES, average="micro").to(fabric.device)
     loss = MeanMetric().to(fabric.device)
     samples = SumMetric().to(fabric.device)
     model.eval()
     with torch.no_grad():
         for inputs, targets in fabric.setup_dataloaders(loader, use_distributed_sampler=False):
             with fabric.autocast():
-                outputs = model(inputs).float()
-            accuracy.update(outputs, targets)
-            loss.update(cross_entropy(outputs, targets), weight=len(targets))
+                outputs = model(inputs).float().flatten(0, -2)
+            labels = targets.flatten()
+            accuracy.update(outputs, labels)
+            loss.update(cross_entropy(outputs, labels), weight=len(labels))
             samples.update(len(targets))
+    test_loss = loss.compute().item()
     return {
         "test_accuracy": accuracy.compute().item(),
-        "test_loss": loss.compute().item(),
+        "test_loss": test_loss,
+        **workload.describe_loss(test_loss),
         "test_samples": int(samples.compute().item()),
     }

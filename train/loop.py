@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
-from train.build import Run, build, choose_checkpoint_dir
-from train.checkpoint import CheckpointStore
+from train.build import Run, build, say
 from train.config import TrainConfig
-from train.errors import DivergedError
+from train.continuity import check_finite, open_saver
 from train.evaluation import evaluate
+from train.ledger import Ledger, open_ledger
 from train.progress import Meter, Progress
 from train.randomness import derive_seed, seed_generators
 from train.reduction import align
@@ -31,60 +31,63 @@ from train.report import (
     read_versions,
     write_metrics,
 )
-from train.resume import Earlier, choose_virtual_shards, read_earlier, resume, save
+from train.resume import choose_virtual_shards, resume
 from train.sampler import plan_rank_shards
 from train.state import digest_weights
 from train.strategies import gather, launch_fabric, leave_world
 from train.worker_env import WorkerEnv
 
 
-def train(config: TrainConfig, env: WorkerEnv) -> Metrics:
+def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> Metrics:
     """Trains to the end, tests, and gives what rank 0 writes to metrics.json.
 
     Blocks; all ranks return the same scores. Raises InputError, on all ranks, for what a person can
     put right.
     """
-    metrics = train_in_world(config, env)
+    metrics = train_in_world(config, env, ledger or open_ledger(env))
     # Here and not there: all that holds on to the process group must be gone before it ends.
     leave_world()
     return metrics
 
 
-def train_in_world(config: TrainConfig, env: WorkerEnv) -> Metrics:
+def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
     """The whole training, in a process group that it leaves open."""
     began_at = time.monotonic()
     # Before the process group: a wrong batch size should not wait for other nodes.
-    shards = choose_virtual_shards(config, env, Earlier(checkpoint=None, skipped=()))
-    plan_rank_shards(shards, 0, env.world_size)
+    plan_rank_shards(choose_virtual_shards(config, env, None), 0, env.world_size)
     fabric = launch_fabric(config, env)
-    store = CheckpointStore(choose_checkpoint_dir(config, env), keep=config.keep_checkpoints)
-    earlier = read_earlier(fabric, store)
-    run = build(config, env, fabric, store, choose_virtual_shards(config, env, earlier))
+    saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
+    shards = choose_virtual_shards(config, env, saver.look())
+    run = build(config, env, fabric, saver, ledger, shards)
     show_hardware(run)
-    resumed_from_step, checkpoint = resume(run, earlier)
-
     meter = Meter()
-    checkpoint = fit(run, meter, build_progress(run, meter)) or checkpoint
-    scores = evaluate(run.fabric, run.state.model, run.test_set, run.num_classes)
+    try:
+        resumed_from_step, checkpoint = resume(run)
+        run = replace(run, schedule=run.schedule.anchored(run.state.step, run.state.sample))
+        checkpoint = fit(run, meter, build_progress(run, meter)) or checkpoint
+    finally:
+        run.continuity.close()
+    scores = evaluate(run.fabric, run.state.model, run.test_set, run.workload)
 
     metrics: Metrics = {
         **scores,
         "train_loss": run.state.train_loss,
         "duration_s": time.monotonic() - began_at,
         "fit_s": meter.elapsed_s,
-        "samples_per_s": meter.steps_per_s * config.global_batch_size,
+        "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
         "median_step_s": meter.median_step_s,
         "first_step_at": meter.first_step_at,
         "steps": run.state.step,
         "epochs": run.schedule.epoch_of(run.state.step),
         "resumed_from_step": resumed_from_step,
         "world_size": run.fabric.world_size,
-        "global_batch_size": config.global_batch_size,
+        "global_batch_size": run.schedule.batch_size,
         "checkpoint": str(checkpoint),
         "weights_sha256": digest_weights(run.state.model),
     }
     if run.leads and env.run_dir:
         write_metrics(env.run_dir, metrics)
+    ledger.write("train-ended", step=run.state.step)
     run.say(format_summary(metrics))
     run.fabric.barrier()
     return metrics
@@ -98,8 +101,10 @@ def show_hardware(run: Run) -> None:
             run.config,
             run.env,
             devices,
+            batch_size=run.schedule.batch_size,
+            virtual_shards=run.sampler.virtual_shards,
             versions=read_versions(),
-            checkpoint_dir=run.store.folder,
+            checkpoint_dir=run.continuity.saver.store.folder,
         )
     )
 
@@ -111,44 +116,78 @@ def build_progress(run: Run, meter: Meter) -> Progress:
         mode if run.leads else None,
         run.schedule,
         meter,
-        global_batch_size=run.config.global_batch_size,
+        global_batch_size=run.schedule.batch_size,
     )
 
 
 def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
-    """Trains up to the schedule's stop and gives the last checkpoint, one at each epoch's end.
+    """Trains up to the schedule's stop and gives the last checkpoint.
 
     Does nothing where all steps are done.
     """
-    fabric, state, schedule = run.fabric, run.state, run.schedule
-    checkpoint = None
+    state, schedule = run.state, run.schedule
     run.model.train()
     meter.start()
     while state.step < schedule.stop_step:
         epoch = schedule.epoch_of(state.step)
         stop_step = min(schedule.end_of(epoch), schedule.stop_step)
         batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
-        first_step = state.step
-        loss_sum = torch.zeros((), device=fabric.device)
+        losses = EpochLoss(run)
         while state.step < stop_step:
             for group in state.optimizer.param_groups:
                 group["lr"] = schedule.lr_at(state.step)
             loss = take_step(run, batches)
             state.step += 1
-            loss_sum += loss  # summed on the device: reading it here would wait for it
-            if not meter.steps and fabric.device.type == "cuda":
-                torch.cuda.synchronize()  # or the first step would count when it is only queued
-            meter.on_step()
-            progress.on_step(state.step, loss)
-        # Shards may be shared unequally: a rank's mean counts for as many as it has.
-        share = len(run.sampler.shards) * fabric.world_size / run.sampler.virtual_shards
-        mean_loss = average(fabric, loss_sum * share / (state.step - first_step))
-        state.train_loss = check_finite(mean_loss, state.step)
+            state.sample += schedule.batch_size
+            losses.add(loss)
+            on_step(run, loss, meter, progress)
+            if state.step < stop_step:
+                run.continuity.after_step(losses.refresh)
+        losses.refresh()
+        state.train_loss = check_finite(state.epoch_loss / state.epoch_steps, state.step)
+        if state.step == schedule.end_of(epoch):
+            state.epoch_loss, state.epoch_steps = 0.0, 0
         progress.on_epoch_end(state.step, state.train_loss)
-        checkpoint = save(run, epoch)
+        run.continuity.on_epoch_end()
+        if state.step < schedule.stop_step:
+            run.continuity.after_step(lambda: None)
     meter.stop()
     progress.close()
-    return checkpoint
+    run.ledger.tell_progress("trained", state.step, state.train_loss)
+    return run.continuity.finish()
+
+
+def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> None:
+    """Times and tells a step that has ended."""
+    if not meter.steps and run.fabric.device.type == "cuda":
+        torch.cuda.synchronize()  # or the first step would count when it is only queued
+    meter.on_step()
+    progress.on_step(run.state.step, loss)
+    if meter.steps == 1:
+        run.ledger.write("first-step", step=run.state.step)
+    else:
+        run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item)
+
+
+class EpochLoss:
+    """The present epoch's loss over all ranks, and over the starts that have made its steps."""
+
+    def __init__(self, run: Run) -> None:
+        self._fabric, self._state = run.fabric, run.state
+        self._loss_before, self._steps = run.state.epoch_loss, run.state.epoch_steps
+        # Shards may be shared unequally: a rank's mean counts for as many as it has.
+        self._share = len(run.sampler.shards) * run.fabric.world_size / run.sampler.virtual_shards
+        self._sum = torch.zeros((), device=run.fabric.device)
+
+    def add(self, loss: torch.Tensor) -> None:
+        """A step's loss on this rank; summed on the device: reading it would wait for it."""
+        self._sum += loss
+        self._steps += 1
+
+    def refresh(self) -> None:
+        """Brings the state up to date; all ranks must call it, and wait for each other."""
+        self._state.epoch_loss = self._loss_before + average(self._fabric, self._sum * self._share)
+        self._state.epoch_steps = self._steps
 
 
 def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
@@ -164,7 +203,7 @@ def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
         with run.reduction.sync(last=shard == shards[-1]):
             with run.fabric.autocast():
                 outputs = run.model(inputs)
-            loss = cross_entropy(outputs.float(), targets)
+            loss = cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
             run.reduction.backward(loss, shard)
         loss_sum += loss.detach()
     run.reduction.finish()
@@ -177,7 +216,7 @@ def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
 
 def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tensor]]:
     """The loader from this step on, with workers seeded for this epoch and rank."""
-    run.sampler.seek(first_step=run.state.step, stop_step=stop_step)
+    run.sampler.seek(first_step=run.state.step, stop_step=stop_step, first_sample=run.state.sample)
     run.generator.manual_seed(derive_seed(run.config.seed, epoch, run.fabric.global_rank))
     return run.loader
 
@@ -185,13 +224,3 @@ def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tenso
 def average(fabric: Fabric, value: torch.Tensor) -> float:
     """The mean of all ranks' values; waits for the device."""
     return cast("torch.Tensor", fabric.all_reduce(value, reduce_op="mean")).item()
-
-
-def check_finite(loss: float, step: int) -> float:
-    """The loss; raises DivergedError before such a state replaces a good checkpoint."""
-    if not math.isfinite(loss):
-        raise DivergedError(
-            f"the training loss is {loss} after step {step}; no checkpoint was written of it. "
-            "A lower --lr or a longer --warmup_steps may help"
-        )
-    return loss

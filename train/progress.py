@@ -135,7 +135,7 @@ class Progress:
         schedule = self._schedule
         return Snapshot(
             epoch=schedule.epoch_of(step - 1) + 1,
-            epochs=schedule.total_steps // schedule.batches_per_epoch,
+            epochs=schedule.epochs,
             step=step,
             stop_step=schedule.stop_step,
             loss=loss,

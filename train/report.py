@@ -50,6 +50,8 @@ def format_hardware_table(
     env: WorkerEnv,
     devices: Sequence[RankDevice],
     *,
+    batch_size: int,
+    virtual_shards: int,
     versions: str,
     checkpoint_dir: Path,
 ) -> str:
@@ -63,7 +65,7 @@ def format_hardware_table(
         ("world size", str(world_size)),
         (
             "global batch",
-            f"{config.global_batch_size} ({config.virtual_shards} virtual shards)",
+            f"{batch_size} ({virtual_shards} virtual shards)",
         ),
         ("torch", versions),
         ("rendezvous", format_rendezvous(env)),
@@ -106,8 +108,11 @@ def format_rendezvous(env: WorkerEnv) -> str:
 
 def format_summary(metrics: Metrics) -> str:
     """The last lines of a run."""
+    bits = metrics.get("test_bits_per_character")
+    per_character = f", {bits:.3f} bits per character" if bits is not None else ""
     return (
-        f"test accuracy {metrics['test_accuracy']:.4f}, test loss {metrics['test_loss']:.4f} "
+        f"test accuracy {metrics['test_accuracy']:.4f}, test loss {metrics['test_loss']:.4f}"
+        f"{per_character} "
         f"({metrics['test_samples']} samples)\n"
         f"trained {metrics['steps']} steps in {metrics['fit_s']:.1f} s "
         f"({metrics['samples_per_s']:,.0f} samples/s), {metrics['duration_s']:.1f} s in all\n"

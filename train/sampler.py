@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,8 +68,19 @@ def fingerprint_tensors(tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-class GlobalBatchSampler(Sampler[list[int]]):
+def split_at_epochs(start: int, stop: int, size: int) -> Iterator[tuple[int, range]]:
+    """The span [start, stop) of an endless row of epochs: each epoch's number, and its places."""
+    while start < stop:
+        epoch, place = divmod(start, size)
+        end = min(stop, (epoch + 1) * size)
+        yield epoch, range(place, place + end - start)
+        start = end
+
+
+class GlobalBatchSampler(Sampler[list[Any]]):
     """Yields one list of indices for each virtual shard of this rank, step after step.
+
+    With ``with_epochs`` the lists hold pairs (epoch, index), for what draws at random by both.
 
     Step `s` takes the samples `[s*G, (s+1)*G)` of an endless row of epochs, each a permutation of
     its own; a batch that an epoch does not fill goes on in the next, so every epoch visits every
@@ -89,45 +101,56 @@ class GlobalBatchSampler(Sampler[list[int]]):
         rank: int,
         world_size: int,
         seed: int,
+        with_epochs: bool = False,
     ) -> None:
         if global_batch_size > size:
             raise InputError(
                 f"global_batch_size={global_batch_size} is more than the {size} training samples",
                 f"--global_batch_size {size - size % virtual_shards} or less",
             )
-        self.batches_per_epoch = Fraction(size, global_batch_size)
         self.virtual_shards = virtual_shards
+        self.batches_per_epoch = Fraction(size, global_batch_size)
         self.shards = plan_rank_shards(virtual_shards, rank, world_size)
         self._shard_size = plan_shard_size(global_batch_size, virtual_shards)
         self._size = size
         self._global_batch_size = global_batch_size
         self._seed = seed
+        self._with_epochs = with_epochs
         self._steps = range(0)
+        self._origin = 0
 
-    def seek(self, *, first_step: int, stop_step: int) -> None:
-        """Makes the next iteration cover these steps; takes no longer for a late one."""
+    def seek(self, *, first_step: int, stop_step: int, first_sample: int | None = None) -> None:
+        """Makes the next iteration cover these steps; takes no longer for a late one.
+
+        ``first_sample`` is where the first of them begins, counted over all epochs: given where
+        earlier steps were of another global batch size.
+        """
         self._steps = range(first_step, stop_step)
+        by_steps = first_step * self._global_batch_size
+        self._origin = 0 if first_sample is None else first_sample - by_steps
 
     def __len__(self) -> int:
         return len(self._steps) * len(self.shards)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         for step in self._steps:
             for shard in self.shards:
-                yield self.read_shard(step, shard)
+                visits = self.read_visits(step, shard)
+                yield visits if self._with_epochs else [sample for _, sample in visits]
+
+    def read_visits(self, step: int, shard: int) -> list[tuple[int, int]]:
+        """The (epoch, sample) pairs of one virtual shard, at whichever rank it is."""
+        start = self._origin + step * self._global_batch_size + shard * self._shard_size
+        visits: list[tuple[int, int]] = []
+        for epoch, span in split_at_epochs(start, start + self._shard_size, self._size):
+            places = np.arange(span.start, span.stop, dtype=np.uint64)
+            samples = KeyedPermutation(self._size, self._seed, epoch).take(places)
+            visits += [(epoch, sample) for sample in samples.tolist()]
+        return visits
 
     def read_shard(self, step: int, shard: int) -> list[int]:
-        """The samples of one virtual shard, at whichever rank it is."""
-        start = step * self._global_batch_size + shard * self._shard_size
-        stop = start + self._shard_size
-        samples: list[int] = []
-        while start < stop:
-            epoch, place = divmod(start, self._size)
-            end = min(stop, (epoch + 1) * self._size)
-            places = np.arange(place, place + end - start, dtype=np.uint64)
-            samples += KeyedPermutation(self._size, self._seed, epoch).take(places).tolist()
-            start = end
-        return samples
+        """The samples alone of one virtual shard."""
+        return [sample for _, sample in self.read_visits(step, shard)]
 
 
 class ShardSampler(Sampler[list[int]]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,37 +17,84 @@ FINAL_SHARE = 0.02
 class Schedule:
     """Steps of the whole training, counted from 0 over all restarts.
 
-    ``stop_step`` is where this run ends; ``total_steps`` where all epochs would. An epoch that is
-    no whole number of batches ends within one, which the next epoch fills.
+    All follows from the samples that were seen before a step, so that the course does not depend on
+    how they were cut into batches. ``first_step`` began at ``first_sample``; from there on every
+    step takes ``batch_size`` samples. ``lr_factor`` is what the learning rate is multiplied by once
+    ``scale_warmup_samples`` are seen.
     """
 
-    batches_per_epoch: int | Fraction
-    total_steps: int
-    stop_step: int
-    warmup_steps: int
+    epoch_samples: int
+    epochs: int
+    batch_size: int
+    max_steps: int | None
+    warmup_samples: int
     lr: float
+    lr_factor: float = 1.0
+    scale_warmup_samples: int = 0
+    first_step: int = 0
+    first_sample: int = 0
+
+    def anchored(self, step: int, sample: int) -> Schedule:
+        """The same, gone on from where ``sample`` samples were seen in ``step`` steps."""
+        return dataclasses.replace(self, first_step=step, first_sample=sample)
+
+    @property
+    def batches_per_epoch(self) -> Fraction:
+        """Steps of one epoch; where it is no whole number, an epoch ends within a step."""
+        return Fraction(self.epoch_samples, self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Where all epochs would end; the last step may go beyond them."""
+        return self.end_of(self.epochs - 1)
+
+    @property
+    def stop_step(self) -> int:
+        """Where this run ends."""
+        return min(self.total_steps, self.max_steps or self.total_steps)
+
+    def sample_at(self, step: int) -> int:
+        """Samples that were seen before ``step``, counted over all epochs."""
+        return self.first_sample + (step - self.first_step) * self.batch_size
 
     def epoch_of(self, step: int) -> int:
         """The 0-based epoch that the first sample of ``step`` belongs to."""
-        return step // self.batches_per_epoch
+        return self.sample_at(step) // self.epoch_samples
 
     def end_of(self, epoch: int) -> int:
         """The number of steps after which ``epoch`` has been gone through."""
-        return math.ceil((epoch + 1) * self.batches_per_epoch)
+        missing = (epoch + 1) * self.epoch_samples - self.first_sample
+        return self.first_step + math.ceil(missing / self.batch_size)
 
     def lr_at(self, step: int) -> float:
-        """Linear warm-up times linear decay: no part of it is 0, so every step learns."""
-        warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
-        return self.lr * warmup * max(FINAL_SHARE, 1 - step / self.total_steps)
+        """Linear warm-up times linear decay: no part of it is 0, so every step learns.
+
+        Times the growth from 1 to ``lr_factor`` that a larger batch needs time for (Goyal et al.
+        2017, "Accurate, Large Minibatch SGD", section 2.2).
+        """
+        sample = self.sample_at(step)
+        warmup = min(1.0, (sample + self.batch_size) / (self.warmup_samples + self.batch_size))
+        decay = max(FINAL_SHARE, 1 - sample / (self.epochs * self.epoch_samples))
+        grown = min(1.0, sample / self.scale_warmup_samples) if self.scale_warmup_samples else 1.0
+        return self.lr * warmup * decay * (1 + (self.lr_factor - 1) * grown)
 
 
-def plan_schedule(config: TrainConfig, batches_per_epoch: int | Fraction) -> Schedule:
-    """The schedule that follows from the options and the length of an epoch."""
-    total_steps = math.ceil(config.epochs * batches_per_epoch)
+def plan_schedule(config: TrainConfig, *, epoch_samples: int, world_size: int) -> Schedule:
+    """The schedule that follows from the options, the training set and, if scaled, the world."""
+    scale = plan_batch_size(config, world_size) / config.global_batch_size
+    epochs_to_scale = min(config.scale_warmup_epochs, config.epochs)
     return Schedule(
-        batches_per_epoch=batches_per_epoch,
-        total_steps=total_steps,
-        stop_step=min(total_steps, config.max_steps or total_steps),
-        warmup_steps=config.warmup_steps,
+        epoch_samples=epoch_samples,
+        epochs=config.epochs,
+        batch_size=plan_batch_size(config, world_size),
+        max_steps=config.max_steps,
+        warmup_samples=config.warmup_steps * config.global_batch_size,
         lr=config.lr,
+        lr_factor=scale if config.lr_scaling == "linear" else math.sqrt(scale),
+        scale_warmup_samples=0 if scale == 1 else epochs_to_scale * epoch_samples,
     )
+
+
+def plan_batch_size(config: TrainConfig, world_size: int) -> int:
+    """Samples of one step: the option's, but for ``scaled``, where each process brings as many."""
+    return config.global_batch_size * (world_size if config.reduction == "scaled" else 1)

@@ -20,10 +20,21 @@ MAX_WORLD_SIZE = "LAUNCHER_MAX_WORLD_SIZE"
 RDZV_BACKEND = "LAUNCHER_RDZV_BACKEND"
 RDZV_ENDPOINT = "LAUNCHER_RDZV_ENDPOINT"
 PROGRESS = "LAUNCHER_PROGRESS"
+GENERATION = "LAUNCHER_GENERATION"
+NODE_DIR = "LAUNCHER_NODE_DIR"
+INCARNATION = "LAUNCHER_INCARNATION"
+NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 METRICS_FILE = "metrics.json"
 CHECKPOINTS_DIR = "checkpoints"
+STOP_READY_FILE = "stop-ready"
+STOP_REQUEST_FILE = "stop-request"
+STOP_REASON_RESIZE = "resize"
+STOP_ACK_FILE = "stop-ack"
+LEDGER_DIR = "ledger"
+LEDGER_SCHEMA = 1
+TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 
 ProgressMode = Literal["bar", "lines"]
 
@@ -76,6 +87,10 @@ class WorkerEnv:
     rdzv_endpoint: str | None = None
     progress: ProgressMode | None = None
     omp_num_threads: int | None = None
+    generation: int | None = None
+    node_dir: Path | None = None
+    incarnation: int | None = None
+    node_attempt: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -96,6 +111,9 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
     max_world_size = parse_optional_integer(values, MAX_WORLD_SIZE, problems, least=1)
     threads = parse_optional_integer(values, OMP_NUM_THREADS, problems, least=1)
     progress = parse_progress(values, problems)
+    generation = parse_optional_integer(values, GENERATION, problems)
+    incarnation = parse_optional_integer(values, INCARNATION, problems)
+    node_attempt = parse_optional_integer(values, NODE_ATTEMPT, problems)
     if problems:
         raise InputError(
             "the environment does not fit: " + "; ".join(problems),
@@ -112,6 +130,10 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
         rdzv_endpoint=values.get(RDZV_ENDPOINT),
         progress=progress,
         omp_num_threads=threads,
+        generation=generation,
+        node_dir=parse_path(values, NODE_DIR),
+        incarnation=incarnation,
+        node_attempt=node_attempt,
     )
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(config.seed)
-    train_set, _ = digits.load()
+    train_set, _ = digits.load(config)
     sampler = GlobalBatchSampler(
         size=len(train_set),
         global_batch_size=config.global_batch_size,
@@ -51,14 +51,14 @@ def main() -> None:
     )
     loader = DataLoader(train_set, batch_size=None, sampler=sampler)
     model = DistributedDataParallel(
-        digits.build_model(),
+        digits.build_model(config),
         gradient_as_bucket_view=True,
         broadcast_buffers=False,
     )
     optimizer = AdamW(
         model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
-    schedule = plan_schedule(config, sampler.batches_per_epoch)
+    schedule = plan_schedule(config, epoch_samples=len(train_set), world_size=dist.get_world_size())
     step_times_s, train_loss = fit(
         model, optimizer, loader, sampler, schedule, given.virtual_shards
     )

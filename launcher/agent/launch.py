@@ -94,11 +94,12 @@ def _endpoint(task: NodeTask) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _rdzv_configs(task: NodeTask) -> dict[str, str]:
+def _rdzv_configs(task: NodeTask) -> dict[str, Any]:
     rendezvous = task.node.rendezvous
     if isinstance(rendezvous, Static):
-        return {"rank": str(task.node.node_index)}
-    configs = dict(rendezvous.conf)
+        # A number: as text no node's would be equal to 0, and nobody would serve the store.
+        return {"rank": task.node.node_index}
+    configs: dict[str, Any] = dict(rendezvous.conf)
     if rendezvous.backend in ("c10d", ROSTER):
         # Inferred, it is wrong for Services, CNAMEs and second interfaces.
         configs["is_host"] = "1" if rendezvous.is_host else "0"

@@ -61,6 +61,7 @@ class RunFolderLogs(LogsSpecs):
                 # torch is given a number that never runs out; scripts see the user's.
                 "TORCHELASTIC_MAX_RESTARTS": str(self._max_restarts),
                 contract.NODE_DIR: str(self._attempts.node_dir),
+                contract.NODE_ATTEMPT: str(self._attempts.number),
                 contract.HEARTBEAT: str(worker.heartbeat),
                 guard.WORKER_DIR: str(worker.folder),
                 guard.EXIT_GRACE_S: str(self._exit_grace_s),

@@ -162,8 +162,7 @@ def read_oom_kills(path: Path = _CGROUP_EVENTS) -> int:
     return 0
 
 
-def write_outcome(
-    path: Path,
+def make_outcome(
     report: AgentReport,
     *,
     exit_code: int,
@@ -171,11 +170,11 @@ def write_outcome(
     incarnation: int,
     started_at: float,
     finished_at: float,
-) -> None:
-    """The node's ``outcome.json``; its schema is in ``contract``."""
+) -> dict[str, Any]:
+    """The node's outcome; its schema is in ``contract``."""
     causes = [end for end in report.ends if not end.is_collateral]
     first = causes[0] if causes else (report.ends[0] if report.ends else None)
-    outcome = {
+    return {
         "schema": contract.NODE_OUTCOME_SCHEMA,
         "node_index": node_index,
         "incarnation": incarnation,
@@ -189,8 +188,30 @@ def write_outcome(
         "first": first.to_jsonable() if first else None,
         "collateral": [end.to_jsonable() for end in report.ends if end is not first],
     }
+
+
+def write_outcome(path: Path, outcome: Mapping[str, Any]) -> None:
+    """Replaces the node's ``outcome.json``."""
     with contextlib.suppress(OSError):
         write_atomically(path, json.dumps(outcome, indent=2) + "\n")
+
+
+def write_termination(outcome: Mapping[str, Any], path: Path) -> None:
+    """The outcome as a pod's termination message, if there is a place for one."""
+    with contextlib.suppress(OSError), path.open("r+") as file:
+        file.truncate()
+        file.write(render_termination(outcome))
+
+
+def render_termination(outcome: Mapping[str, Any]) -> str:
+    """The outcome in as many bytes as a pod's status holds; what fell with the first goes first."""
+    shorter = {**outcome, "collateral": []}
+    bare = {**shorter, "first": None, "detail": str(outcome["detail"])[:500]}
+    texts = [json.dumps(one) for one in (outcome, shorter, bare)]
+    return next(
+        (text for text in texts if len(text) <= contract.TERMINATION_LIMIT_BYTES),
+        json.dumps({**bare, "detail": ""}),
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -16,14 +16,16 @@ from pathlib import Path
 from launcher import contract
 from launcher.agent import processes
 from launcher.agent.heartbeat import read_heartbeat
-from launcher.agent.identity import claim_incarnation, identify
+from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
 from launcher.agent.report import (
     AgentReport,
     Ledger,
     ledger_path,
+    make_outcome,
     read_agent_report,
     read_oom_kills,
     write_outcome,
+    write_termination,
 )
 from launcher.agent.scratch import Scratch
 from launcher.agent.settings import NodeTask, parse_task
@@ -116,8 +118,7 @@ class Supervisor:
     def _tell_end(self, code: int, started_at: float) -> None:
         report = self._report
         self._ledger.write("agent-ended", reason=report.reason.value, exit_code=code)
-        write_outcome(
-            self._node_dir / contract.OUTCOME_FILE,
+        outcome = make_outcome(
             report,
             exit_code=code,
             node_index=self._task.node.node_index,
@@ -125,6 +126,9 @@ class Supervisor:
             started_at=started_at,
             finished_at=self._clock.wall(),
         )
+        write_outcome(self._node_dir / contract.OUTCOME_FILE, outcome)
+        if self._task.settings.identity in POD_SOURCES:
+            write_termination(outcome, Path(contract.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
             detail = f": {report.detail}" if report.detail else ""
             say(f"{report.reason.value}{detail} (exit code {code})")

@@ -77,7 +77,7 @@ def find_round(task: NodeTask, number: int, clock: Clock, *, patient: bool) -> i
     rendezvous, stores = task.node.rendezvous, task.settings.stores
     if not isinstance(rendezvous, Elastic) or rendezvous.backend != ROSTER or len(stores) < 2:
         return number
-    limit_s = float(dict(rendezvous.conf).get("detection_limit_s", 5.0)) + RETURN_LIMIT_S
+    limit_s = float(dict(rendezvous.conf).get("detection_limit_s", 10.0)) + RETURN_LIMIT_S
     end = clock.monotonic() + (limit_s if patient else 0.0)
     # The one just lost may be frozen, and would cost the whole look; it is not the answer.
     lost = (number - 1) % len(stores) if number else None

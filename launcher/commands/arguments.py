@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import functools
 import os
 import shutil
 import sys
@@ -16,6 +18,7 @@ from launcher.errors import InputError
 
 if TYPE_CHECKING:
     from launcher.choose import Choice
+    from launcher.inventory import Inventory
     from launcher.job import JobSpec
     from launcher.plan import LaunchPlan
     from launcher.runs import RunFolder
@@ -68,12 +71,32 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     """A job file, where it shall run and what it goes on from."""
     add_job_file(parser)
     parser.add_argument(
-        "--on", metavar="TARGET", help="docker, local or kubernetes (default: what the machine has)"
+        "--on",
+        metavar="TARGET",
+        help="docker, local, hosts or kubernetes (default: what the machine has)",
     )
+    add_hosts(parser)
     parser.add_argument(
         "--resume", metavar="RUN", help="go on from the checkpoints of an earlier run"
     )
     parser.usage = f"{parser.prog} JOB [options] [-- training arguments]"
+
+
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """The machines of target ``hosts``."""
+    parser.add_argument(
+        "--hosts",
+        default=os.environ.get("LAUNCHER_HOSTS"),
+        metavar="FILE|NAMES",
+        help="hosts.yaml, a hostfile, or names such as gpu[1-4] (default: $LAUNCHER_HOSTS)",
+    )
+    parser.add_argument("--include", default="", metavar="HOSTS", help="only these: gpu1;gpu2:0,2")
+    parser.add_argument("--exclude", default="", metavar="HOSTS", help="all but these")
+    parser.add_argument(
+        "--accept-new-host-keys",
+        action="store_true",
+        help="remember the keys of hosts never seen before; a changed key stays refused",
+    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +108,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         default=contract.LATEST_LINK,
         help="run id, its beginning, or latest (default)",
     )
+    # A run that another machine started is found on its hosts.
+    parser.add_argument("--on", choices=("hosts",), help=argparse.SUPPRESS)
+    add_hosts(parser)
 
 
 def natural(text: str) -> int:
@@ -113,26 +139,44 @@ def read_job(arguments: argparse.Namespace) -> JobSpec:
 
 def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     """Where the job will run, and the plan of a new run there."""
-    from launcher.choose import KUBERNETES, choose_target
+    from launcher.choose import KUBERNETES, choose_target, open_target
+    from launcher.hosts_plan import plan_on_hosts
     from launcher.plan import new_run_id, plan_run
 
     job = read_job(arguments)
     if arguments.resume and arguments.on != KUBERNETES:
         job = _resumed(job, arguments)
-    choice = choose_target(job, arguments.on, run_root(arguments))
+    inventory = read_hosts(arguments)
+    forced = arguments.on or ("hosts" if inventory else None)
+    open_ = functools.partial(open_target, inventory=inventory)
+    choice = choose_target(job, forced, run_root(arguments), open_)
     run_id = new_run_id(job.name, os.urandom(3))
     if choice.facts.target == KUBERNETES:
-        from launcher.kubernetes_plan import plan_kubernetes
+        return choice, _planned_kubernetes(job, run_id, arguments)
+    plan_ = plan_on_hosts if choice.facts.hosts else plan_run
+    return choice, plan_(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
 
-        if arguments.resume:
-            raise InputError(
-                f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
-                "leave it out; kubernetes.checkpoint says where they are",
-            )
-        root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
-        given = {"run_id": run_id, "run_root": root, "cwd": cwd}
-        return choice, plan_kubernetes(job, extra_args=arguments.extra, **given)
-    return choice, plan_run(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
+
+def _planned_kubernetes(job: JobSpec, run_id: str, arguments: argparse.Namespace) -> LaunchPlan:
+    from launcher.kubernetes_plan import plan_kubernetes
+
+    if arguments.resume:
+        raise InputError(
+            f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
+            "leave it out; kubernetes.checkpoint says where they are",
+        )
+    root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
+    return plan_kubernetes(job, run_id=run_id, run_root=root, cwd=cwd, extra_args=arguments.extra)
+
+
+def read_hosts(arguments: argparse.Namespace) -> Inventory | None:
+    """The machines that the command line names; None where it names none."""
+    from launcher.inventory import read_inventory
+
+    if arguments.hosts is None:
+        return None
+    found = read_inventory(arguments.hosts, arguments.include, arguments.exclude)
+    return dataclasses.replace(found, accept_new=arguments.accept_new_host_keys)
 
 
 def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
@@ -143,10 +187,18 @@ def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:
-    """The run that was named. Raises ``InputError`` where there is none."""
+    """The run that was named, on the hosts where none here is it. Raises ``InputError``."""
     from launcher.runs import find_run
 
-    return find_run(run_root(arguments), arguments.run)
+    try:
+        return find_run(run_root(arguments), arguments.run)
+    except InputError:
+        inventory = read_hosts(arguments)
+        if inventory is None:
+            raise
+    from launcher.adopting import adopt_run
+
+    return adopt_run(inventory, run_root(arguments), arguments.run)
 
 
 def run_root(arguments: argparse.Namespace) -> Path:

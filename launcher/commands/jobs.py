@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import shlex
 import sys
@@ -52,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from launcher.summary import render_summary
 
     choice, plan = planned(arguments)
+    plan = dataclasses.replace(plan, detached=arguments.detach)
     console = launch.open_console(sys.stderr)
     console.note(f"running on {choice.why}")
     run = launch.create_run(plan, choice.target)

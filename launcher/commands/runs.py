@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from launcher.commands.arguments import add_command, add_run, find, natural, run_root
@@ -26,6 +27,9 @@ def add(commands: Any) -> None:
     )
     add_run(report)
     report.add_argument("--json", action="store_true")
+    report.add_argument(
+        "--png", metavar="FILE", help="also draw loss, workers and failures over time (matplotlib)"
+    )
 
     logs = add_command(
         commands, "logs", _logs, "print a run's output, each line with its node and rank"
@@ -77,6 +81,10 @@ def _report(arguments: argparse.Namespace) -> int:
     from launcher.postmortem import read_postmortem, render_postmortem
 
     told = read_postmortem(find(arguments), SystemClock().wall())
+    if arguments.png:
+        from launcher.plot import write_plot
+
+        write_plot(told, Path(arguments.png))
     text = json.dumps(told, indent=2) + "\n" if arguments.json else render_postmortem(told)
     sys.stdout.write(text)
     return int(ExitCode.OK)

@@ -22,10 +22,15 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 # By pattern: parsing all sources would take ten times as long, before every start.
 _FROM_IMPORT = re.compile(rf"^([ \t]*)from {PACKAGE}(?=[. ])", re.MULTILINE)
 _PLAIN_IMPORT = re.compile(rf"^[ \t]*import {PACKAGE}\b.*", re.MULTILINE)
-_MAIN = f"""\
+HOST_L0 = ("__init__.py", "contract.py")
+HOST_FOLDER = "host"
+
+
+def _main_of(folder: str) -> str:
+    return f"""\
 import sys
 
-from {PRIVATE_PACKAGE}.agent.__main__ import main
+from {PRIVATE_PACKAGE}.{folder}.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv))
@@ -34,16 +39,24 @@ if __name__ == "__main__":
 
 def read_agent_sources(package: Path | None = None) -> dict[str, str]:
     """The sources that go into the archive, by path inside the package."""
+    return _read_sources(package, L0, AGENT_FOLDER)
+
+
+def read_host_sources(package: Path | None = None) -> dict[str, str]:
+    """The sources of the program that hosts run for the launcher, by path inside the package."""
+    return _read_sources(package, HOST_L0, HOST_FOLDER)
+
+
+def _read_sources(package: Path | None, names: tuple[str, ...], folder: str) -> dict[str, str]:
     package = package or Path(__file__).parents[1]
-    paths = [package / name for name in L0]
-    paths += sorted((package / AGENT_FOLDER).rglob("*.py"))
+    paths = [*(package / name for name in names), *sorted((package / folder).rglob("*.py"))]
     return {path.relative_to(package).as_posix(): path.read_text() for path in paths}
 
 
-def render_agent_archive(sources: Mapping[str, str]) -> bytes:
-    """A zipapp of ``sources`` under the private name. Pure."""
+def render_agent_archive(sources: Mapping[str, str], folder: str = AGENT_FOLDER) -> bytes:
+    """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure."""
     files = {f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()}
-    files["__main__.py"] = _MAIN
+    files["__main__.py"] = _main_of(folder)
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(files):

@@ -19,13 +19,8 @@ from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
-from launcher.render.docker import (
-    RDMA_DEVICES,
-    STOP_MARGIN_S,
-    TORCHRUN,
-    DockerArtifact,
-    render_docker,
-)
+from launcher.render.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
+from launcher.render.docker import DockerArtifact, render_docker
 from launcher.runs import RunFolder, make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation

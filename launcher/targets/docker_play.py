@@ -14,7 +14,7 @@ from typing import Any
 from launcher import contract
 from launcher.play import Play, PlayedPod
 from launcher.play_values import Volume, VolumeMount
-from launcher.render.docker import LOG_OPTIONS
+from launcher.render.container import LOG_OPTIONS
 from launcher.targets.docker_engine import Engine, engine_errors
 
 LABEL = "launcher.play-id"

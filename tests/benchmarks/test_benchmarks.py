@@ -15,6 +15,7 @@ from benchmarks.catalog import BENCHMARKS
 from benchmarks.checking import check_manifests
 from benchmarks.command_line import measure_render
 from benchmarks.commands import ROOT, find_torchrun, run
+from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Measurement, Row
 from benchmarks.plan import plan_and_render
 from benchmarks.start import start_launcher, start_torchrun
@@ -108,6 +109,7 @@ def test_checking_is_measured_with_every_file_read() -> None:
 
 def test_planning_is_measured_up_to_the_rendered_text() -> None:
     assert plan_and_render(3) > 0
+    assert all(plan_and_render_kind(kind, 3) > 0 for kind in KINDS)
 
 
 @pytest.mark.parametrize("start", [start_launcher, start_torchrun])

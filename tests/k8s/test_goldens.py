@@ -154,6 +154,22 @@ def test_the_overlay_sets_namespace_image_and_gpus() -> None:
     assert binding["subjects"][0]["namespace"] == "training"
 
 
+@pytest.mark.kubectl
+@pytest.mark.parametrize("folder", ["base", "overlays/gpu"])
+def test_what_is_built_passes_our_own_check(folder: str, tmp_path: Path) -> None:
+    from launcher.cli import run_command
+
+    (tmp_path / "built.yaml").write_text(yaml.safe_dump_all(build(folder)))
+    assert run_command(["check", str(tmp_path / "built.yaml")]) == 0
+
+
+@pytest.mark.parametrize("file", GENERATE.FILES)
+def test_each_manifest_passes_our_own_check(file: str) -> None:
+    from launcher.cli import run_command
+
+    assert run_command(["check", str(ROOT / "k8s" / file)]) == 0
+
+
 def build(folder: str) -> list[dict]:
     done = subprocess.run(
         ["kubectl", "kustomize", str(ROOT / "k8s" / folder)], capture_output=True, check=True

@@ -36,7 +36,7 @@ class Runner:
     """Types ``launcher`` in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.limit_s = folder, 150.0
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 
     def write(self, script: str, job: str = PREFIX) -> None:
@@ -53,7 +53,7 @@ class Runner:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=self.limit_s,
             check=False,
         )
 

@@ -37,7 +37,8 @@ ONLY_THE_READER_KNOWS = {
     "more bytes than can be held", "a host's address of three numbers",
     "a version of one number", "not a number of cores", "endless cores",
     "torchrun in front", "python in front", "torchrun as a module", "torchrun's options",
-    "no module", "blank text", "open quotes", "line break",
+    "no module", "blank text", "open quotes", "line break", "kueue without a queue",
+    "a queue without a gang",
 }  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def test_every_example_of_the_schema_is_accepted_by_the_reader() -> None:
         key: SCHEMA["$defs"][name]
         for key, name in (
             ("rdzv", "RdzvSpec"), ("resources", "ResourcesSpec"),
-            ("local", "LocalSpec"), ("docker", "DockerSpec"),
+            ("local", "LocalSpec"), ("docker", "DockerSpec"), ("kubernetes", "KubernetesSpec"),
         )
     }  # fmt: skip
     made = []

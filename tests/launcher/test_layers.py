@@ -27,10 +27,23 @@ ROSTER = {
         *("settings", "fencing", "store", "shell", "handler", "backend"),
     )
 }
+HOST = {"host", "host.__main__"} | {
+    f"host.{name}"
+    for name in (
+        "commands",
+        "facts",
+        "frames",
+        "keeper",
+        "leases",
+        "processes",
+        "requests",
+        "watch",
+    )
+}
 LAYERS: dict[float, set[str]] = {
     0: {"", "errors", "clock", "contract", "state", "node_plan"},
-    # The agent in the node: beside the planning, never above it.
-    0.5: {"agent", "agent.roster", "agent.__main__", *AGENT, *ROSTER},
+    # The agent in the node and the program on a host: beside the planning, never above it.
+    0.5: {"agent", "agent.roster", "agent.__main__", *AGENT, *ROSTER, *HOST},
     1: {
         "job",
         "job_types",
@@ -41,18 +54,21 @@ LAYERS: dict[float, set[str]] = {
         "ranks",
         "rendezvous",
         "facts",
+        "hosts",
         "lines",
     },
-    2: {"yaml_source", "yaml_words", "manifest_source", "pytorchjob"}
+    2: {"yaml_source", "yaml_words", "manifest_source", "pytorchjob", "inventory"}
     | {"job_problems", "jobfile", "reference", "plan", "torchrun"}
-    | {"agent_task", "agent_logs", "kubernetes_plan"},
+    | {"agent_task", "agent_logs", "kubernetes_plan", "hosts_plan"},
     3: {
         "render",
         "render.shell",
         "render.local",
         "render.docker",
+        "render.container",
         "render.agent_archive",
         "render.agent_files",
+        "render.hosts",
         "render.pod",
         "render.gang",
         "render.job_spec",
@@ -82,10 +98,34 @@ LAYERS: dict[float, set[str]] = {
         "runs",
         "tails",
     }
-    | {"targets", "targets.base", "targets.local", "targets.docker"},
+    | {"targets", "targets.base", "targets.local", "targets.docker", "targets.hosts"}
+    | {
+        f"targets.{name}"
+        for name in (
+            "ssh",
+            "ssh_errors",
+            "host_line",
+            "host_nodes",
+            "host_facts",
+            "host_images",
+            "code",
+        )
+    },
     4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
-    5: {"follow_kubernetes"}
-    | {"doctor", "decide", "follow", "report", "summary", "choose", "console", "launch", "listing"}
+    5: {
+        "follow_kubernetes",
+        "doctor",
+        "host_table",
+        "adopting",
+        "decide",
+        "follow",
+        "report",
+        "summary",
+        "choose",
+        "console",
+        "launch",
+        "listing",
+    }
     | {
         "player",
         "signals",
@@ -95,11 +135,15 @@ LAYERS: dict[float, set[str]] = {
         "node_outcomes",
         "timeline",
         "postmortem",
+        "goodput",
+        "plot",
     },
     6: {"cli", "__main__", "commands"}
     | {
         f"commands.{name}"
-        for name in ("arguments", "check", "play", "doctor", "env", "jobs", "runs", "schema")
+        for name in (
+            *("arguments", "check", "play", "doctor", "env", "hosts", "jobs", "runs", "schema"),
+        )
     },
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
@@ -150,7 +194,7 @@ def test_every_module_has_a_layer_and_imports_only_from_lower_ones(module: str) 
 
 def test_no_renderer_imports_the_one_of_another_target() -> None:
     shared = {"render.shell", "render.agent_files", "render.agent_archive"}
-    shared |= {"render.pod", "render.gang", "render.job_spec"}
+    shared |= {"render.container", "render.pod", "render.gang", "render.job_spec"}
     targets = {m for m in modules() if m.startswith("render.")} - shared
     assert targets
     for module in targets:
@@ -158,7 +202,7 @@ def test_no_renderer_imports_the_one_of_another_target() -> None:
 
 
 def test_no_target_imports_another() -> None:
-    targets = {"targets.local", "targets.docker", "targets.kubernetes"}
+    targets = {"targets.local", "targets.docker", "targets.hosts", "targets.kubernetes"}
     for module in targets:
         assert not imports_of(module) & (targets - {module})
 
@@ -173,8 +217,9 @@ def test_train_never_imports_launcher_nor_launcher_train() -> None:
 
 
 def test_only_proc_uses_subprocess() -> None:
+    # On a host there is no proc: the program there has one such module of its own.
     # The probe is no part of the launcher's process: it runs in the nodes, by itself.
-    for module in set(modules()) - {"proc", "probes.program"}:
+    for module in set(modules()) - {"proc", "probes.program", "host.commands"}:
         assert "import subprocess" not in path_of(module).read_text(), module
 
 
@@ -197,6 +242,11 @@ def test_planning_and_rendering_for_docker_never_import_torch_or_docker() -> Non
         " launcher.targets.local, sys; sys.exit(bool({'torch', 'docker'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_program_on_a_host_imports_the_standard_library_and_the_contract_alone() -> None:
+    for module in sorted(HOST):
+        assert {n for n in imports_of(module) if n.split(".")[0] != "host"} <= {"contract"}
 
 
 AGENT = [module for module in modules() if module.split(".")[0] == "agent"]

@@ -9,7 +9,8 @@ import pytest
 
 from launcher.facts import TargetFacts
 from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
-from launcher.render.docker import Container, render_docker
+from launcher.render.container import Container
+from launcher.render.docker import render_docker
 
 MakePlan = Callable[..., LaunchPlan]
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"

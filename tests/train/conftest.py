@@ -105,3 +105,9 @@ def finish() -> Callable[[subprocess.Popen[bytes]], tuple[int, str, str]]:
 def wait_until() -> Callable[[Callable[[], object], subprocess.Popen[bytes]], None]:
     """Waits for a condition while a program runs."""
     return wait_for
+
+
+@pytest.fixture
+def clean() -> dict[str, str]:
+    """An environment without any job's variables, in which this project can be imported."""
+    return clean_environment()

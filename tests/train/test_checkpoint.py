@@ -8,66 +8,86 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
-from train import checkpoint, durable
-from train.checkpoint import MANIFEST_FILE, STATE_FILE, CheckpointStore
+from train import checkpoint, durable, lineage
+from train.checkpoint import Checkpoint, CheckpointStore
+from train.durable import write_synced
 from train.errors import InputError
+from train.lineage import FencedError
+from train.manifest import MANIFEST_FILE, Manifest, describe_files
+from train.retention import Keep
+
+WEIGHTS = "weights"
+
+
+def reopen(folder: Path, **keep: int) -> tuple[CheckpointStore, Checkpoint | None, list[str]]:
+    """What a start of the training does: open, choose, begin."""
+    store = CheckpointStore(folder, keep=Keep(**keep))
+    store.open()
+    found, skipped = store.read_newest()
+    store.begin(None, found)
+    return store, found, skipped
+
+
+def save(store: CheckpointStore, step: int) -> Path:
+    staging = store.stage(step)
+    write_synced(staging / WEIGHTS, lambda file: file.write(b"weights of %10d" % step * 9))
+    return store.commit(
+        staging,
+        Manifest(
+            step=step,
+            generation=store.writer.generation,
+            attempt=store.writer.attempt,
+            world_size=1,
+            files=describe_files(staging, [WEIGHTS]),
+        ),
+    )
 
 
 @pytest.fixture
 def store(tmp_path) -> CheckpointStore:
-    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
-    store.open()
-    return store
+    return reopen(tmp_path / "checkpoints", last=2)[0]
 
 
-def payload(step: int) -> dict:
-    return {"step": step, "weights": torch.full((64,), float(step))}
-
-
-def names(store: CheckpointStore) -> list[str]:
-    return sorted(path.name for path in store.folder.iterdir())
+def steps(store: CheckpointStore) -> list[int]:
+    return sorted(int(path.name[5:15]) for path in store.folder.glob("step-*"))
 
 
 def newest_step(store: CheckpointStore) -> int | None:
     found, _ = store.read_newest()
-    return found.payload["step"] if found else None
+    return found.manifest.step if found else None
 
 
 def test_an_empty_folder_has_no_newest(store):
     assert store.read_newest() == (None, [])
 
 
-def test_the_newest_is_read_back(store):
-    store.write(payload(1))
-    path = store.write(payload(2))
+def test_the_newest_is_found_and_latest_points_at_it(store):
+    save(store, 9)
+    path = save(store, 10)
     found, skipped = store.read_newest()
-    assert (found.path, skipped) == (path, [])
-    assert torch.equal(found.payload["weights"], payload(2)["weights"])
+    assert (found.path, found.manifest.step, skipped) == (path, 10, [])
+    assert (store.folder / "latest").resolve() == path.resolve()
 
 
-def test_steps_are_ordered_as_numbers(store):
-    for step in (9, 10):
-        store.write(payload(step))
-    assert newest_step(store) == 10
+def test_a_checkpoints_name_bears_its_generation_and_attempt(store):
+    assert save(store, 3).name == "step-0000000003-g1-a0"
 
 
 def test_only_the_newest_are_kept(store):
     for step in range(5):
-        store.write(payload(step))
-    assert names(store) == ["step-0000000003", "step-0000000004"]
+        save(store, step)
+    assert steps(store) == [3, 4]
 
 
 def flip_a_bit(path: Path) -> None:
-    content = bytearray((path / STATE_FILE).read_bytes())
+    content = bytearray((path / WEIGHTS).read_bytes())
     content[len(content) // 2] ^= 1
-    (path / STATE_FILE).write_bytes(content)
+    (path / WEIGHTS).write_bytes(content)
 
 
 def cut_short(path: Path) -> None:
-    content = (path / STATE_FILE).read_bytes()
-    (path / STATE_FILE).write_bytes(content[: len(content) // 2])
+    os.truncate(path / WEIGHTS, 10)
 
 
 @pytest.mark.parametrize(
@@ -75,56 +95,109 @@ def cut_short(path: Path) -> None:
     [
         flip_a_bit,
         cut_short,
-        lambda path: (path / STATE_FILE).unlink(),
+        lambda path: (path / WEIGHTS).unlink(),
         lambda path: (path / MANIFEST_FILE).unlink(),
         lambda path: (path / MANIFEST_FILE).write_text("{"),
-        lambda path: (path / MANIFEST_FILE).write_text("[]"),
     ],
-    ids=["bit flipped", "cut short", "no state", "no manifest", "half a manifest", "no mapping"],
+    ids=["bit flipped", "cut short", "no file", "no manifest", "half a manifest"],
 )
 def test_a_damaged_newest_is_skipped_by_name(store, damage):
-    store.write(payload(1))
-    path = store.write(payload(2))
+    save(store, 1)
+    path = save(store, 2)
     damage(path)
-    found, skipped = store.read_newest()
-    assert found.payload["step"] == 1
+    _, found, skipped = reopen(store.folder)
+    assert found.manifest.step == 1
     assert len(skipped) == 1
     assert str(path) in skipped[0]
 
 
-def test_a_damaged_later_checkpoint_does_not_push_out_good_ones(store):
+def test_a_damaged_later_checkpoint_neither_pushes_out_good_ones_nor_comes_back(store):
     for step in (1, 5):
-        store.write(payload(step))
-    flip_a_bit(store.folder / "step-0000000005")
-    store.write(payload(2))
-    assert newest_step(store) == 2
-    store.write(payload(5))
-    assert store.read_newest()[1] == []
+        save(store, step)
+    flip_a_bit(store.folder / "step-0000000005-g1-a0")
+    again, _, _ = reopen(store.folder, last=2)
+    save(again, 2)
+    assert newest_step(again) == 2
+    save(again, 5)
+    assert newest_step(again) == 5
 
 
 def test_a_checkpoint_of_a_newer_program_is_refused_and_not_skipped(store):
-    path = store.write(payload(1)) / MANIFEST_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    with pytest.raises(InputError, match="format 2"):
+    path = save(store, 1) / MANIFEST_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(InputError, match="format 99"):
         store.read_newest()
 
 
 def test_names_that_are_no_checkpoints_are_not_read(store):
     (store.folder / "step-12").mkdir()
-    (store.folder / "step-0000000012").write_text("a file")
-    (store.folder / "notes.txt").write_text("")
+    (store.folder / "step-0000000012-g1-a0").write_text("a file")
     assert store.read_newest() == (None, [])
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--checkpoint_dir"):
-        CheckpointStore(tmp_path / "file" / "checkpoints", keep=1).open()
+        CheckpointStore(tmp_path / "file" / "checkpoints").open()
+
+
+# -- two writers -----------------------------------------------------------------------------
+
+
+def test_a_group_that_was_followed_cannot_commit_and_harms_nothing(store):
+    save(store, 1)
+    later, _, _ = reopen(store.folder)
+    save(later, 2)
+    with pytest.raises(FencedError):
+        save(store, 9)
+    assert steps(store) == [1, 2]
+    assert newest_step(later) == 2
+
+
+def test_a_commit_that_slips_past_the_fence_is_skipped_as_stale(store, monkeypatch):
+    save(store, 1)
+    later, _, _ = reopen(store.folder)
+    save(later, 2)
+    # As if the group had been frozen between its last look and the rename.
+    monkeypatch.setattr(store, "check", lambda: None)
+    path = save(store, 9)
+    _, found, skipped = reopen(store.folder)
+    assert found.manifest.step == 2
+    assert skipped == [
+        f"skips the stale checkpoint {path}: "
+        "the group that followed generation 1, attempt 0 went on from step 1"
+    ]
+
+
+def test_a_stale_checkpoint_never_pushes_out_a_good_one(store, monkeypatch):
+    save(store, 1)
+    later, _, _ = reopen(store.folder, last=1)
+    monkeypatch.setattr(store, "check", lambda: None)
+    save(store, 9)
+    save(later, 2)
+    save(later, 3)
+    assert newest_step(later) == 3
+
+
+def test_leftovers_of_earlier_groups_are_removed_and_those_of_later_ones_kept(store):
+    old = store.stage(4)
+    later, _, _ = reopen(store.folder)
+    assert not old.exists()
+    new = later.stage(5)
+    store._remove_leftovers()
+    assert new.exists()
 
 
 # -- killed at every moment ------------------------------------------------------------------
 
-SYSTEM_CALLS = ((os, "fsync"), (os, "rename"), (os, "close"), (shutil, "rmtree"), (torch, "save"))
+SYSTEM_CALLS = (
+    (os, "fsync"),
+    (os, "rename"),
+    (os, "replace"),
+    (os, "symlink"),
+    (os, "close"),
+    (shutil, "rmtree"),
+)
 
 
 def save_and_be_killed(store: CheckpointStore, fatal_call: int) -> None:
@@ -134,42 +207,34 @@ def save_and_be_killed(store: CheckpointStore, fatal_call: int) -> None:
     def deadly(real):
         def call(*arguments, **options):
             if next(calls) == fatal_call:
-                if real is torch_save:
-                    arguments[1].write(b"half of it")
-                    arguments[1].flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments, **options)
 
         return call
 
-    torch_save = torch.save
     for module, name in SYSTEM_CALLS:
         setattr(module, name, deadly(getattr(module, name)))
-    store.write(payload(3))
+    save(store, 3)
     os._exit(0)
 
 
-def test_a_kill_at_any_moment_of_a_write_leaves_a_good_newest_checkpoint(tmp_path):
+def test_a_kill_at_any_moment_of_a_save_leaves_a_good_newest_checkpoint(tmp_path):
     # Modules are patched in the forked child alone.
-    assert checkpoint.torch is torch
-    assert durable.os is os
+    assert checkpoint.os is durable.os is lineage.os is os
     outcomes = []
     for fatal_call in range(100):
-        store = CheckpointStore(tmp_path / str(fatal_call), keep=1)
-        store.open()
-        store.write(payload(2))
+        store, _, _ = reopen(tmp_path / str(fatal_call), last=1)
+        save(store, 2)
         child = multiprocessing.get_context("fork").Process(
             target=save_and_be_killed, args=(store, fatal_call)
         )
         child.start()
         child.join(60)
 
-        found, skipped = store.read_newest()
+        again, found, skipped = reopen(store.folder)
         assert skipped == []
-        outcomes.append((child.exitcode, found.payload["step"]))
-        assert torch.equal(found.payload["weights"], payload(found.payload["step"])["weights"])
-        store.open()
-        assert all(name.startswith("step-") for name in names(store))
+        outcomes.append((child.exitcode, found.manifest.step))
+        assert not list(again.folder.glob(".*"))
         if child.exitcode == 0:
             break
 

@@ -12,9 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def digest_of_run(folder: Path, processes: int, *options: str) -> str:
-    """``weights_sha256`` of ``launcher run jobs/digits.yaml`` with so many processes."""
-    argv = [sys.executable, "-m", "launcher", "run", "jobs/digits.yaml", "--on", "local"]
+def digest_of_run(
+    folder: Path, processes: int, *options: str, job: str = "jobs/digits.yaml"
+) -> str:
+    """``weights_sha256`` of ``launcher run`` with so many processes."""
+    argv = [sys.executable, "-m", "launcher", "run", job, "--on", "local"]
     argv += ["--nproc-per-node", str(processes), "--runs", str(folder)]
     argv += ["--set", f"checkpoint_dir={folder / 'checkpoints'}"]
     argv += ["--", "--reduction=exact", *options]
@@ -35,6 +37,15 @@ def test_the_job_file_gives_the_same_weights_with_one_to_four_processes(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     digests = {digest_of_run(tmp_path / str(n), n, *options) for n in (1, 2, 3, 4)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("worlds", [(1, 3), pytest.param((1, 2, 3, 4), marks=pytest.mark.slow)])
+def test_the_language_model_gives_the_same_weights_too(
+    tmp_path: Path, worlds: tuple[int, ...]
+) -> None:
+    job, steps = "jobs/charlm.yaml", "--max_steps=3"
+    digests = {digest_of_run(tmp_path / str(n), n, steps, job=job) for n in worlds}
     assert len(digests) == 1
 
 

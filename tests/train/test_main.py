@@ -70,10 +70,10 @@ def test_a_killed_training_goes_on_to_the_end_when_it_is_started_again(
     metrics = metrics_in(processes.folder / "run")
     assert code == 0, err
     assert f"resumes after step {metrics['resumed_from_step']} of 150" in out
-    assert metrics["resumed_from_step"] % 15 == 0 < metrics["resumed_from_step"]
+    assert metrics["resumed_from_step"] > 0
     assert metrics["steps"] == 150
     assert metrics["test_accuracy"] >= 0.97
-    assert committed(checkpoints)[-1].name == "step-0000000150"
+    assert committed(checkpoints)[-1].name == "step-0000000150-g2-a0"
 
 
 def test_two_workers_train_one_model_and_rank_0_speaks_for_both(processes, finish):
@@ -108,7 +108,7 @@ def test_three_workers_of_which_one_is_killed_start_again_and_end_well(
     code, out, err = finish(run)
     metrics = metrics_in(processes.folder / "run")
     assert code == 0, err
-    assert metrics["resumed_from_step"] >= 15
+    assert metrics["resumed_from_step"] > 0
     assert metrics["world_size"] == 3
     assert metrics["test_accuracy"] >= 0.97
     assert ", restart 1" in out

@@ -35,7 +35,9 @@ def make(mode, clock=None, stop=60):
     clock = clock or Clock()
     meter = Meter(clock, lambda: 1e9)
     stream = io.StringIO()
-    schedule = plan_schedule(TrainConfig(epochs=4, max_steps=stop), batches_per_epoch=15)
+    schedule = plan_schedule(
+        TrainConfig(epochs=4, max_steps=stop), epoch_samples=1440, world_size=1
+    )
     progress = Progress(mode, schedule, meter, global_batch_size=96, stream=stream, clock=clock)
     return progress, meter, clock, stream
 

@@ -31,9 +31,11 @@ def gpu(host: str, index: int) -> RankDevice:
 
 def test_the_table_shows_what_the_run_computes_on():
     table = format_hardware_table(
-        TrainConfig(virtual_shards=16),
+        TrainConfig(),
         WorkerEnv(world=WORLD, rdzv_backend="c10d", rdzv_endpoint="node-0:29400"),
         [gpu("node-0", 0), gpu("node-0", 1), gpu("node-1", 0), gpu("node-1", 1)],
+        batch_size=96,
+        virtual_shards=16,
         versions="2.13.0, CUDA 13.0, NCCL 2.28",
         checkpoint_dir=Path("/checkpoints"),
     )

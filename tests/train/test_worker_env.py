@@ -33,6 +33,17 @@ RANK_1_OF_4 = {
         "PROGRESS",
         "METRICS_FILE",
         "CHECKPOINTS_DIR",
+        "GENERATION",
+        "NODE_DIR",
+        "INCARNATION",
+        "NODE_ATTEMPT",
+        "STOP_READY_FILE",
+        "STOP_REQUEST_FILE",
+        "STOP_REASON_RESIZE",
+        "STOP_ACK_FILE",
+        "LEDGER_DIR",
+        "LEDGER_SCHEMA",
+        "TRAIN_LEDGER",
     ],
 )
 def test_names_are_those_of_the_launchers_contract(name):

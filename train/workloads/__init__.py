@@ -7,19 +7,28 @@ from typing import Protocol
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from train.workloads import digits
+from train.config import TrainConfig
+from train.workloads import charlm, digits
 
 
 class Workload(Protocol):
-    """What a workload's module offers."""
+    """What a workload's module offers.
+
+    Its data sets hold inputs and class numbers; its model gives a logit for each class in the last
+    dimension, for one or many class numbers of a sample.
+    """
 
     NUM_CLASSES: int
+    TEST_BATCH_SIZE: int
 
-    def load(self) -> tuple[TensorDataset, TensorDataset]:
+    def load(self, config: TrainConfig) -> tuple[TensorDataset, TensorDataset]:
         """The training and the test set; each node's first process calls it before the others."""
 
-    def build_model(self) -> nn.Module:
+    def build_model(self, config: TrainConfig) -> nn.Module:
         """A model with weights drawn from torch's generator."""
 
+    def describe_loss(self, test_loss: float) -> dict[str, float]:
+        """What the workload is usually measured in, for metrics.json beside ``test_loss``."""
 
-WORKLOADS: dict[str, Workload] = {"digits": digits}
+
+WORKLOADS: dict[str, Workload] = {"digits": digits, "charlm": charlm}

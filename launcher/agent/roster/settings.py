@@ -26,7 +26,7 @@ class Settings:
     """This node's place in the plan, from 0; ranks follow it. Default: LAUNCHER_NODE_INDEX."""
     is_host: bool = False
     """Whether this node serves the store if nobody has started it at the endpoint."""
-    detection_limit_s: float = 5.0
+    detection_limit_s: float = 10.0
     """A node silent for so long is lost. 1 s is for quiet machines only."""
     last_call_s: float = 2.0
     """In the first round, how long the group waits for more than MIN nodes after the last came."""
@@ -135,7 +135,7 @@ def _out_of_range(values: Mapping[str, Any]) -> list[str]:
     problems = []
     if values.get("node_index", 0) < 0:
         problems.append("node_index: starts at 0")
-    if not values.get("detection_limit_s", 5.0) >= 0.5:
+    if not values.get("detection_limit_s", 10.0) >= 0.5:
         problems.append("detection_limit_s: at least 0.5")
     if values.get("watched", 1) < 1:
         problems.append("watched: at least 1")

@@ -19,7 +19,7 @@ class Rules:
 
     min_nodes: int
     max_nodes: int
-    detection_limit_s: float = 5.0
+    detection_limit_s: float = 10.0
     interval_s: float = 0.25
     last_call_s: float = 2.0
     join_timeout_s: float = 600.0

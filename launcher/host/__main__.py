@@ -1,0 +1,111 @@
+"""One conversation with a launcher, or one node's keeper."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from launcher.host import keeper, requests
+from launcher.host.facts import Listener
+from launcher.host.frames import MAGIC, BrokenFrameError, read_frame, write_frame
+from launcher.host.watch import Watch
+
+IDLE_LIMIT_S = 3600
+"""A session that hears nothing for so long ends: a cut connection may never do so itself. The
+others wait as long while the largest image reaches the slowest host."""
+Handler = Callable[[dict[str, Any], bytes], dict[str, Any]]
+HANDLERS: dict[str, Handler] = {
+    name: getattr(requests, name)
+    for name in (
+        *("facts", "reach", "take", "release", "leases", "has", "store"),
+        *("prepare", "start", "stop", "remove", "runs", "image", "pull", "load"),
+    )
+}
+
+
+def main(argv: list[str]) -> int:
+    """Returns when the launcher closes the conversation, or the node has ended."""
+    if argv[1:] == ["keep"]:
+        keeper.keep(json.loads(sys.stdin.buffer.read()))
+        return 0
+    converse(argv[0])
+    return 0
+
+
+def converse(program: str) -> None:
+    """Answers one request after another; ``watch`` takes the conversation over."""
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    stdout.write(MAGIC)
+    stdout.flush()
+    listener: Listener | None = None
+    while True:
+        signal.alarm(IDLE_LIMIT_S)
+        if listener is not None:
+            # Nothing of the launcher is in Python's own buffer, which select does not see: it
+            # says one thing at a time.
+            answer_callers(listener)
+        try:
+            frame = read_frame(stdin)
+        except BrokenFrameError:
+            return
+        if frame is None:
+            return
+        asked, blob = frame
+        signal.alarm(int(asked.get("limit_s", IDLE_LIMIT_S)) + 60)
+        if asked["op"] == "watch":
+            Watch(asked, stdout).run(sys.stdin.fileno())
+            return
+        if asked["op"] == "load":
+            signal.alarm(0)
+            write_frame(stdout, handle({"op": "load", "chunks": read_chunks(stdin)}, b""))
+            continue
+        if asked["op"] == "listen":
+            listener = Listener(asked["token"])
+            write_frame(stdout, {"port": listener.port})
+            continue
+        write_frame(stdout, handle({**asked, "program": program}, blob))
+
+
+def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
+    """What the launcher sends until it says that this was all. Raises OSError where it is not."""
+    while (frame := read_frame(stdin)) is not None:
+        message, blob = frame
+        if message["op"] == "end":
+            if message["complete"]:
+                return
+            break
+        yield blob
+    raise OSError("cut off while it was sent")
+
+
+def answer_callers(listener: Listener) -> None:
+    """Greets whoever calls until the launcher has something to say."""
+    while True:
+        ready = select.select([sys.stdin.fileno(), listener], [], [])[0]
+        if listener in ready:
+            listener.answer()
+        if sys.stdin.fileno() in ready:
+            return
+
+
+def handle(asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
+    """One answer; ``error`` where it cannot be done."""
+    try:
+        return HANDLERS[asked["op"]](asked, blob)
+    except requests.RefusedError as error:
+        return {"error": str(error)}
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code = errno.errorcode.get(error.errno or 0, "")
+        return {"error": f"{where}{error.strerror or error}", "errno": code}
+
+
+if __name__ == "__main__":
+    # sys.argv[0] is the archive that the loader, or the keeper's command line, names.
+    sys.exit(main([os.path.abspath(sys.argv[0]), *sys.argv[1:]]))

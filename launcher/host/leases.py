@@ -1,0 +1,147 @@
+"""Who holds what on this host: one small file for each node of a run, taken under one lock.
+
+No process serves them. Expiry is counted on the clock that runs since the boot, and the folder is
+gone with a reboot: a wrong time of day neither ends a lease nor keeps one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+LOCK_LIMIT_S = 10.0
+SUFFIX = ".lease"
+
+Lease = dict[str, Any]
+"""run_id, node_index, owner, launcher, gpus (ids), slots, detached, taken_at (epoch), expires_s
+(since boot)."""
+
+
+class HeldError(Exception):
+    """Somebody else holds what was asked for; ``leases`` are theirs."""
+
+    def __init__(self, leases: list[Lease]) -> None:
+        super().__init__("held by another run")
+        self.leases = leases
+
+
+class LeaseBook:
+    """The leases of one host, in a folder that all its users may write to."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def take(self, lease: Lease, ttl_s: float, slots_limit: int | None) -> None:
+        """All of it or nothing; one of the same run and node is replaced.
+
+        ``slots_limit`` is how many slots the host has in all, None for no limit. Raises
+        ``HeldError``.
+        """
+        with self._locked():
+            others = [
+                other
+                for other in self.read()
+                if other["live"]
+                and (other["run_id"], other["node_index"]) != (lease["run_id"], lease["node_index"])
+            ]
+            held = [other for other in others if set(other["gpus"]) & set(lease["gpus"])]
+            if slots_limit is not None and not lease["gpus"]:
+                taken = sum(other["slots"] for other in others)
+                if taken + lease["slots"] > slots_limit:
+                    held = others or [lease]
+            if held:
+                raise HeldError(held)
+            self._write({**lease, "taken_at": time.time()}, ttl_s)
+
+    def renew(self, run_id: str, ttl_s: float, nodes: tuple[int, ...] | None = None) -> int:
+        """Moves the expiry of a run's leases, of ``nodes`` alone if given; how many there were."""
+        own = [le for le in self._of(run_id) if nodes is None or le["node_index"] in nodes]
+        for lease in own:
+            self._write(lease, ttl_s)
+        return len(own)
+
+    def release(self, run_id: str, nodes: tuple[int, ...] | None = None) -> None:
+        """Gives back a run's leases, of ``nodes`` alone if given. Idempotent."""
+        for lease in self._of(run_id):
+            if nodes is None or lease["node_index"] in nodes:
+                with suppress(OSError):
+                    self._path(lease).unlink()
+
+    def seconds_left(self, run_id: str, node_index: int) -> float | None:
+        """Until the lease expires, negative after that; None where there is none."""
+        lease = _read(self._path({"run_id": run_id, "node_index": node_index}))
+        return None if lease is None else lease["expires_s"] - time.monotonic()
+
+    def read(self) -> list[Lease]:
+        """All leases, each with ``live`` and ``age_s`` and ``left_s`` in seconds."""
+        found = []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            lease = _read(path)
+            if lease is not None:
+                left_s = lease["expires_s"] - time.monotonic()
+                age_s = max(0.0, time.time() - lease["taken_at"])
+                found.append({**lease, "live": left_s > 0, "left_s": left_s, "age_s": age_s})
+        return found
+
+    def _of(self, run_id: str) -> list[Lease]:
+        paths = sorted(self._folder.glob(f"{run_id}.*{SUFFIX}"))
+        found = [lease for lease in map(_read, paths) if lease is not None]
+        return [lease for lease in found if lease["run_id"] == run_id]
+
+    def _path(self, lease: Lease) -> Path:
+        return self._folder / f"{lease['run_id']}.{lease['node_index']}{SUFFIX}"
+
+    def _write(self, lease: Lease, ttl_s: float) -> None:
+        path = self._path(lease)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({**lease, "expires_s": time.monotonic() + ttl_s}))
+        temporary.chmod(0o644)
+        temporary.replace(path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._make_folder()
+        lock = os.open(self._open_lock(), os.O_RDONLY)
+        try:
+            deadline = time.monotonic() + LOCK_LIMIT_S
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise OSError(f"{self._folder}/lock is held by another process") from None
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(lock)
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # As /tmp: everybody takes leases, nobody removes another's.
+            with suppress(OSError):
+                self._folder.chmod(0o1777)
+
+    def _open_lock(self) -> Path:
+        lock = self._folder / "lock"
+        # Without O_CREAT where it is there: kernels refuse that for another's file here.
+        if not lock.exists():
+            lock.touch(0o666)
+            with suppress(OSError):
+                lock.chmod(0o666)
+        return lock
+
+
+def _read(path: Path) -> Lease | None:
+    with suppress(OSError, ValueError):
+        lease = json.loads(path.read_text())
+        if isinstance(lease, dict) and "expires_s" in lease:
+            return lease
+    return None

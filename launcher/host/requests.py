@@ -1,0 +1,239 @@
+"""What a launcher may ask of this host. Each function takes plain data and returns plain data."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import tarfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher import contract
+from launcher.host import commands, keeper, processes
+from launcher.host.facts import read_facts, read_reachable
+from launcher.host.leases import HeldError, LeaseBook
+
+Asked = dict[str, Any]
+
+KEPT_ARCHIVES = 4
+RUNS_DIR = "runs"
+PLAN_FILE = contract.PLAN_FILE
+
+
+class RefusedError(Exception):
+    """What was asked cannot be done; the launcher tells it with this host's name in front."""
+
+
+def facts(asked: Asked, blob: bytes) -> Asked:
+    return read_facts(asked)
+
+
+def reach(asked: Asked, blob: bytes) -> Asked:
+    """Tries other hosts' listeners."""
+    return {"reached": read_reachable(asked["calls"], asked["wait_s"])}
+
+
+def take(asked: Asked, blob: bytes) -> Asked:
+    """Takes leases, all or none: ``leases``, ``ttl_s``, ``slots_limit``, ``lease_dir``."""
+    book = LeaseBook(asked["lease_dir"])
+    taken = []
+    try:
+        for lease in asked["leases"]:
+            book.take(lease, asked["ttl_s"], asked["slots_limit"])
+            taken.append(lease)
+    except HeldError as error:
+        for lease in taken:
+            book.release(lease["run_id"], (lease["node_index"],))
+        return {"held": error.leases}
+    return {}
+
+
+def release(asked: Asked, blob: bytes) -> Asked:
+    nodes = asked.get("nodes")
+    LeaseBook(asked["lease_dir"]).release(asked["run_id"], None if nodes is None else tuple(nodes))
+    return {}
+
+
+def leases(asked: Asked, blob: bytes) -> Asked:
+    found = LeaseBook(asked["lease_dir"]).read()
+    return {"leases": found, "facts": read_facts(asked)}
+
+
+def has(asked: Asked, blob: bytes) -> Asked:
+    """Which archives of code are here, of ``hashes``."""
+    folder = Path(asked["state_dir"]) / "code"
+    return {"have": [name for name in asked["hashes"] if (folder / f"{name}.tar.gz").exists()]}
+
+
+def store(asked: Asked, blob: bytes) -> Asked:
+    """Keeps an archive of code by its hash; the oldest go."""
+    folder = Path(asked["state_dir"]) / "code"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / f"{asked['hash']}.tar.gz", blob)
+    kept = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for path in kept[:-KEPT_ARCHIVES]:
+        path.unlink(missing_ok=True)
+    return {}
+
+
+def prepare(asked: Asked, blob: bytes) -> Asked:
+    """Makes a run's folder: ``folders``, ``files`` (path, text), the agent (blob), the code."""
+    run_dir = Path(asked["run_dir"])
+    for folder in (run_dir, *map(Path, asked["folders"])):
+        folder.mkdir(parents=True, exist_ok=True)
+    if asked["agent"] and not Path(asked["agent"]).exists():
+        _write(Path(asked["agent"]), blob)
+    code = run_dir / "code"
+    if asked["code"] and not code.exists():
+        archive = Path(asked["state_dir"]) / "code" / f"{asked['code']}.tar.gz"
+        temporary = run_dir / f".code.{os.getpid()}"
+        unpack(archive.read_bytes(), temporary)
+        with suppress(OSError):
+            temporary.rename(code)
+        shutil.rmtree(temporary, ignore_errors=True)
+    for path, text in asked["files"]:
+        _write(Path(path), text.encode("utf-8", "surrogateescape"))
+    missing = [path for path in asked["needed"] if not os.path.exists(path)]
+    if missing:
+        raise RefusedError(f"{missing[0]} is not there")
+    return {}
+
+
+def start(asked: Asked, blob: bytes) -> Asked:
+    """Starts the keepers of ``nodes``; an earlier incarnation of the same node is ended first."""
+    for spec in asked["nodes"]:
+        end_nodes(spec["run_id"], (spec["node_index"],), 0.0)
+        env = {
+            **os.environ,
+            contract.RUN_ID: spec["run_id"],
+            contract.NODE_INDEX: str(spec["node_index"]),
+            processes.KEEPER: "1",
+        }
+        folder = Path(spec["node_dir"])
+        for stale in (keeper.RECORD, keeper.GRACE_FILE):
+            (folder / stale).unlink(missing_ok=True)
+        data = json.dumps(spec).encode()
+        argv = (sys.executable, asked["program"], "keep")
+        pid = commands.start_keeper(argv, env, data, folder / "keeper.log")
+        # Else an observer that is quick would find no record, and take the node for lost.
+        keeper.write_record(folder, {"pid": pid, "start": processes.start_of(pid)})
+    return {}
+
+
+def stop(asked: Asked, blob: bytes) -> Asked:
+    """Ends a run's nodes, or ``nodes`` of them; with ``remove`` also what they wrote."""
+    nodes = None if asked["nodes"] is None else tuple(asked["nodes"])
+    end_nodes(asked["run_id"], nodes, asked["grace_s"])
+    LeaseBook(asked["lease_dir"]).release(asked["run_id"], nodes)
+    return {}
+
+
+def remove(asked: Asked, blob: bytes) -> Asked:
+    """Removes what a run wrote here, and its checkpoint folder where that is empty."""
+    shutil.rmtree(Path(asked["run_dir"]), ignore_errors=True)
+    if asked["checkpoint_dir"]:
+        with suppress(OSError):
+            Path(asked["checkpoint_dir"]).rmdir()
+    return {}
+
+
+def image(asked: Asked, blob: bytes) -> Asked:
+    """The id of an image in this host's engine; empty where it has none by that name."""
+    argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked["image"])
+    return {"id": (commands.read_output(argv) or "").strip()}
+
+
+def pull(asked: Asked, blob: bytes) -> Asked:
+    """Pulls an image."""
+    if told := commands.feed(("docker", "pull", "--quiet", asked["image"]), ()):
+        raise RefusedError(f"image {asked['image']} could not be pulled: {told.splitlines()[-1]}")
+    return {}
+
+
+def load(asked: Asked, blob: bytes) -> Asked:
+    """Takes an image as ``docker save`` wrote it."""
+    if told := commands.feed(("docker", "load", "--quiet"), asked["chunks"]):
+        raise RefusedError(told.splitlines()[-1])
+    return {}
+
+
+def runs(asked: Asked, blob: bytes) -> Asked:
+    """Runs that this host knows, with their plans and which of their nodes are here."""
+    found = []
+    folder = Path(os.path.expanduser(asked["state_dir"])) / RUNS_DIR
+    for path in sorted(folder.glob(f"*/{PLAN_FILE}")):
+        run_id = path.parent.name
+        if run_id.startswith(asked["run_id"]):
+            nodes = (path.parent / contract.NODES_DIR).glob("[0-9]*")
+            indices = sorted(int(node.name) for node in nodes)
+            found.append({"run_id": run_id, "plan": path.read_text(), "nodes": indices})
+    return {"runs": found}
+
+
+def end_nodes(run_id: str, nodes: tuple[int, ...] | None, grace_s: float) -> None:
+    """Asks the keepers, which ask their agents; kills what is left after the grace."""
+    keepers = processes.find(run_id, nodes, keepers=True)
+    if not keepers:
+        _remove_containers(run_id, nodes)
+    for pid in keepers:
+        _write_grace(pid, grace_s)
+    processes.send(keepers, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s + 5.0
+    orphans = () if keepers else processes.roots(processes.find(run_id, nodes))
+    processes.send(orphans, signal.SIGTERM)
+    while time.monotonic() < deadline:
+        if not (orphans or processes.find(run_id, nodes, keepers=True)):
+            break
+        if orphans and (grace_s == 0 or not processes.find(run_id, nodes)):
+            break
+        time.sleep(0.03)
+    while left := (
+        *processes.find(run_id, nodes, keepers=True),
+        *processes.find(run_id, nodes),
+    ):
+        processes.end(left)
+        if time.monotonic() > deadline + 5.0:
+            raise RefusedError(f"processes {left} of {run_id} cannot be ended")
+        time.sleep(0.02)
+
+
+def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> None:
+    """Those whose keeper is gone, of a run in containers."""
+    label = f"label={contract.LABEL_RUN_ID}={run_id}"
+    fields = '{{.ID}} {{.Label "' + contract.LABEL_NODE_INDEX + '"}}'
+    listed = commands.read_output(
+        ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
+    )
+    for id, _, index in (line.partition(" ") for line in (listed or "").splitlines()):
+        if nodes is None or int(index) in nodes:
+            commands.read_output(("docker", "rm", "--force", "--volumes", id))
+
+
+def _write_grace(pid: int, grace_s: float) -> None:
+    with suppress(OSError):
+        folder = os.readlink(f"/proc/{pid}/fd/1")
+        (Path(folder).parent / keeper.GRACE_FILE).write_text(str(grace_s))
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Unpacks an archive of this project's own; nothing may leave the folder."""
+    folder.mkdir(parents=True)
+    root = os.path.realpath(folder)
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        for member in archive.getmembers():
+            target = os.path.realpath(folder / member.name)
+            if not target.startswith(root + os.sep):
+                raise RefusedError(f"{member.name} lies outside of the code's folder")
+        archive.extractall(folder)
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)

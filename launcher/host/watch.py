@@ -1,0 +1,121 @@
+"""Sends what a run writes on this host, byte by byte from where the launcher has it, as it comes.
+
+The launcher's heartbeats come the other way; each renews the lease of a run that it follows.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from launcher import contract
+from launcher.host.frames import write_frame
+from launcher.host.keeper import read_state
+from launcher.host.leases import LeaseBook
+
+POLL_S = 0.1
+BEAT_S = 1.0
+SILENCE_LIMIT_S = 30
+"""After that much silence of the launcher this session ends: a cut connection may never do."""
+CHUNK_BYTES = 1 << 20
+LEFT_OUT = ("code", contract.AGENT_ARCHIVE, contract.CHECKPOINTS_DIR)
+REWRITTEN_BYTES = 1 << 16
+"""A file up to this size that changes without growing is sent whole."""
+
+
+class Watch:
+    """One launcher's view of one run on this host.
+
+    ``have`` is the size of each file that the launcher has, by its path in the run folder.
+    """
+
+    def __init__(self, asked: dict[str, Any], out: IO[bytes]) -> None:
+        self._run_id = asked["run_id"]
+        self._run_dir = Path(asked["run_dir"])
+        self._nodes = tuple(asked["nodes"])
+        self._once = asked["once"]
+        self._book = LeaseBook(asked["lease_dir"])
+        self._ttl_s = asked["ttl_s"]
+        self._out = out
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._sent: dict[str, int] = dict(asked["have"])
+        self._states: dict[str, Any] = {}
+
+    def run(self, stdin: int) -> None:
+        """Blocks until the launcher closes its end or falls silent."""
+        beat_at = 0.0
+        if self._once:
+            self.send_new()
+            write_frame(self._out, {"done": True})
+            return
+        while True:
+            signal.alarm(SILENCE_LIMIT_S)
+            while not select.select([stdin], [], [], POLL_S)[0]:
+                self.send_new()
+                if time.monotonic() - beat_at >= BEAT_S:
+                    beat_at = time.monotonic()
+                    write_frame(self._out, {"beat": time.time()})
+            if not os.read(stdin, 4096):
+                return
+            if self._ttl_s:
+                self._book.renew(self._run_id, self._ttl_s, self._nodes)
+
+    def send_new(self) -> None:
+        """Everything that changed since the last call: files first, then how nodes ended."""
+        states = {
+            f"{index}.{folder.name}": read_state(folder)
+            for index in self._nodes
+            for folder in (self._run_dir / contract.NODES_DIR / str(index)).glob("[0-9]*")
+        }
+        for path in sorted(_files(self._run_dir)):
+            with suppress(OSError):
+                self._send_file(path)
+        if states != self._states:
+            self._states = states
+            write_frame(self._out, {"nodes": states})
+
+    def _send_file(self, path: Path) -> None:
+        name = str(path.relative_to(self._run_dir))
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            before = self._seen.get(name)
+            if mark == before:
+                return
+            offset = self._offset(name, before, mark)
+            file.seek(offset)
+            first = True
+            while (data := file.read(CHUNK_BYTES)) or (first and offset != mark[1]):
+                write_frame(self._out, {"file": name, "offset": offset, "new": offset == 0}, data)
+                offset += len(data)
+                first = False
+        self._seen[name] = mark
+        self._sent[name] = offset
+
+    def _offset(
+        self, name: str, before: tuple[int, int, int] | None, now: tuple[int, int, int]
+    ) -> int:
+        """Where the launcher's copy ends, or 0 where the file is another one by now."""
+        sent = self._sent.get(name, 0)
+        replaced = before is not None and before[0] != now[0]
+        rewritten = sent >= now[1] and now[1] <= REWRITTEN_BYTES and before is not None
+        unknown = before is None and name.endswith(".json")
+        return 0 if replaced or rewritten or unknown or sent > now[1] else sent
+
+
+def _files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name in LEFT_OUT or entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                found += _files(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False):
+                found.append(Path(entry.path))
+    return found

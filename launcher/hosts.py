@@ -1,0 +1,60 @@
+"""One machine of an inventory, and what was found on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STATE_DIR = "~/.launcher"
+"""Where a host keeps runs, code and programs, unless the inventory names another folder."""
+LEASE_DIR = "/dev/shm/launcher-leases"
+"""Of one machine alone and gone with a reboot, as the processes that hold the leases are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine; what is None is left to the ssh configuration or found on the machine.
+
+    ``name`` is what the ssh client is given, an alias of ``~/.ssh/config`` included. ``slots``
+    are processes on a machine without GPUs; ``gpus`` are the ids that may be used. ``address`` is
+    where the other hosts reach it, ``interface`` the one they reach it by. ``labels`` say where
+    it stands, such as a rack.
+    """
+
+    name: str
+    port: int | None = None
+    user: str | None = None
+    identity: str | None = None
+    slots: int | None = None
+    gpus: tuple[str, ...] | None = None
+    address: str | None = None
+    interface: str | None = None
+    python: str | None = None
+    state_dir: str = STATE_DIR
+    lease_dir: str = LEASE_DIR
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """A host as it was when the plan was made.
+
+    ``address`` is where all others reached it, ``interface`` the one that has the address.
+    ``device_ids`` are the accelerators that nobody holds. ``state_dir`` is the host's own folder,
+    absolute; ``runtime`` is ``python`` or ``docker``. ``user`` is ``uid:gid`` there; ``image`` is
+    what containers start from, ``image_labels`` its labels as JSON where the host has it.
+    ``clock_offset_s`` is the host's wall clock less the launcher's, to half a round trip.
+    """
+
+    host: Host
+    address: str
+    interface: str | None
+    cpu_count: int
+    device_ids: tuple[str, ...] = ()
+    python: str = "python3"
+    torch_version: str | None = None
+    state_dir: str
+    runtime: str = "python"
+    user: str | None = None
+    image: str | None = None
+    image_labels: str = ""
+    clock_offset_s: float = 0.0

@@ -1,0 +1,186 @@
+"""Plans a run on hosts: which of them, by which addresses, with whose paths. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.agent_task import plan_agent, plan_stores
+from launcher.errors import InputError, TargetError
+from launcher.facts import TargetFacts
+from launcher.hosts import Host, HostFacts
+from launcher.job import JobSpec
+from launcher.node_plan import NodePlan
+from launcher.plan import LaunchPlan, NodeDevices, SharedByNodes, plan_run
+
+RUNS_DIR = "runs"
+CHECKPOINTS_DIR = "checkpoints"
+CODE_DIR = "code"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """One address of a host; ``speed`` of its interface in Mbit/s, 0 where it is not known."""
+
+    interface: str
+    address: str
+    speed: int = 0
+
+
+def decide_addresses(
+    hosts: Sequence[Host],
+    candidates: Sequence[Sequence[Address]],
+    reached: Collection[tuple[int, int, str]],
+) -> list[Address]:
+    """The address of each host that all others reach: the inventory's, else the fastest one.
+
+    ``reached`` holds (from, to, address), hosts by their place. Raises ``TargetError`` naming a
+    pair that does not meet.
+    """
+    found = set(reached)
+    chosen = []
+    for place, host in enumerate(hosts):
+        wanted = [a for a in candidates[place] if _is_wanted(host, a)]
+        others = [other for other in range(len(hosts)) if other != place]
+        good = [a for a in wanted if all((o, place, a.address) in found for o in others)]
+        if not good:
+            raise _unreached(hosts, place, wanted, found)
+        chosen.append(max(good, key=lambda a: (a.speed, ":" not in a.address)))
+    return chosen
+
+
+def _is_wanted(host: Host, address: Address) -> bool:
+    return host.address in (None, address.address) and host.interface in (None, address.interface)
+
+
+def _unreached(
+    hosts: Sequence[Host],
+    place: int,
+    wanted: Sequence[Address],
+    found: Collection[tuple[int, int, str]],
+) -> TargetError:
+    name = hosts[place].name
+    if not wanted:
+        asked = hosts[place].interface or hosts[place].address or "address of another network"
+        return TargetError(f"{name}: it has no {asked}", "correct interface: or address: of it")
+    listed = ", ".join(f"{a.address} ({a.interface})" for a in wanted)
+    missing = [
+        other.name
+        for i, other in enumerate(hosts)
+        if i != place and not any((i, place, a.address) in found for a in wanted)
+    ] or [other.name for i, other in enumerate(hosts) if i != place]
+    return TargetError(
+        f"{name}: {', '.join(missing[:4])} cannot reach it at {listed}",
+        "open its TCP ports to the other hosts (docs/hosts.md), or set interface: for it",
+    )
+
+
+def decide_hosts(
+    found: Sequence[HostFacts], busy: Mapping[str, str], job: JobSpec
+) -> tuple[HostFacts, ...]:
+    """The hosts of the nodes, in the inventory's order: the first that are free.
+
+    ``busy`` says of a host that cannot be used why. Raises ``TargetError`` where too few are left;
+    an elastic job takes what there is, at least its MIN.
+    """
+    free = [facts for facts in found if facts.host.name not in busy]
+    if len(free) < job.nnodes.min:
+        reasons = "".join(f"\n  {name}: {why}" for name, why in busy.items())
+        raise TargetError(
+            f"nnodes is {job.nnodes}, but {len(free)} of {len(found)} hosts can be used{reasons}",
+            "name more hosts, lower --nnodes, or wait: launcher hosts shows who holds them",
+        )
+    return tuple(free[: job.nnodes.max])
+
+
+def plan_on_hosts(
+    job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
+) -> LaunchPlan:
+    """As ``plan_run``, each node with the paths, address and accelerators of its own host."""
+    count = len(facts.hosts)
+    nodes = tuple(_node(job, facts, index, run_id, extra_args) for index in range(count))
+    # What is not about single nodes is planned as everywhere.
+    one = {"nnodes": replace(job.nnodes, min=1, max=1), "nproc_per_node": nodes[0].nproc_per_node}
+    common = plan_run(
+        job.model_copy(update=one),
+        replace(facts, hosts=(), device_ids=nodes[0].device_ids),
+        run_id=run_id,
+    )
+    first = facts.hosts[0]
+    return replace(
+        common,
+        torch_version=facts.torch_version or job.torch_version,
+        checkpoint_dir=checkpoint_dir_on(job.checkpoint_dir, first, facts, run_id),
+        agent=plan_agent(job, plan_stores(nodes, ())),
+        nodes=nodes,
+        hosts=facts.hosts,
+        code=facts.code,
+        ssh_config=facts.ssh_config,
+    )
+
+
+def run_dir_on(host: HostFacts, run_id: str) -> str:
+    """The run's folder on a host."""
+    return f"{host.state_dir}/{RUNS_DIR}/{run_id}"
+
+
+def checkpoint_dir_on(given: str | None, host: HostFacts, facts: TargetFacts, run_id: str) -> str:
+    """The job's folder, which the hosts share, or one of the host's own, which outlives the run."""
+    if given is None:
+        return f"{host.state_dir}/{CHECKPOINTS_DIR}/{run_id}"
+    return given if given.startswith("/") else f"{facts.cwd}/{given}"
+
+
+def _node(
+    job: JobSpec, facts: TargetFacts, index: int, run_id: str, extra_args: tuple[str, ...]
+) -> NodePlan:
+    host = facts.hosts[index]
+    run_dir = run_dir_on(host, run_id)
+    checkpoint_dir = checkpoint_dir_on(job.checkpoint_dir, host, facts, run_id)
+    inner = facts.cwd_in_code
+    own = replace(
+        facts,
+        hosts=(),
+        python=host.python,
+        cwd=f"{run_dir}/{CODE_DIR}{f'/{inner}' if inner else ''}",
+        rdzv_host=facts.hosts[0].address,
+        local_addr=host.address,
+        interface=host.interface,
+        cpu_count=host.cpu_count,
+    )
+    # As many as there are hosts: an elastic job may have got fewer than its MAX.
+    fitted = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.hosts))})
+    shared = SharedByNodes(fitted, own, run_id, run_dir, checkpoint_dir, extra_args)
+    return shared.node(index, _devices(job, facts, host))
+
+
+def _devices(job: JobSpec, facts: TargetFacts, host: HostFacts) -> NodeDevices:
+    wanted = job.nproc_per_node
+    if facts.accelerator == "cpu":
+        if wanted == "gpu":
+            raise InputError(
+                f"nproc_per_node: gpu, but {host.host.name} has no free GPU",
+                "set nproc_per_node to a number of processes, or name other hosts",
+            )
+        number = wanted if isinstance(wanted, int) else host.host.slots or host.cpu_count
+        return NodeDevices(nproc_per_node=number, device_ids=())
+    number = wanted if isinstance(wanted, int) else job.resources.gpus or len(host.device_ids)
+    if number > len(host.device_ids):
+        raise InputError(
+            f"{number} GPUs asked for, but {len(host.device_ids)} of {host.host.name} are free",
+            "launcher hosts shows who holds the others; lower nproc_per_node, or wait",
+        )
+    return NodeDevices(nproc_per_node=number, device_ids=host.device_ids[:number])
+
+
+def lease_of(plan: LaunchPlan, node: NodePlan, owner: str, launcher: str) -> dict[str, object]:
+    """What a node's lease says: plain data."""
+    return {
+        "run_id": plan.run_id,
+        "node_index": node.node_index,
+        "owner": owner,
+        "launcher": launcher,
+        "gpus": list(node.device_ids),
+        "slots": 0 if node.device_ids else node.nproc_per_node,
+        "detached": plan.detached,
+    }

@@ -1,0 +1,62 @@
+"""The image on every host: the launcher's own, sent once and known by its id, or pulled there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from launcher import proc
+from launcher.errors import TargetError
+from launcher.targets.ssh import Session
+
+CHUNK_BYTES = 4 << 20
+SEND_LIMIT_S = 3600.0
+INSPECT_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image in this machine's engine; ``id`` is that of its content, empty where it is not."""
+
+    name: str
+    id: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def read_image(name: str) -> Image:
+    """The image as this machine's engine has it, if there is one."""
+    fields = "{{.Id}}\n{{json .Config.Labels}}"
+    argv = ("docker", "image", "inspect", "--format", fields, name)
+    id, _, labels = (proc.read_output(argv, INSPECT_LIMIT_S) or "").partition("\n")
+    return Image(name=name, id=id, labels=parse_labels(labels))
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """Labels as an engine prints them; an image without any prints ``null``."""
+    return dict(json.loads(text.strip() or "null") or {})
+
+
+def provide_image(image: Image, session: Session) -> None:
+    """Makes a host hold the image. Raises ``TargetError`` where it can neither get nor pull it."""
+    there = session.call("image", image=image.name)["id"]
+    if image.id and there != image.id:
+        _send(image, session)
+    elif not there:
+        session.call("pull", image=image.name, limit_s=SEND_LIMIT_S)
+
+
+def _send(image: Image, session: Session) -> None:
+    """Streams it from this machine's engine into the host's, a few megabytes at a time."""
+    save = proc.Conversation(("docker", "save", image.name))
+    session.send({"op": "load", "limit_s": SEND_LIMIT_S})
+    while chunk := save.stdout.read(CHUNK_BYTES):
+        session.send({"op": "chunk"}, chunk)
+    code, said = save.end()
+    session.send({"op": "end", "complete": code == 0})
+    answer, _ = session.receive()
+    if code != 0 or "error" in answer:
+        why = answer.get("error") or said.strip()
+        raise TargetError(
+            f"{session.host.name}: image {image.name} could not be sent there: {why}",
+            f"docker save {image.name} | ssh {session.host.name} docker load",
+        )

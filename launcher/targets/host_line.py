@@ -1,0 +1,212 @@
+"""A line to each host of a run: its files and its nodes' states come, heartbeats go.
+
+What the run writes on the hosts is copied into the run folder here, each byte at its own offset:
+after a cut the copy goes on where it broke, and what comes twice lands on itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from launcher.errors import TargetError
+from launcher.hosts import HostFacts
+from launcher.hosts_plan import run_dir_on
+from launcher.targets.ssh import Session, Ssh
+
+BEAT_S = 1.0
+LEASE_TTL_S = 10.0
+"""How long a followed run outlives its launcher, or its launcher's network."""
+SILENCE_LIMIT_S = 8.0
+"""A host beats every second; after this the connection is dropped and made anew."""
+RETRY_S = 1.0
+STARTING_S = 5.0
+"""How long a node that was just started may be unknown to a line that looked before."""
+NOT_COPIED_BACK = ("plan.json", "artifact.sh", "submitted.json", "launcher.json", "outcome.json")
+"""Files of the run folder that are the launcher's own."""
+
+
+class HostLine:
+    """What is known of one host of a run; a thread of its own keeps it so."""
+
+    def __init__(
+        self, ssh: Ssh, run_id: str, run_dir: Path, host: HostFacts, nodes: list[int], ttl_s: float
+    ) -> None:
+        self.host, self.nodes = host, nodes
+        self._ssh, self._run_id, self._run_dir, self._ttl_s = ssh, run_id, run_dir, ttl_s
+        self._states: dict[str, dict[str, Any]] = {}
+        self._started: dict[str, float] = {}
+        self._heard_at = time.monotonic()
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def open(self) -> None:
+        """Does not block."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it; the host's lease then runs out unless somebody releases it."""
+        with self._lock:
+            self._closed = True
+            if self._session is not None:
+                self._session.kill()
+        self._thread.join(5.0)
+
+    def started(self, node: str) -> None:
+        """A node, as ``index.incarnation``, was just started there."""
+        self._started[node] = time.monotonic()
+
+    def state(self, node: str) -> dict[str, Any]:
+        """What the host last said of a node, as ``index.incarnation``."""
+        found = self._states.get(node, {"state": "missing"})
+        fresh = time.monotonic() - self._started.get(node, 0.0) < STARTING_S
+        return {"state": "running"} if found["state"] == "missing" and fresh else found
+
+    def silent_s(self) -> float:
+        """Since the host was last heard."""
+        return time.monotonic() - self._heard_at
+
+    def beat(self) -> None:
+        """Renews the lease there, and drops a connection that has gone silent."""
+        with self._lock:
+            session = self._session
+        if session is None:
+            return
+        if self.silent_s() > SILENCE_LIMIT_S:
+            session.kill()
+            return
+        with contextlib.suppress(TargetError):
+            session.beat()
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._watch()
+            except TargetError:
+                if self.silent_s() > SILENCE_LIMIT_S:
+                    # A shared connection may be dead without knowing.
+                    self._ssh.disconnect(self.host.host)
+            if not self._closed:
+                time.sleep(RETRY_S)
+
+    def _watch(self) -> None:
+        session = self._ssh.open(self.host.host)
+        with self._lock:
+            self._session = session
+            if self._closed:
+                session.kill()
+        try:
+            session.send(watch_request(self, self._run_id, self._run_dir, self._ttl_s))
+            session.beat()
+            while not self._closed:
+                message, blob = session.receive()
+                self._heard_at = time.monotonic()
+                self._take(message, blob)
+        finally:
+            with self._lock:
+                self._session = None
+            session.close()
+
+    def _take(self, message: dict[str, Any], blob: bytes) -> None:
+        if "file" in message:
+            write_at(self._run_dir, message, blob)
+        elif "nodes" in message:
+            self._states = message["nodes"]
+
+
+def watch_request(
+    line: HostLine, run_id: str, run_dir: Path, ttl_s: float, *, once: bool = False
+) -> dict[str, Any]:
+    """Asks for everything that is not yet in ``run_dir``."""
+    return {
+        "op": "watch",
+        "run_id": run_id,
+        "run_dir": run_dir_on(line.host, run_id),
+        "lease_dir": line.host.host.lease_dir,
+        "nodes": line.nodes,
+        "have": read_sizes(run_dir),
+        "ttl_s": ttl_s,
+        "once": once,
+    }
+
+
+def copy_once(ssh: Ssh, line: HostLine, run_id: str, run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Brings everything that the host has; the nodes' states there.
+
+    Raises ``TargetError`` where the host is not reached.
+    """
+    states: dict[str, dict[str, Any]] = {}
+    with ssh.open(line.host.host) as session:
+        session.send(watch_request(line, run_id, run_dir, 0.0, once=True))
+        while True:
+            message, blob = session.receive()
+            if "done" in message:
+                return states
+            if "file" in message:
+                write_at(run_dir, message, blob)
+            states.update(message.get("nodes", {}))
+
+
+def read_sizes(run_dir: Path) -> dict[str, int]:
+    """Size of every file in the run folder that hosts may add to."""
+    return {
+        path.relative_to(run_dir).as_posix(): path.stat().st_size
+        for path in run_dir.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.name not in NOT_COPIED_BACK
+    }
+
+
+def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:
+    """Puts some bytes of a host's file at their place. A host writes nowhere else than there."""
+    name = PurePosixPath(message["file"])
+    if name.is_absolute() or ".." in name.parts or name.name in ("", *_own_names(name)):
+        return
+    path = run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if message["new"] and (path.suffix == ".json" or _size(path) > len(blob)):
+        # Another file by that name: a reader sees the old one or the new one.
+        temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
+        temporary.write_bytes(blob)
+        temporary.replace(path)
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        os.pwrite(descriptor, blob, message["offset"])
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _own_names(name: PurePosixPath) -> tuple[str, ...]:
+    return NOT_COPIED_BACK if len(name.parts) == 1 else ()
+
+
+class Pulse:
+    """Beats on all lines of a run, from one thread."""
+
+    def __init__(self, lines: Callable[[], Iterable[HostLine]]) -> None:
+        self._lines, self._over = lines, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def open(self) -> None:
+        """Does not block."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """No beat comes after this."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(BEAT_S):
+            for line in self._lines():
+                line.beat()

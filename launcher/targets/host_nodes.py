@@ -1,0 +1,113 @@
+"""What is asked of one host for one node of a run, through an open session."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from typing import Any
+
+from launcher import contract
+from launcher.errors import InputError, TargetError
+from launcher.hosts import HostFacts
+from launcher.hosts_plan import lease_of, run_dir_on
+from launcher.plan import LaunchPlan
+from launcher.render.hosts import HostNode
+from launcher.targets.code import Code
+from launcher.targets.host_line import LEASE_TTL_S
+from launcher.targets.ssh import Session
+
+STOP_MARGIN_S = 20.0
+SEND_LIMIT_S = 600.0
+
+
+def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
+    """Takes the node's lease, or raises ``TargetError`` saying who holds what it needs."""
+    owner = f"{getpass.getuser()}@{socket.gethostname()}"
+    host = node.host.host
+    answer = session.call(
+        "take",
+        leases=[lease_of(plan, node.node, owner, str(os.getpid()))],
+        lease_dir=host.lease_dir,
+        ttl_s=LEASE_TTL_S,
+        slots_limit=host.slots,
+    )
+    if "held" in answer:
+        raise TargetError(
+            f"{host.name}: held by {describe_leases(answer['held'])}",
+            "wait for it, or name other hosts; launcher hosts shows all leases",
+        )
+
+
+def describe_leases(leases: list[dict[str, Any]]) -> str:
+    """Who holds what, in words."""
+    return ", ".join(
+        f"{lease['owner']} with {lease['run_id']} ("
+        + (f"GPUs {','.join(lease['gpus'])}" if lease["gpus"] else f"{lease['slots']} slots")
+        + ")"
+        for lease in leases
+    )
+
+
+def end_on(
+    session: Session, plan: LaunchPlan, host: HostFacts, nodes: list[int] | None, grace_s: float
+) -> None:
+    """Ends a run's nodes on a host, ``nodes`` alone if given, and gives their leases back."""
+    session.call(
+        "stop",
+        run_id=plan.run_id,
+        nodes=nodes,
+        grace_s=grace_s,
+        lease_dir=host.host.lease_dir,
+        limit_s=grace_s + STOP_MARGIN_S,
+    )
+
+
+def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> None:
+    """Removes what a run wrote there; its checkpoints stay, where there are any."""
+    own = f"{host.state_dir}/checkpoints/{plan.run_id}"
+    session.call("remove", run_dir=run_dir_on(host, plan.run_id), checkpoint_dir=own)
+
+
+def prepare(
+    plan: LaunchPlan, node: HostNode, agent: bytes | None, code: Code | None, session: Session
+) -> None:
+    """Puts everything in place that the node starts from; what is there already is not sent."""
+    if plan.code is not None:
+        _send_code(plan.code, node, code, session)
+    files = [[f"{node.run_dir}/{contract.PLAN_FILE}", plan.to_json()]]
+    if node.task is not None:
+        files.append([node.task.path, node.task.text])
+    session.call(
+        "prepare",
+        blob=agent or b"",
+        run_dir=node.run_dir,
+        state_dir=node.host.state_dir,
+        folders=list(node.folders),
+        files=files,
+        agent=node.agent_path if agent else None,
+        code=plan.code,
+        needed=[node.cwd],
+    )
+
+
+def _send_code(hash: str, node: HostNode, code: Code | None, session: Session) -> None:
+    state_dir = node.host.state_dir
+    if session.call("has", state_dir=state_dir, hashes=[hash])["have"]:
+        return
+    if code is None or code.hash != hash:
+        name = node.host.host.name
+        raise TargetError(f"{name}: the run's code is gone from there", "start the job anew")
+    session.call("store", state_dir=state_dir, hash=hash, blob=code.data, limit_s=SEND_LIMIT_S)
+
+
+def read_secrets(plan: LaunchPlan) -> dict[str, str]:
+    """The secrets' values. Raises ``InputError`` naming those that are not set."""
+    names = plan.nodes[0].secrets
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"secrets: {', '.join(missing)} not set in the launcher's environment",
+            f"export {missing[0]}=..., or take it out of secrets",
+        )
+    return {name: os.environ[name] for name in names}

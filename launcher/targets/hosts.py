@@ -1,0 +1,354 @@
+"""Target ``hosts``: machines reached over SSH, one node on each, without a server or a daemon.
+
+On a host a small keeper starts each node and watches its lease; a line to each host brings what
+the run writes and renews the lease. Everything is asked of all hosts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from launcher import contract
+from launcher.clock import Clock, SystemClock
+from launcher.errors import InputError, TargetError
+from launcher.facts import TargetFacts
+from launcher.hosts import HostFacts
+from launcher.inventory import Inventory, read_inventory
+from launcher.job import JobSpec
+from launcher.plan import LaunchPlan
+from launcher.render.hosts import HostNode, HostsArtifact, render_hosts
+from launcher.runs import RunFolder, list_runs
+from launcher.state import NodeState
+from launcher.targets.base import LiveRun, NodeObservation, Observation
+from launcher.targets.code import Code, read_code
+from launcher.targets.host_facts import Survey
+from launcher.targets.host_images import Image, parse_labels, provide_image, read_image
+from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
+from launcher.targets.host_nodes import end_on, prepare, read_secrets, remove_on, take
+from launcher.targets.ssh import Session, Ssh
+
+LOST_AFTER_S = 12.0
+"""Silence after which a host's nodes count as lost: later than the lease that ends them there."""
+STOP_MARGIN_S = 20.0
+STARTS_LATER_S = 2.0
+
+
+class HostsTarget:
+    """Runs each node on a machine of an inventory."""
+
+    name = "hosts"
+
+    def __init__(
+        self, run_root: Path, inventory: Inventory | None = None, clock: Clock | None = None
+    ) -> None:
+        self._run_root = run_root
+        self._inventory = inventory
+        self._clock = clock or SystemClock()
+        self._ssh: Ssh | None = None
+        self._code: Code | None = None
+        self._image: Image | None = None
+        self._lines: dict[str, HostLine] = {}
+        self._pulse: Pulse | None = None
+        self._late: set[int] = set()
+        """Nodes that are to be started as soon as their host is reached again."""
+
+    # -- before a run -----------------------------------------------------------------------------
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
+        if self._inventory is None:
+            if job.hosts.inventory is None:
+                raise InputError(
+                    "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
+                )
+            self._inventory = read_inventory(job.hosts.inventory)
+        survey = Survey(self._connect(), self._inventory, job)
+        hosts = survey.read()
+        bare = job.hosts.runtime == "python"
+        self._code = read_code(Path.cwd()) if bare else None
+        self._image = None if bare else read_image(hosts[0].image or "")
+        return TargetFacts(
+            target=self.name,
+            accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
+            cpu_count=min(host.cpu_count for host in hosts),
+            torch_version=hosts[0].torch_version
+            if bare
+            else self._label(hosts, contract.LABEL_TORCH),
+            cuda_version=None if bare else self._label(hosts, contract.LABEL_CUDA),
+            image=self._image.name if self._image else None,
+            user=hosts[0].user,
+            python=hosts[0].python,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+            free_port=survey.port,
+            terminal=sys.stderr.isatty(),
+            hosts=hosts,
+            runs_bare=bare,
+            # Only the job can say that hosts share a folder.
+            shares_storage=job.checkpoint_dir is not None,
+            code=self._code.hash if self._code else None,
+            cwd_in_code=self._code.inner if self._code else "",
+            ssh_config=self._inventory.ssh_config,
+        )
+
+    def _label(self, hosts: tuple[HostFacts, ...], name: str) -> str | None:
+        """Of the image, as this machine's engine has it or else a host's."""
+        assert self._image is not None, "only asked for with an image"
+        told = [self._image.labels, *(parse_labels(host.image_labels) for host in hosts)]
+        return next((labels[name] for labels in told if name in labels), None)
+
+    def _connect(self) -> Ssh:
+        if self._ssh is None:
+            self._ssh = Ssh(self._inventory or Inventory(hosts=()))
+        return self._ssh
+
+    def _connect_as(self, plan: LaunchPlan) -> Ssh:
+        if self._inventory is None:
+            hosts = tuple(host.host for host in plan.hosts)
+            self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
+        return self._connect()
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
+        return render_hosts(plan, only)
+
+    # -- start ------------------------------------------------------------------------------------
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        """As ``Target.submit``: leases first, then everything in place, then all are started."""
+        artifact = self.render(plan, only)
+        secrets = read_secrets(plan)
+        self._open_lines(plan)
+        try:
+            self._start(plan, artifact, secrets)
+        except TargetError:
+            if only is None:
+                with contextlib.suppress(TargetError):
+                    self.stop(plan.run_id, 0)
+                raise
+            # A host that was lost may be back in a minute: its node is started then.
+            self._start_later(plan, artifact, secrets)
+
+    def _start(self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]) -> None:
+        sessions = self._open_sessions(artifact)
+        try:
+            # Leases before anything travels: it may take minutes, and the lines renew them.
+            self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
+            self._each(
+                artifact,
+                lambda node: prepare(
+                    plan, node, artifact.agent, self._code, sessions[node.host.host.name]
+                ),
+            )
+            if plan.image is not None:
+                image = self._image or read_image(plan.image)
+                self._each(
+                    artifact, lambda node: provide_image(image, sessions[node.host.host.name])
+                )
+            # No rendezvous clock runs before every host is ready.
+            self._each(
+                artifact,
+                lambda node: self._launch(plan, node, secrets, sessions[node.host.host.name]),
+            )
+        finally:
+            for session in sessions.values():
+                session.close()
+
+    def _open_sessions(self, artifact: HostsArtifact) -> dict[str, Session]:
+        opened: dict[str, Session] = {}
+
+        def open_one(node: HostNode) -> None:
+            opened[node.host.host.name] = self._connect().open(node.host.host)
+
+        try:
+            self._each(artifact, open_one)
+        except TargetError:
+            for session in opened.values():
+                session.close()
+            raise
+        return opened
+
+    def _each(self, artifact: HostsArtifact, work: Any) -> None:
+        self._connect().each(work, artifact.nodes)
+
+    def _launch(
+        self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
+    ) -> None:
+        session.call("start", nodes=[node.spec(plan, secrets)])
+        self._lines[node.host.host.name].started(_key(node.node))
+
+    def _start_later(
+        self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]
+    ) -> None:
+        indices = {node.node.node_index for node in artifact.nodes}
+        self._late |= indices
+
+        def keep_trying() -> None:
+            while indices <= self._late:
+                time.sleep(STARTS_LATER_S)
+                with contextlib.suppress(TargetError):
+                    if indices <= self._late:
+                        self._start(plan, artifact, secrets)
+                        self._late -= indices
+
+        threading.Thread(target=keep_trying, daemon=True).start()
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    def _open_lines(self, plan: LaunchPlan) -> None:
+        ssh = self._connect_as(plan)
+        for host, nodes in _by_host(plan).values():
+            if host.host.name not in self._lines:
+                ttl_s = 0.0 if plan.detached else LEASE_TTL_S
+                line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s)
+                self._lines[host.host.name] = line
+                line.open()
+        if self._pulse is None:
+            self._pulse = Pulse(lambda: tuple(self._lines.values()))
+            self._pulse.open()
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        """As ``Target.observe``. Asks the hosts where this launcher does not follow the run."""
+        states = {} if self._lines else self._ask(plan)
+        nodes = tuple(
+            self._observe(plan.hosts[node.node_index], node, states) for node in plan.nodes
+        )
+        return Observation(run_id=plan.run_id, nodes=nodes)
+
+    def _observe(
+        self, host: HostFacts, node: Any, states: dict[str, dict[str, Any]]
+    ) -> NodeObservation:
+        line = self._lines.get(host.host.name)
+        found = line.state(_key(node)) if line else states.get(_key(node), {"state": "missing"})
+        detail = found.get("detail", "")
+        if node.node_index in self._late:
+            found = {"state": "pending"}
+        elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
+            found, detail = {"state": "missing"}, f"{host.host.name} does not answer"
+        return NodeObservation(
+            node_index=node.node_index,
+            incarnation=node.incarnation,
+            state=NodeState(found["state"]),
+            exit_code=found.get("exit_code"),
+            out_of_memory=found.get("out_of_memory", False),
+            detail=detail,
+        )
+
+    def _ask(self, plan: LaunchPlan) -> dict[str, dict[str, Any]]:
+        """States of all nodes, and all their files, from hosts that nobody here follows."""
+        ssh = self._connect_as(plan)
+        lines = [
+            HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes, 0.0)
+            for host, nodes in _by_host(plan).values()
+        ]
+        found: dict[str, dict[str, Any]] = {}
+        copied = ssh.each(lambda ln: copy_once(ssh, ln, plan.run_id, Path(plan.run_dir)), lines)
+        for states in copied:
+            found.update(states)
+        return found
+
+    def collect(self, plan: LaunchPlan) -> None:
+        """As ``Target.collect``; a host that is not reached keeps what it has."""
+        ssh = self._connect_as(plan)
+
+        def copy(item: tuple[HostFacts, list[int]]) -> None:
+            line = HostLine(ssh, plan.run_id, Path(plan.run_dir), item[0], item[1], 0.0)
+            if self._answers(item[0]):
+                with contextlib.suppress(TargetError):
+                    copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
+
+        ssh.each(copy, _by_host(plan).values())
+
+    def _answers(self, host: HostFacts) -> bool:
+        """False for a host known to be silent: nobody shall wait for it again."""
+        line = self._lines.get(host.host.name)
+        return line is None or line.silent_s() < LOST_AFTER_S / 2
+
+    # -- end --------------------------------------------------------------------------------------
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        """As ``Target.stop``. What a followed run leaves on a silent host ends by its lease.
+
+        Raises ``TargetError`` for a host that is not reached, unless this launcher follows the run.
+        """
+        plan = self._plan_of(run_id)
+        if plan is None:
+            return
+        self._late = set()
+        try:
+            self._end(plan, None, grace_s, remove=True)
+        finally:
+            self._close_lines()
+
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        self._late -= set(only)
+        if (plan := self._plan_of(run_id)) is not None:
+            self._end(plan, only, grace_s, remove=False)
+
+    def _plan_of(self, run_id: str) -> LaunchPlan | None:
+        run = RunFolder(self._run_root / run_id)
+        return run.read_plan() if (run.path / contract.PLAN_FILE).is_file() else None
+
+    def _end(
+        self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float, *, remove: bool
+    ) -> None:
+        ssh = self._connect_as(plan)
+        unreached: list[str] = []
+
+        def end(item: tuple[HostFacts, list[int]]) -> None:
+            host, indices = item
+            chosen = [i for i in indices if only is None or i in only]
+            if not chosen:
+                return
+            try:
+                if not self._answers(host):
+                    raise TargetError(f"{host.host.name}: it does not answer")
+                with ssh.open(host.host) as session:
+                    end_on(session, plan, host, None if only is None else chosen, grace_s)
+                    if remove:
+                        line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, indices, 0.0)
+                        copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
+                        remove_on(session, plan, host)
+            except TargetError as error:
+                unreached.append(error.what)
+
+        ssh.each(end, _by_host(plan).values())
+        if unreached and (plan.detached or not self._lines):
+            raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
+
+    def _close_lines(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
+        for line in self._lines.values():
+            line.close()
+        self._lines, self._pulse = {}, None
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        """Runs of this machine's run folders; none while one is followed: leases end all others."""
+        if self._lines:
+            return ()
+        found = []
+        for run in list_runs(self._run_root):
+            plan = self._plan_of(run.run_id)
+            if plan is None or plan.target != self.name or run.read_outcome() is not None:
+                continue
+            states = self._ask(plan)
+            running = sum(state["state"] == "running" for state in states.values())
+            found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
+        return tuple(found)
+
+
+def _by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
+    found: dict[str, tuple[HostFacts, list[int]]] = {}
+    for node in plan.nodes:
+        host = plan.hosts[node.node_index]
+        found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
+    return found
+
+
+def _key(node: Any) -> str:
+    return f"{node.node_index}.{node.incarnation}"

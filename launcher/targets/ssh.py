@@ -1,0 +1,259 @@
+"""Conversations with hosts through the OpenSSH client, so that people's own settings hold.
+
+The remote command is the same few words for every host and request. What is asked, arguments and
+variables included, goes through standard input as data: no shell ever reads any of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher import proc
+from launcher.errors import TargetError
+from launcher.host.frames import MAGIC, BrokenFrameError, read_frame, write_frame
+from launcher.hosts import Host
+from launcher.inventory import Inventory
+from launcher.render.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
+from launcher.targets.ssh_errors import explain
+
+CONNECT_LIMIT_S = 10
+PERSIST_S = 60
+"""How long a shared connection stays after its last session; it ends by itself."""
+REQUEST_LIMIT_S = 60.0
+MAX_AT_ONCE = 64
+"""Sessions opened at the same time: more would only wait for this machine's processors."""
+MAX_NOISE_BYTES = 1 << 16
+"""What a login shell may print before the host's first word."""
+
+# Double quotes and nothing that any login shell, csh and fish among them, would expand.
+PYTHON_PROGRAM = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+LOADER = b"""
+import os, sys
+stdin = sys.stdin.buffer
+folder = os.path.join(os.path.expanduser(stdin.readline().decode().rstrip("\\n")), "bin")
+name = stdin.readline().decode().strip()
+archive = stdin.read(int(stdin.readline()))
+path = os.path.abspath(os.path.join(folder, name))
+if not os.path.exists(path):
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    temporary = "%s.%d" % (path, os.getpid())
+    with open(temporary, "wb") as file:
+        file.write(archive)
+    os.replace(temporary, path)
+sys.path.insert(0, path)
+from _launcher_node.host.__main__ import main
+main([path])
+"""
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+
+class Ssh:
+    """Opens sessions to the hosts of an inventory; connections are shared and private."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._control = make_control_dir()
+
+    def argv(self, host: Host) -> tuple[str, ...]:
+        """The ssh client with everything but the remote command."""
+        inventory = self._inventory
+        options = [
+            "BatchMode=yes",
+            f"ConnectTimeout={CONNECT_LIMIT_S}",
+            # A cut connection is noticed within 15 s, by the client itself.
+            "ServerAliveInterval=5",
+            "ServerAliveCountMax=3",
+            "ControlMaster=auto",
+            f"ControlPersist={PERSIST_S}",
+            f"ControlPath={self._control}/%C",
+            *(("StrictHostKeyChecking=accept-new",) if inventory.accept_new else ()),
+        ]
+        words = ["ssh", *(("-F", inventory.ssh_config) if inventory.ssh_config else ()), "-T"]
+        words += [word for option in options for word in ("-o", option)]
+        words += ["-p", str(host.port)] if host.port else []
+        words += ["-l", host.user] if host.user else []
+        words += ["-i", str(Path(host.identity).expanduser())] if host.identity else []
+        return (*words, "--", host.name)
+
+    def open(self, host: Host) -> Session:
+        """A conversation with a host. Raises ``TargetError`` with the fix."""
+        argv = (*self.argv(host), f'exec python3 -c "{PYTHON_PROGRAM}"')
+        try:
+            return Session(host, argv)
+        except TargetError:
+            # The host may have been started anew, which a shared connection does not know.
+            if not self.disconnect(host):
+                raise
+        return Session(host, argv)
+
+    def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """``work`` on all items at once; results in their order.
+
+        Raises ``TargetError`` that names every host that failed, after all have ended.
+        """
+        items = list(items)
+        if not items:
+            return []
+        with ThreadPoolExecutor(max_workers=min(len(items), MAX_AT_ONCE)) as pool:
+            futures = [pool.submit(work, item) for item in items]
+        errors = [error for error in (future.exception() for future in futures) if error]
+        for error in errors:
+            if not isinstance(error, TargetError):
+                raise error
+        if errors:
+            raise joined(errors)  # type: ignore[arg-type]
+        return [future.result() for future in futures]
+
+    def disconnect(self, host: Host) -> bool:
+        """Drops the shared connection, so that the next one is new; whether there was one."""
+        control = ("ssh", "-O", "exit", *self.argv(host)[1:])
+        return proc.read_output(control, timeout_s=5) is not None
+
+
+def joined(errors: list[TargetError]) -> TargetError:
+    """One error out of several hosts'."""
+    if len(errors) == 1:
+        return errors[0]
+    whats = "\n  ".join(error.what for error in errors[:8])
+    more = f"\n  and {len(errors) - 8} more" if len(errors) > 8 else ""
+    hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
+    return TargetError(f"{len(errors)} hosts failed:\n  {whats}{more}", hints[0] if hints else "")
+
+
+def make_control_dir() -> Path:
+    """A private folder with a short path: a socket's may not be longer than 104 bytes."""
+    # One for each user, not for each launcher: a killed launcher leaves no folder behind.
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    folder = base / f"launcher-ssh-{os.getuid()}"
+    if len(str(folder)) > 50:
+        folder = Path("/tmp") / folder.name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+        raise TargetError(
+            f"{folder} is not yours alone, so no connection can be shared there",
+            f"rm -r {folder}, or set XDG_RUNTIME_DIR to a folder of your own",
+        )
+    return folder
+
+
+class Session:
+    """One conversation with the program on a host; for one thread at a time."""
+
+    def __init__(self, host: Host, argv: tuple[str, ...]) -> None:
+        self.host = host
+        if shutil.which(argv[0]) is None:
+            raise TargetError("there is no ssh on this machine", "install OpenSSH's client")
+        self._talk = proc.Conversation(argv)
+        with self._limit(CONNECT_LIMIT_S * 2 + 10):
+            try:
+                self._talk.stdin.write(hello(host))
+                self._talk.stdin.flush()
+            except OSError:
+                self._fail()
+            self._skip_noise()
+
+    def _skip_noise(self) -> None:
+        seen = b""
+        while not seen.endswith(MAGIC):
+            byte = self._talk.stdout.read(1)
+            seen += byte
+            if not byte or len(seen) > MAX_NOISE_BYTES:
+                self._fail(seen)
+
+    def call(
+        self, op: str, *, blob: bytes = b"", limit_s: float = REQUEST_LIMIT_S, **asked: Any
+    ) -> dict[str, Any]:
+        """Asks, and waits for the answer.
+
+        Raises ``TargetError`` where the host refuses, is gone, or is silent for ``limit_s``.
+        """
+        with self._limit(limit_s):
+            self.send({"op": op, "limit_s": limit_s, **asked}, blob)
+            answer, _ = self.receive()
+        if "error" in answer:
+            hint = "make room there" if answer.get("errno") in ("ENOSPC", "EDQUOT") else ""
+            raise TargetError(f"{self.host.name}: {answer['error']}", hint)
+        return answer
+
+    def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+        """One message. Raises ``TargetError`` where the connection is gone."""
+        try:
+            write_frame(self._talk.stdin, message, blob)
+        except (OSError, ValueError):
+            self._fail()
+
+    def beat(self) -> None:
+        """One byte, which is all that a watching host hears."""
+        try:
+            self._talk.stdin.write(b".")
+            self._talk.stdin.flush()
+        except (OSError, ValueError):
+            self._fail()
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """The next message. Raises ``TargetError`` where the connection is gone."""
+        try:
+            frame = read_frame(self._talk.stdout)
+        except (BrokenFrameError, OSError, ValueError):
+            frame = None
+        if frame is None:
+            self._fail()
+        assert frame is not None
+        return frame
+
+    @contextlib.contextmanager
+    def _limit(self, limit_s: float) -> Any:
+        timer = threading.Timer(limit_s, self._talk.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _fail(self, seen: bytes = b"") -> None:
+        code, said = self._talk.end()
+        if code == -9:
+            said, code = f"{said}\ntimed out", 255
+        raise TargetError(*explain(self.host.name, code, said))
+
+    def kill(self) -> None:
+        """Ends it from another thread."""
+        self._talk.kill()
+
+    def close(self) -> None:
+        """Ends the conversation. Idempotent."""
+        self._talk.end()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def hello(host: Host) -> bytes:
+    """What starts the program on a host, before the first message."""
+    name, archive = host_program()
+    loader = b"%d\n%s" % (len(LOADER), LOADER)
+    return loader + f"{host.state_dir}\n{name}\n{len(archive)}\n".encode() + archive
+
+
+@functools.cache
+def host_program() -> tuple[str, bytes]:
+    """The program's file name, which is its content's, and the program."""
+    archive = render_agent_archive(read_host_sources(), HOST_FOLDER)
+    return f"host-{hashlib.sha256(archive).hexdigest()[:16]}.pyz", archive

@@ -1,0 +1,53 @@
+"""Failures in real containers, one after the other, and the weights of the undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.chaos import FAULTS, plan_faults
+from benchmarks.commands import ROOT
+
+
+def run_chaos(*options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.chaos", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def test_every_kind_of_failure_comes_before_one_comes_again():
+    kinds = plan_faults(2 * len(FAULTS), random.Random(7))
+    assert set(kinds[: len(FAULTS)]) == set(kinds[len(FAULTS) :]) == set(FAULTS)
+
+
+def test_a_seed_plans_the_same_failures_again():
+    assert plan_faults(9, random.Random(3)) == plan_faults(9, random.Random(3))
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(900)
+def test_a_few_failures_leave_the_weights_as_they_would_have_been(tmp_path):
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "chaos.png"
+    done = run_chaos("--faults=2", "--seed=1", "--steps-per-fault=20", f"--png={png}", limit_s=850)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the weights are the same" in done.stdout
+    assert "samples lost          0" in done.stdout
+    assert "samples repeated      0" in done.stdout
+    assert png.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_many_failures_leave_the_weights_as_they_would_have_been():
+    done = run_chaos("--faults=30", "--seed=2", limit_s=7000)
+    assert done.returncode == 0, done.stdout + done.stderr

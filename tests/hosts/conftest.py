@@ -1,0 +1,51 @@
+"""Hosts that tests share, and the check that each of them leaves nothing there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DOCKER_IMAGE
+from tests.hosts.places import Network
+from tests.hosts.typist import Typist
+
+
+@pytest.fixture(scope="session")
+def four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    network = Network(tmp_path_factory.mktemp("hosts"), 4)
+    # Connections that an earlier session left lead to hosts that are gone.
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="lt", dir="/tmp")
+    try:
+        network.make()
+        yield network
+    finally:
+        shutil.rmtree(os.environ.pop("XDG_RUNTIME_DIR"))
+        network.remove()
+
+
+@pytest.fixture(scope="session")
+def four_engines(four_hosts: Network) -> Network:
+    """Engines of the hosts' own: the first two hold the image, the others do not."""
+    first = four_hosts.hosts[0]
+    first.start_engine()
+    save = subprocess.Popen(["docker", "save", DOCKER_IMAGE], stdout=subprocess.PIPE)
+    socket = f"unix://{first.folder}/docker.sock"
+    subprocess.run(["docker", "--host", socket, "load", "-q"], stdin=save.stdout, check=True)
+    assert save.wait() == 0
+    for host in four_hosts.hosts[1:]:
+        host.start_engine()
+    return four_hosts
+
+
+@pytest.fixture
+def typist(tmp_path: Path, four_hosts: Network) -> Iterator[Typist]:
+    """``launcher`` typed for the four hosts, on which it may leave nothing."""
+    typist = Typist(tmp_path, four_hosts)
+    yield typist
+    typist.assert_nothing_left()

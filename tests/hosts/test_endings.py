@@ -1,0 +1,109 @@
+"""However a launcher ends, and whatever happens to a host: nothing of the run is left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests.hosts.places import Network, wait_until
+from tests.hosts.typist import Typist
+from tests.launcher.runner import WAITING
+
+pytestmark = pytest.mark.hosts
+UP_LIMIT_S = 90.0
+
+
+def is_up(typist: Typist, nodes: int = 2) -> bool:
+    """Whether every host's script has begun, seen on the hosts."""
+    found = [p for h in typist.network.hosts for p in h.home.glob(".launcher/runs/*/up-*")]
+    return len(found) == nodes
+
+
+def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignore[no-untyped-def]
+    typist.write(WAITING)
+    launcher = typist.start("run", "job.yaml", "--nnodes", str(nodes), *options)
+    wait_until(lambda: is_up(typist, nodes) or launcher.poll() is not None, UP_LIMIT_S)
+    assert launcher.poll() is None, launcher.stderr.read()
+    return launcher
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: signal.Signals) -> None:
+    launcher = start_waiting(typist)
+    launcher.send_signal(signum)
+    launcher.wait(40)
+    # SIGKILL leaves what was written; a later call collects and removes it.
+    wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 40)
+    if signum is signal.SIGKILL:
+        assert typist("ps").returncode == 0
+        assert typist.outcome["reason"] == "launcher-lost"
+
+
+def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
+    typist: Typist, four_hosts: Network
+) -> None:
+    launcher = start_waiting(typist)
+    four_hosts.set_client_link(up=False)
+    try:
+        wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 60)
+        launcher.wait(60)
+    finally:
+        four_hosts.set_client_link(up=True)
+    assert typist.outcome["state"] == "failed"
+    assert typist("stop", "latest").returncode == 0
+
+
+def test_a_run_is_stopped_from_another_terminal(typist: Typist) -> None:
+    launcher = start_waiting(typist)
+    stopped = typist("stop", "latest")
+    assert stopped.returncode == 0, stopped.stderr
+    launcher.wait(30)
+    assert typist.outcome["reason"] == "stop-requested"
+
+
+def test_a_host_that_loses_its_power_is_a_lost_node(typist: Typist) -> None:
+    launcher = start_waiting(typist)
+    typist.network.hosts[1].power_off()
+    try:
+        launcher.wait(60)
+        assert typist.outcome["reason"] == "node-lost"
+        assert "gpu2" in typist.outcome["detail"]
+    finally:
+        typist.network.hosts[1].start()
+    typist("stop", "latest")
+
+
+def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
+    text = (typist.folder / "hosts.yaml").read_text().replace('"python"', '"slots": 1, "python"')
+    (typist.folder / "hosts.yaml").write_text(text)
+    launcher = start_waiting(typist, nodes=2)
+    refused = typist("run", "job.yaml", "--nnodes", "3")
+    assert refused.returncode == 3
+    assert "gpu1: 1 of its 1 slots are held by root@" in refused.stderr
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(30)
+
+
+def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
+    typist: Typist, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    typist.write(WAITING)
+    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
+    assert started.returncode == 0, started.stderr
+    run_id = started.stdout.strip()
+    wait_until(lambda: is_up(typist), UP_LIMIT_S)
+    pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    # Longer than any lease that nobody renews.
+    time.sleep(25)
+    elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
+    status = elsewhere("status", run_id)
+    assert "node 1.0: running" in status.stdout, status.stderr
+    assert "[1/1] up" in elsewhere("logs", run_id).stdout
+    stopped = elsewhere("stop", run_id)
+    assert stopped.returncode == 0, stopped.stderr
+    assert elsewhere.outcome["reason"] == "stop-requested"

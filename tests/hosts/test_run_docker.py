@@ -1,0 +1,35 @@
+"""Runs on real hosts in containers of the hosts' own engines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import DOCKER_IMAGE
+from tests.hosts.places import Network
+from tests.hosts.test_run_python import WHO
+from tests.hosts.typist import Typist
+
+pytestmark = [pytest.mark.hosts, pytest.mark.docker, pytest.mark.timeout(600)]
+PREFIX = (
+    "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\nengine: agent\n"
+)
+
+
+def test_an_image_travels_to_hosts_that_lack_it_and_two_hosts_train_together(
+    typist: Typist, four_engines: Network
+) -> None:
+    script = typist.folder / "train.py"
+    # The image holds no such script: it comes by a mount, as data do.
+    mount = f"mounts: ['{typist.folder}:/code:ro']\nworkdir: /code\n"
+    typist.write(WHO, prefix=PREFIX + mount)
+    assert script.exists()
+    first = four_engines.hosts[0].docker("image", "inspect", "-f", "{{.Id}}", DOCKER_IMAGE)
+    typist.limit_s = 400.0
+    done = typist("run", "job.yaml", "--nnodes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "rank 0" in done.stderr
+    assert "[1/1] world" in done.stderr
+    second = four_engines.hosts[1].docker("image", "inspect", "-f", "{{.Id}}", DOCKER_IMAGE)
+    assert first == second
+    for host in four_engines.hosts[:2]:
+        assert host.docker("ps", "--all", "--quiet") == ""

@@ -1,0 +1,115 @@
+"""The transport on real sshds: what is sent arrives, and what fails names host and fix."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import TargetError
+from launcher.hosts import Host
+from launcher.inventory import Inventory
+from launcher.targets.ssh import Ssh
+from tests.hosts.places import Network
+
+pytestmark = pytest.mark.hosts
+FACTS = {"python": sys.executable, "ports": [20001], "lease_dir": "/dev/shm/l", "gpus": True}
+
+
+def ssh_of(network: Network, **fields: object) -> tuple[Ssh, list[Host]]:
+    hosts = tuple(Host(name=host.name) for host in network.hosts)
+    inventory = Inventory(hosts=hosts, ssh_config=str(network.ssh_config))
+    return Ssh(replace(inventory, **fields)), list(hosts)  # type: ignore[arg-type]
+
+
+def test_each_host_tells_its_facts(four_hosts: Network) -> None:
+    ssh, hosts = ssh_of(four_hosts)
+
+    def facts(host: Host) -> dict[str, object]:
+        with ssh.open(host) as session:
+            return session.call("facts", state_dir="~/.launcher", runtime="python", **FACTS)
+
+    for place, found in zip(four_hosts.hosts, ssh.each(facts, hosts), strict=True):
+        assert found["host_name"] == place.name
+        assert ["eth0", place.address, 10000] in found["interfaces"]  # type: ignore[operator]
+        assert found["torch_version"]
+        assert found["free_ports"] == [20001]
+        assert found["state_dir"] == "/root/.launcher"
+
+
+def test_one_conversation_answers_many_requests(four_hosts: Network) -> None:
+    ssh, hosts = ssh_of(four_hosts)
+    with ssh.open(hosts[0]) as session:
+        for _ in range(3):
+            assert session.call("has", state_dir="/nowhere", hashes=["x"]) == {"have": []}
+
+
+def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
+    ssh, hosts = ssh_of(four_hosts)
+    bashrc = four_hosts.hosts[1].home / ".bashrc"
+    bashrc.write_text("echo '12 0'; echo welcome\n")
+    try:
+        with ssh.open(hosts[1]) as session:
+            assert session.call("has", state_dir="/nowhere", hashes=[]) == {"have": []}
+    finally:
+        bashrc.unlink()
+
+
+def test_an_unknown_host_key_is_refused_and_accepted_by_choice_alone(
+    four_hosts: Network, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    known = tmp_path / "known_hosts"
+    text = four_hosts.ssh_config.read_text()
+    config.write_text(text.replace(f"{four_hosts.folder}/known_hosts", str(known)))
+    # Another port's name, so that no shared connection of another test is used.
+    host = Host(name="gpu3", port=22, user="root", identity=f"{four_hosts.folder}/id")
+    config.write_text(config.read_text().replace("Host gpu3\n", f"Host gpu3\n  # {tmp_path}\n"))
+    ssh, _ = ssh_of(four_hosts, ssh_config=str(config))
+    ssh.disconnect(host)
+    with pytest.raises(TargetError, match="gpu3: its host key is not known here") as error:
+        ssh.open(host)
+    assert "--accept-new-host-keys" in error.value.hint
+    ssh, _ = ssh_of(four_hosts, ssh_config=str(config), accept_new=True)
+    ssh.open(host).close()
+    assert four_hosts.hosts[2].address in known.read_text()
+    ssh.disconnect(host)
+    # Another machine at that address is never accepted.
+    key = (four_hosts.hosts[0].folder / "etc/host_key.pub").read_text().rsplit(" ", 1)[0]
+    known.write_text(f"{four_hosts.hosts[2].address} {key}\n")
+    with pytest.raises(TargetError, match="host key is another one than before"):
+        ssh.open(host)
+
+
+def test_a_key_that_is_not_accepted_is_told(four_hosts: Network, tmp_path: Path) -> None:
+    from tests.hosts.places import sh
+
+    sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "id")
+    config = tmp_path / "config"
+    text = four_hosts.ssh_config.read_text()
+    config.write_text(text.replace(f"{four_hosts.folder}/id\n", f"{tmp_path}/id\n"))
+    ssh, hosts = ssh_of(four_hosts, ssh_config=str(config))
+    ssh.disconnect(hosts[0])
+    with pytest.raises(TargetError, match="gpu1: it does not accept any key") as error:
+        ssh.open(hosts[0])
+    assert error.value.hint.startswith("ssh-copy-id gpu1")
+
+
+def test_a_closed_port_and_an_unknown_name_are_told_together(four_hosts: Network) -> None:
+    ssh, hosts = ssh_of(four_hosts)
+    bad = [replace(hosts[0], port=9), replace(hosts[1], name="no-such-host.invalid")]
+    with pytest.raises(TargetError) as error:
+        ssh.each(ssh.open, bad)
+    assert "gpu1: nothing listens at its ssh port" in error.value.what
+    assert "no-such-host.invalid: its name is not resolved" in error.value.what
+
+
+def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts: Network) -> None:
+    ssh, hosts = ssh_of(four_hosts)
+    with ssh.open(hosts[0]) as session:
+        with pytest.raises(TargetError, match="gpu1: /proc/x: "):
+            session.call("store", state_dir="/proc/x", hash="h", blob=b"data")
+        assert json.dumps(session.call("has", state_dir="/nowhere", hashes=[]))

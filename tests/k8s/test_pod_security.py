@@ -1,0 +1,92 @@
+"""Pod Security ``restricted``, as Kubernetes defines it, on every rendered pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.manifests import render_losses
+from launcher.render.pod import pods_of
+from tests.k8s.manifests_table import KINDS, TABLE, manifest_of, plan_of, pod_specs
+
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"} | {
+    *("persistentVolumeClaim", "projected", "secret")
+}
+
+
+def violations(pod: dict[str, Any]) -> Iterator[str]:
+    """What ``restricted`` refuses: https://kubernetes.io/docs/concepts/security/pod-security-standards"""
+    for field in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(field):
+            yield field
+    of_pod = pod.get("securityContext", {})
+    for volume in pod.get("volumes", ()):
+        if not {*volume} - {"name"} <= VOLUMES:
+            yield f"volume {volume['name']}"
+    for container in [*pod["containers"], *pod.get("initContainers", ())]:
+        own = container.get("securityContext", {})
+        merged = {**of_pod, **own}
+        if own.get("privileged"):
+            yield "privileged"
+        if own.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation"
+        if merged.get("runAsNonRoot") is not True or merged.get("runAsUser") == 0:
+            yield "runAsNonRoot"
+        if merged.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            yield "seccompProfile"
+        if "ALL" not in own.get("capabilities", {}).get("drop", ()):
+            yield "capabilities.drop"
+        if not {*own.get("capabilities", {}).get("add", ())} <= {"NET_BIND_SERVICE"}:
+            yield "capabilities.add"
+        if any(port.get("hostPort") for port in container.get("ports", ())):
+            yield "hostPort"
+
+
+def pods(name: str) -> list[dict[str, Any]]:
+    found = pod_specs(list(manifest_of(**TABLE[name]).objects))
+    assert found
+    return found
+
+
+ADMISSIBLE = [name for name in TABLE if not name.endswith("everything")]
+
+
+@pytest.mark.parametrize("name", ADMISSIBLE)
+def test_every_pod_is_admissible_under_restricted(name: str) -> None:
+    assert [*(one for pod in pods(name) for one in violations(pod))] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_job_opted_into_is_what_restricted_refuses_and_it_is_said(kind: str) -> None:
+    name = f"{kind}-everything"
+    assert {one for pod in pods(name) for one in violations(pod)} == {
+        "hostNetwork",
+        "capabilities.add",
+    }
+    said = "\n".join(manifest_of(**TABLE[name]).opening)
+    assert said.count("not admissible under Pod Security restricted") == 2
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_job_that_says_nothing_of_it_loses_nothing(name: str) -> None:
+    losses = render_losses(pods_of(plan_of(**TABLE[name])))
+    assert bool(losses) == ("static" in name or "everything" in name)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_no_pod_gets_a_token_or_service_links_or_root(name: str) -> None:
+    for pod in pods(name):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_secrets_are_there_by_reference_alone(kind: str) -> None:
+    (pod,) = pods(f"{kind}-everything")
+    env = {one["name"]: one for one in pod["containers"][0]["env"]}
+    reference = {"secretKeyRef": {"name": "wandb", "key": "HF_TOKEN"}}
+    assert env["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": reference}

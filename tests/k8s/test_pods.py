@@ -1,0 +1,273 @@
+"""What is decided about pods before anything is submitted: names, storage, probes, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubernetes.utils import parse_quantity
+
+from launcher.errors import InputError
+from launcher.pods import HEALTH_PORT
+from launcher.render.pod import PROBE_FAILURES, PROBE_PERIOD_S, render_quantity
+from tests.k8s.manifests_table import (
+    DURABLE,
+    ELASTIC,
+    FIXED,
+    KINDS,
+    TABLE,
+    main_object,
+    manifest_of,
+    plan_of,
+    pod_specs,
+)
+
+
+def pod_of(**fields: Any) -> dict[str, Any]:
+    return pod_specs(list(manifest_of(**fields).objects))[0]
+
+
+def container_of(**fields: Any) -> dict[str, Any]:
+    return dict(pod_of(**fields)["containers"][0])
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+def names_of_pods(kind: str, name: str, index: int) -> str:
+    """As their controllers make them; a Job's pods have a random suffix of five."""
+    return {
+        "pytorchjob": f"{name}-worker-{index}",
+        "trainjob": f"{name}-node-0-{index}-abcde",
+        "jobset": f"{name}-node-0-{index}-abcde",
+        "job": f"{name}-{index}-abcde",
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_longest_name_is_short_enough_for_all_that_is_made_from_it(kind: str) -> None:
+    manifest = manifest_of(**TABLE[f"{kind}-long"])
+    for one in manifest.objects:
+        assert len(one["metadata"]["name"]) <= 63
+        assert all(len(value) <= 63 for value in one["metadata"]["labels"].values())
+    assert len(names_of_pods(kind, "n" * 40, 9999)) <= 63
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("pytorchjob-fixed", "digits-worker-0", "digits-worker-1"),
+        ("pytorchjob-static", "digits-master-0", "digits-worker-0"),
+        ("trainjob-fixed", "digits-node-0-0.digits", "digits-node-0-1.digits"),
+        ("jobset-fixed", "digits-node-0-0.digits", "digits-node-0-1.digits"),
+        ("job-fixed", "digits-0.digits", "digits-1.digits"),
+    ],
+)
+def test_nodes_are_reached_by_the_names_that_their_controller_gives(
+    name: str, first: str, second: str
+) -> None:
+    plan = plan_of(**TABLE[name])
+    assert [node.local_addr for node in plan.nodes][:2] == [first, second]
+    assert dict(plan.nodes[0].env)["LAUNCHER_RDZV_ENDPOINT"].partition(":")[0] == first
+    assert plan.agent is not None
+    if "static" not in name:
+        assert [store.host for store in plan.agent.stores][:2] == [first, second]
+
+
+def test_the_service_gives_the_job_s_pods_their_names_before_they_are_ready() -> None:
+    _, service, job = manifest_of(**TABLE["job-fixed"]).objects
+    template = job["spec"]["template"]
+    assert template["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+
+
+# -- sizes ------------------------------------------------------------------------------------
+
+
+def test_an_elastic_pytorchjob_has_workers_alone_and_its_policy_in_full() -> None:
+    spec = main_object(manifest_of(**TABLE["pytorchjob-elastic"]))["spec"]
+    assert {*spec["pytorchReplicaSpecs"]} == {"Worker"}
+    assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 4
+    policy = spec["elasticPolicy"]
+    assert (policy["minReplicas"], policy["maxReplicas"], policy["maxRestarts"]) == (2, 4, 3)
+    assert policy["rdzvId"] == "digits"
+    assert "standalone" not in policy
+
+
+def test_a_static_one_writes_out_its_one_master() -> None:
+    spec = main_object(manifest_of(**TABLE["pytorchjob-static"]))["spec"]
+    replicas = {name: one["replicas"] for name, one in spec["pytorchReplicaSpecs"].items()}
+    assert replicas == {"Master": 1, "Worker": 2}
+    assert "elasticPolicy" not in spec
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if "volcano" in name])
+def test_a_gang_is_as_large_as_the_job_s_smallest_size(name: str) -> None:
+    objects = manifest_of(**TABLE[name]).objects
+    smallest = 2 if "elastic" in name else 3
+    groups = [one["spec"]["minMember"] for one in objects if one["kind"] == "PodGroup"]
+    policies = [
+        one["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"]
+        for one in objects
+        if one["kind"] == "PyTorchJob"
+    ]
+    assert groups + policies == ([] if name.startswith("trainjob") else [smallest])
+    assert pod_of(**TABLE[name])["schedulerName"] == "volcano"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_requests_are_limits(name: str) -> None:
+    resources = container_of(**TABLE[name]).get("resources", {})
+    assert resources.get("requests") == resources.get("limits")
+
+
+@pytest.mark.parametrize("n_bytes", [1, 2**20, 2**30, 3 * 2**29, 2**40, 10**9])
+def test_a_size_is_written_as_kubernetes_reads_it(n_bytes: int) -> None:
+    assert parse_quantity(render_quantity(n_bytes)) == n_bytes
+
+
+def test_shared_memory_is_a_volume_in_memory_of_the_size_asked_for() -> None:
+    volumes = {one["name"]: one for one in pod_of(**TABLE["job-everything"])["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "workers"),
+    [
+        ({"nproc_per_node": 3}, 3),
+        ({"nproc_per_node": "auto"}, 1),
+        ({"nproc_per_node": "auto", "resources": {"cpus": 4}}, 4),
+        ({"nproc_per_node": "auto", "resources": {"cpus": 4, "gpus": 8}}, 8),
+        ({"nproc_per_node": "gpu", "resources": {"gpus": 8}}, 8),
+        ({"nproc_per_node": "cpu", "resources": {"cpus": 4.5, "gpus": 8}}, 4),
+    ],
+)
+def test_workers_follow_from_what_a_pod_is_given(fields: dict[str, Any], workers: int) -> None:
+    assert plan_of(**fields).nodes[0].nproc_per_node == workers
+
+
+# -- stopping and probes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grace_s", [1, 30, 600])
+def test_a_pod_has_longer_than_the_job_s_grace(grace_s: int) -> None:
+    pod = pod_of(**{**FIXED, "stop_grace_s": grace_s})
+    assert pod["terminationGracePeriodSeconds"] > grace_s + 10
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if not name.endswith("everything")])
+def test_probes_reach_the_agent_at_the_pod_and_nothing_waits_for_readiness(name: str) -> None:
+    plan, container = plan_of(**TABLE[name]), container_of(**TABLE[name])
+    assert "readinessProbe" not in container
+    assert container["ports"][0]["containerPort"] == HEALTH_PORT
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert plan.agent is not None
+    assert plan.agent.health_port == HEALTH_PORT
+    assert plan.agent.hang_min_s <= PROBE_PERIOD_S * PROBE_FAILURES, "the agent acts first"
+
+
+def test_on_a_machine_s_network_nothing_listens_unless_it_was_asked_for() -> None:
+    fields = {**FIXED, "kubernetes": {**DURABLE, "host_network": True}}
+    assert not {"ports", "livenessProbe", "startupProbe"} & set(container_of(**fields))
+    assert plan_of(**fields).agent.health_port is None  # type: ignore[union-attr]
+
+
+# -- placement --------------------------------------------------------------------------------
+
+
+def test_pods_are_spread_where_possible_and_apart_where_each_takes_a_node() -> None:
+    spread = pod_of(**FIXED)["topologySpreadConstraints"][0]
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    apart = pod_of(**TABLE["job-ephemeral"])
+    assert "topologySpreadConstraints" not in apart
+    terms = apart["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms[0]["labelSelector"] == {"matchLabels": {"launcher.job": "digits"}}
+
+
+def test_gpus_bring_the_toleration_of_their_taint() -> None:
+    fields = {**FIXED, "resources": {"gpus": 8}}
+    assert pod_of(**fields)["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
+
+
+# -- recovery ---------------------------------------------------------------------------------
+
+
+def test_each_kind_goes_on_as_the_agent_s_exit_codes_are_meant() -> None:
+    elastic = main_object(manifest_of(**TABLE["pytorchjob-elastic"]))["spec"]
+    assert elastic["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
+    job = main_object(manifest_of(**TABLE["job-elastic"]))["spec"]
+    disrupted, permanent = job["podFailurePolicy"]["rules"]
+    assert (disrupted["action"], permanent["action"]) == ("Ignore", "FailJob")
+    assert all(0 < code < 128 for code in permanent["onExitCodes"]["values"])
+    assert job["parallelism"] == job["completions"] == 4
+
+
+def test_a_jobset_starts_all_again_for_any_lost_pod_unless_no_restart_can_help() -> None:
+    spec = main_object(manifest_of(**TABLE["jobset-fixed"]))["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    assert job["backoffLimit"] == 0
+    assert [rule["action"] for rule in job["podFailurePolicy"]["rules"]] == ["FailJob"]
+    assert spec["failurePolicy"]["maxRestarts"] == 3
+    assert spec["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+SHM = {"memory": "1Gi", "shm": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"nnodes": "1:2"}, "kubernetes.checkpoint is not set, but nnodes is 1:2"),
+        ({"max_restarts": 1}, "kubernetes.checkpoint is not set, but max_restarts is 1"),
+        ({"checkpoint_dir": "./c"}, "checkpoint_dir is ./c, a folder of no pod"),
+        ({"mounts": ["./data:/data:ro"]}, "mounts: ./data is a folder of this machine"),
+        ({"engine": "torchrun"}, "engine: torchrun, but on Kubernetes the agent"),
+        ({"nproc_per_node": "gpu"}, "without resources.gpus no GPU is asked for"),
+        ({"resources": SHM}, "resources.shm is 1Gi of a memory of 1Gi"),
+        (
+            {**ELASTIC, "kubernetes": {**DURABLE, "kind": "trainjob"}},
+            "nnodes is 2:4, but a trainjob keeps its size",
+        ),
+        (
+            {**ELASTIC, "kubernetes": {**DURABLE, "kind": "jobset"}},
+            "nnodes is 2:4, but a jobset keeps its size",
+        ),
+        (
+            {"rdzv": {"backend": "static"}, "kubernetes": {"kind": "job"}},
+            "rdzv.backend is static, but pods of a job are replaced one by one",
+        ),
+        (
+            {"kubernetes": {"volumes": ["pvc/a:/x", "pvc/b:/x"]}},
+            "kubernetes.volumes has /x twice",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_it_costs_anything(
+    fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_of(**fields)
+    assert says in str(caught.value)
+    assert "fix: " in str(caught.value)
+
+
+def test_a_job_that_says_so_may_lose_its_checkpoints_with_its_pods() -> None:
+    fields = {**ELASTIC, "kubernetes": {"checkpoint": "ephemeral"}}
+    manifest = manifest_of(**fields)
+    volumes = {one["name"]: one for one in pod_of(**fields)["volumes"]}
+    assert volumes["checkpoints"]["emptyDir"] == {}
+    assert any("lost with it" in line for line in manifest.opening)
+
+
+def test_only_what_all_nodes_see_fences_a_group() -> None:
+    ephemeral = plan_of(**{**ELASTIC, "kubernetes": {"checkpoint": "ephemeral"}})
+    assert "fence_dir" not in dict(ephemeral.nodes[0].rendezvous.conf)  # type: ignore[union-attr]
+    durable = plan_of(**ELASTIC)
+    conf = dict(durable.nodes[0].rendezvous.conf)  # type: ignore[union-attr]
+    assert conf["fence_dir"] == "/launcher/checkpoints/digits"

@@ -1,0 +1,139 @@
+"""What a run's time went to, from events written out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.goodput import CLASSES, Goodput, measure_goodput
+
+
+def train(attempt: int, *events: tuple[float, str, dict[str, Any]]) -> list[dict[str, Any]]:
+    place = {"node_index": 0, "incarnation": 0, "attempt": attempt}
+    return [{**place, "at": at, "event": name, **values} for at, name, values in events]
+
+
+def agents(*times: float) -> list[dict[str, Any]]:
+    return [{"at": at, "event": "anything"} for at in times]
+
+
+def progress(at: float, step: int, stall_s: float = 0.0) -> tuple[float, str, dict[str, Any]]:
+    return at, "progress", {"step": step, "loss": 1 / step, "save_stall_s": stall_s}
+
+
+QUIET = train(
+    0,
+    (3.0, "train-started", {"world_size": 2}),
+    (5.0, "loaded", {"step": 0}),
+    (6.0, "first-step", {"step": 1}),
+    progress(16.0, 11, stall_s=1.5),
+    (16.5, "saved", {"step": 11}),
+    (26.0, "trained", {"step": 21, "loss": 0.1, "save_stall_s": 0.0}),
+    (27.0, "train-ended", {"step": 21}),
+)
+
+
+def measure(events: list[dict[str, Any]], finished_at: float, *alive: float) -> Goodput:
+    found = measure_goodput(events, agents(*alive), 0.0, finished_at)
+    assert found is not None
+    return found
+
+
+def nonzero(found: Goodput) -> dict[str, float]:
+    return {name: round(spent, 6) for name, spent in found.seconds.items() if spent}
+
+
+def test_a_quiet_runs_time_has_a_class_for_every_second() -> None:
+    assert nonzero(measure(QUIET, 28.0, 1.0, 27.5)) == {
+        "productive": 18.5,
+        "first step": 1.0,
+        "load": 2.0,
+        "save stall": 1.5,
+        "starting": 2.0,
+        "finish": 1.0,
+        "idle": 2.0,
+    }
+
+
+FAULTY = [
+    *train(
+        0,
+        (1.0, "train-started", {"world_size": 4}),
+        (2.0, "loaded", {"step": 0}),
+        (3.0, "first-step", {"step": 1}),
+        progress(13.0, 11),
+    ),
+    *train(
+        1,
+        (15.0, "train-started", {"world_size": 3}),
+        (16.0, "loaded", {"step": 5}),
+        (17.0, "first-step", {"step": 6}),
+        progress(27.0, 16),
+        (28.0, "trained", {"step": 17, "loss": 0.1, "save_stall_s": 0.0}),
+        (28.0, "train-ended", {"step": 17}),
+    ),
+]
+
+
+def test_steps_that_a_lost_start_had_made_are_rework() -> None:
+    found = measure(FAULTY, 28.0, 0.0, 14.0)
+    assert nonzero(found) == {
+        "productive": 16.0,
+        "first step": 2.0,
+        "load": 2.0,
+        "rework": 5.0,
+        "starting": 3.0,
+    }
+    assert (found.starts, found.lost_steps, found.failures) == (2, 6, (13.0,))
+    assert found.share == pytest.approx(16 / 28)
+
+
+def test_the_world_is_told_over_time_with_none_between_two_starts() -> None:
+    assert measure(FAULTY, 30.0).world == (
+        (0.0, 0),
+        (1.0, 4),
+        (13.0, 0),
+        (15.0, 3),
+        (28.0, 0),
+    )
+
+
+def test_a_start_that_writes_on_after_its_successor_began_is_cut_there() -> None:
+    late = train(0, progress(20.0, 99))
+    found = measure([*FAULTY, *late], 28.0)
+    assert sum(found.seconds.values()) == pytest.approx(28.0)
+    assert found.seconds["first step"] == 2.0
+
+
+def test_without_a_ledger_of_the_training_there_is_no_goodput() -> None:
+    assert measure_goodput([], agents(1.0), 0.0, 9.0) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.floats(0, 100),
+            st.sampled_from(["train-started", "loaded", "first-step", "progress", "trained"]),
+            st.integers(0, 50),
+            st.floats(0, 5),
+        )
+    ),
+    st.lists(st.floats(0, 100)),
+)
+def test_whatever_the_events_the_classes_add_up_to_the_wall_time(
+    raw: list[tuple[int, float, str, int, float]], alive: list[float]
+) -> None:
+    events = [
+        event
+        for attempt, at, name, step, stall_s in raw
+        for event in train(attempt, (at, name, {"step": step, "save_stall_s": stall_s}))
+    ]
+    found = measure_goodput(events, agents(*alive), 0.0, 100.0)
+    if found is not None:
+        assert set(found.seconds) == set(CLASSES)
+        assert all(spent >= -1e-6 for spent in found.seconds.values()), found.seconds
+        assert sum(found.seconds.values()) == pytest.approx(100.0)

@@ -1,0 +1,176 @@
+"""Plans for hosts: addresses that all reach, each node with its own host's paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.errors import InputError, TargetError
+from launcher.facts import TargetFacts
+from launcher.hosts import Host, HostFacts
+from launcher.hosts_plan import Address, decide_addresses, decide_hosts, plan_on_hosts
+from launcher.job import JobSpec
+from launcher.plan import LaunchPlan, parse_plan
+from launcher.render.hosts import render_hosts
+
+HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
+ADDRESSES = (
+    (Address(interface="eth0", address="10.0.0.1"), Address(interface="ib0", address="10.1.0.1")),
+    (Address(interface="eth0", address="10.0.0.2"), Address(interface="ib1", address="10.1.0.2")),
+)
+ALL = {
+    (0, 1, "10.0.0.2"),
+    (0, 1, "10.1.0.2"),
+    (1, 0, "10.0.0.1"),
+    (1, 0, "10.1.0.1"),
+}
+
+
+def chosen(hosts: tuple[Host, ...] = HOSTS, **fields: Any) -> list[str]:
+    given: dict[str, Any] = {"candidates": ADDRESSES, "reached": ALL, **fields}
+    found = decide_addresses(hosts, given["candidates"], given["reached"])
+    return [f"{address.interface} {address.address}" for address in found]
+
+
+def test_the_first_address_that_all_others_reach_is_taken() -> None:
+    assert chosen() == ["eth0 10.0.0.1", "eth0 10.0.0.2"]
+
+
+def test_an_address_that_only_some_reach_is_not_taken() -> None:
+    assert chosen(reached=ALL - {(1, 0, "10.0.0.1")}) == ["ib0 10.1.0.1", "eth0 10.0.0.2"]
+
+
+def test_the_faster_link_is_taken() -> None:
+    fast = tuple((slow, replace(ib, speed=200_000)) for slow, ib in ADDRESSES)
+    assert chosen(candidates=fast) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
+
+
+def test_what_the_inventory_says_wins() -> None:
+    hosts = (replace(HOSTS[0], interface="ib0"), replace(HOSTS[1], address="10.1.0.2"))
+    assert chosen(hosts) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
+
+
+def test_a_pair_that_does_not_meet_is_named() -> None:
+    with pytest.raises(TargetError) as error:
+        chosen(reached={(1, 0, "10.0.0.1")})
+    assert error.value.what == "gpu2: gpu1 cannot reach it at 10.0.0.2 (eth0), 10.1.0.2 (ib1)"
+
+
+def test_an_interface_that_a_host_lacks_is_told() -> None:
+    with pytest.raises(TargetError, match="gpu1: it has no wg0"):
+        chosen((replace(HOSTS[0], interface="wg0"), HOSTS[1]))
+
+
+def host(name: str, address: str, **fields: Any) -> HostFacts:
+    return HostFacts(
+        **{
+            "host": Host(name=name),
+            "address": address,
+            "interface": "ib0",
+            "cpu_count": 8,
+            "python": "/opt/venv/bin/python",
+            "torch_version": "2.13.0",
+            "state_dir": f"/home/{name}/.launcher",
+            **fields,
+        }
+    )
+
+
+FACTS = TargetFacts(
+    target="hosts",
+    accelerator="cpu",
+    cpu_count=8,
+    torch_version="2.13.0",
+    run_root="/work/runs",
+    cwd="/work",
+    free_port=23456,
+    runs_bare=True,
+    shares_storage=False,
+    hosts=(host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", interface="ib1")),
+    code="c0de",
+    cwd_in_code="examples",
+)
+
+
+@pytest.fixture
+def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan]:
+    def make(facts: TargetFacts = FACTS, **fields: Any) -> LaunchPlan:
+        given = {"nnodes": 2, "nproc_per_node": 1, "hosts": {"runtime": "python"}, **fields}
+        return plan_on_hosts(make_job(**given), facts, run_id="digits-0a1b2c")
+
+    return make
+
+
+def test_each_node_has_the_address_interface_and_folders_of_its_host(
+    make_host_plan: Callable[..., LaunchPlan],
+) -> None:
+    first, second = make_host_plan().nodes
+    assert (first.local_addr, second.local_addr) == ("10.1.0.1", "10.1.0.2")
+    assert dict(first.env)["NCCL_SOCKET_IFNAME"] == "=ib0"
+    assert dict(second.env)["GLOO_SOCKET_IFNAME"] == "ib1"
+    assert second.workdir == "/home/gpu2/.launcher/runs/digits-0a1b2c/code/examples"
+    assert second.log_dir == "/home/gpu2/.launcher/runs/digits-0a1b2c/nodes/1/0"
+    assert dict(second.env)["LAUNCHER_RDZV_ENDPOINT"] == "10.1.0.1:23456"
+
+
+def test_a_plan_on_hosts_is_read_back_equal(make_host_plan: Callable[..., LaunchPlan]) -> None:
+    plan = make_host_plan(nnodes="1:2")
+    assert parse_plan(plan.to_json()) == plan
+
+
+def test_gpus_are_those_that_are_free_on_each_host(
+    make_host_plan: Callable[..., LaunchPlan],
+) -> None:
+    hosts = (
+        host("gpu1", "10.1.0.1", device_ids=("0", "1", "2")),
+        host("gpu2", "10.1.0.2", device_ids=("4", "6")),
+    )
+    facts = replace(FACTS, accelerator="cuda", hosts=hosts)
+    plan = make_host_plan(facts, nproc_per_node=2)
+    assert [node.device_ids for node in plan.nodes] == [("0", "1"), ("4", "6")]
+    with pytest.raises(InputError, match="3 GPUs asked for, but 2 of gpu2 are free"):
+        make_host_plan(facts, nproc_per_node=3)
+
+
+def test_only_a_folder_that_the_job_names_is_taken_for_shared(
+    make_host_plan: Callable[..., LaunchPlan],
+) -> None:
+    own = make_host_plan(nnodes="1:2")
+    assert own.checkpoint_dir == "/home/gpu1/.launcher/checkpoints/digits-0a1b2c"
+    shared = make_host_plan(
+        replace(FACTS, shares_storage=True), nnodes="1:2", checkpoint_dir="/nfs/digits"
+    )
+    assert dict(shared.nodes[1].env)["CHECKPOINT_DIR"] == "/nfs/digits"
+    assert dict(shared.nodes[1].rendezvous.conf)["fence_dir"] == "/nfs/digits"  # type: ignore[union-attr]
+    assert "fence_dir" not in dict(own.nodes[1].rendezvous.conf)  # type: ignore[union-attr]
+
+
+def test_hosts_that_are_held_are_left_out(make_job: Callable[..., JobSpec]) -> None:
+    busy = {"gpu1": "all its GPUs are held by other-1"}
+    assert decide_hosts(FACTS.hosts, busy, make_job(nnodes="1:2")) == FACTS.hosts[1:]
+    with pytest.raises(TargetError) as error:
+        decide_hosts(FACTS.hosts, busy, make_job(nnodes=2))
+    assert "1 of 2 hosts can be used\n  gpu1: all its GPUs are held by other-1" in error.value.what
+
+
+def test_the_script_of_a_plan_on_hosts_is_as_recorded(
+    make_host_plan: Callable[..., LaunchPlan], expect_golden: Callable[[str, str], None]
+) -> None:
+    plan = make_host_plan(engine="torchrun", command=["train.py", "it's $HOME", "a\nb"])
+    expect_golden("hosts-static-2x1.sh", render_hosts(plan).shell())
+
+
+def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
+    make_host_plan: Callable[..., LaunchPlan],
+) -> None:
+    facts = replace(FACTS, runs_bare=False, image="fabric-train:cpu", user="7:7", code=None)
+    node = render_hosts(make_host_plan(facts, hosts={})).nodes[1]
+    words = list(node.argv)
+    assert words[words.index("--network") + 1] == "host"
+    run_dir = "/home/gpu2/.launcher/runs/digits-0a1b2c"
+    assert f"type=bind,source={run_dir},target=/launcher/run" in words
+    assert "/home/gpu2/.launcher/checkpoints/digits-0a1b2c" in node.folders
+    assert node.container == "digits-0a1b2c-1"
