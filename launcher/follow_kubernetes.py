@@ -160,4 +160,5 @@ class ClusterFollower:
             self._target.collect(self._plan)
 
     def _write(self, reason: Reason, detail: str) -> Outcome:
-        return write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
+        plan = self._target.as_run(self._plan)
+        return write_outcome(self._run, plan, reason, detail, self._clock.wall())

@@ -5,7 +5,9 @@ Objects are as the API server sends them, as plain data.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -154,6 +156,15 @@ def _trouble(status: Object, own: Object) -> tuple[Trouble | None, str]:
     return None, (state.get("terminated") or {}).get("message", "").strip()
 
 
+def parse_outcome(message: str) -> dict[str, Any] | None:
+    """The agent's outcome that a termination message holds; None for any other message."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(message)
+        if isinstance(found, dict) and "reason" in found:
+            return found
+    return None
+
+
 # -- the job itself -----------------------------------------------------------------------------
 
 GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
@@ -197,8 +208,10 @@ def reason_of_end(end: JobEnd, pods: tuple[PodView, ...]) -> tuple[Reason, str]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {FIX[Trouble.OUT_OF_MEMORY]}"
     if failed:
-        last = failed[0].message.splitlines()[-MESSAGE_LINES:]
-        return reason_of_exit_code(failed[0].exit_code or 0), f"{failed[0].name}: {' '.join(last)}"
+        outcome = parse_outcome(failed[0].message)
+        said = str(outcome.get("detail", "")) if outcome else failed[0].message
+        last = " ".join(said.splitlines()[-MESSAGE_LINES:])
+        return reason_of_exit_code(failed[0].exit_code or 0), f"{failed[0].name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word

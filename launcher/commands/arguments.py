@@ -152,18 +152,21 @@ def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     choice = choose_target(job, forced, run_root(arguments), open_)
     run_id = new_run_id(job.name, os.urandom(3))
     if choice.facts.target == KUBERNETES:
-        from launcher.kubernetes_plan import plan_kubernetes
-
-        if arguments.resume:
-            raise InputError(
-                f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
-                "leave it out; kubernetes.checkpoint says where they are",
-            )
-        root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
-        given = {"run_id": run_id, "run_root": root, "cwd": cwd}
-        return choice, plan_kubernetes(job, extra_args=arguments.extra, **given)
+        return choice, _planned_kubernetes(job, run_id, arguments)
     plan_ = plan_on_hosts if choice.facts.hosts else plan_run
     return choice, plan_(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
+
+
+def _planned_kubernetes(job: JobSpec, run_id: str, arguments: argparse.Namespace) -> LaunchPlan:
+    from launcher.kubernetes_plan import plan_kubernetes
+
+    if arguments.resume:
+        raise InputError(
+            f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
+            "leave it out; kubernetes.checkpoint says where they are",
+        )
+    root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
+    return plan_kubernetes(job, run_id=run_id, run_root=root, cwd=cwd, extra_args=arguments.extra)
 
 
 def read_hosts(arguments: argparse.Namespace) -> Inventory | None:

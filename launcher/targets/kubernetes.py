@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from launcher.job import JobSpec
 from launcher.kubernetes_plan import plan_facts
 from launcher.manifests import Manifest, render_manifest
 from launcher.plan import LaunchPlan
-from launcher.pod_states import JobEnd, PodView, parse_job_end, parse_pod
+from launcher.pod_states import JobEnd, PodView, parse_job_end, parse_outcome, parse_pod
 from launcher.pods import PodSettings, plan_pods
 from launcher.render.pod import pods_of
 from launcher.runs import RunFolder, make_folders, write_atomically
@@ -249,13 +249,33 @@ class KubernetesTarget:
         follower.start()
 
     def collect(self, plan: LaunchPlan) -> None:
-        """As ``Target.collect``: the logs' last lines, within ``LOG_LIMIT_S``."""
-        self.follow(plan).refresh()
+        """As ``Target.collect``: the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
+        pods = self.follow(plan).refresh()
         self.follow_logs(plan)
+        for pod in pods:
+            self._save_outcome(plan, pod)
         deadline = self._clock.monotonic() + LOG_LIMIT_S
         ended = [f for s, f in self._followers.items() if _fate(s, self.follow(plan)).is_over]
         for follower in ended:
             follower.finish(max(0.1, deadline - self._clock.monotonic()))
+
+    def _save_outcome(self, plan: LaunchPlan, pod: PodView) -> None:
+        """What the agent said in its termination message, where a shared folder would have it."""
+        outcome = parse_outcome(pod.message)
+        if outcome is None or pod.node_index is None:
+            return
+        incarnation = self._incarnation(plan, pod.node_index, pod.uid, pod.restarts)
+        folder = RunFolder(Path(plan.run_dir)).node_dir(pod.node_index, incarnation)
+        make_folders((str(folder),))
+        write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
+
+    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan with the incarnations that its nodes have come to."""
+        nodes = tuple(
+            replace(node, incarnation=max(len(self._incarnations.get(node.node_index, ())) - 1, 0))
+            for node in plan.nodes
+        )
+        return replace(plan, nodes=nodes)
 
     # -- changing --------------------------------------------------------------------------------
 

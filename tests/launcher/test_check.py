@@ -336,3 +336,8 @@ def test_every_kind_with_fields_has_a_check() -> None:
     from launcher.checks.fields import FIELDS
 
     assert set(FIELDS) <= set(CHECKS)
+
+
+def test_the_docs_name_every_rule() -> None:
+    text = (ROOT / "docs/manifests.md").read_text()
+    assert not [rule.value for rule in Rule if f"| `{rule.value}` |" not in text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -456,6 +457,26 @@ def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: Ru
     assert "launcher stop digits-0a1b2c removes it" in run.text
     assert "dying" in run.text
     assert ("jobs", "digits") in server.objects
+
+
+def test_the_agents_outcome_comes_home_in_the_termination_message(
+    server: FakeCluster, run: Run
+) -> None:
+    told = {
+        "schema": 1, "node_index": 0, "incarnation": 0, "reason": "restarts-exhausted",
+        "exit_code": 1, "detail": "rank 0 failed 4 times", "attempts": 4,
+        "restarts": {"exit": 3}, "started_at": 1.0, "finished_at": 2.0, "first": None,
+        "collateral": [],
+    }  # fmt: skip
+    state = ended(1, message=json.dumps(told))
+    server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=state))
+    server.log("digits-0-a", ended=True)
+    condition(server, "Failed", reason="PodFailurePolicy", message="x")
+    outcome = run.end()
+    assert outcome.reason == "restarts-exhausted"
+    assert outcome.restarts == {"exit": 3}
+    saved = run.folder.node_dir(0, 0) / contract.OUTCOME_FILE
+    assert json.loads(saved.read_text()) == told
 
 
 def test_troubles_are_told_while_the_run_waits(server: FakeCluster, run: Run) -> None:
