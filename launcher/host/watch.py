@@ -89,8 +89,9 @@ class Watch:
                 return
             offset = self._offset(name, before, mark)
             file.seek(offset)
-            first = True
-            while (data := file.read(CHUNK_BYTES)) or (first and offset != mark[1]):
+            # Without a byte, a new file and one that was emptied are news too.
+            first = self._sent.get(name, -1) not in range(offset + 1)
+            while (data := file.read(CHUNK_BYTES)) or first:
                 write_frame(self._out, {"file": name, "offset": offset, "new": offset == 0}, data)
                 offset += len(data)
                 first = False

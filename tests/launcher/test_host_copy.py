@@ -1,0 +1,123 @@
+"""A run's files on a host come into the folder here: every byte once, at its place."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.host.frames import BrokenFrameError, read_frame, write_frame
+from launcher.host.watch import Watch
+from launcher.targets.host_line import read_sizes, write_at
+
+
+class Pair:
+    """A host's run folder, the one here, and a line between them that can be cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self.there, self.here = folder / "there", folder / "here"
+        self.there.mkdir()
+        self.here.mkdir()
+        self.connect()
+
+    def connect(self) -> None:
+        self.wire = io.BytesIO()
+        asked = {
+            "run_id": "r",
+            "run_dir": str(self.there),
+            "nodes": [0],
+            "once": True,
+            "lease_dir": str(self.there / "leases"),
+            "ttl_s": 0,
+            "have": read_sizes(self.here),
+        }
+        self.watch = Watch(asked, self.wire)
+
+    def copy(self) -> int:
+        """Bytes of files that travelled."""
+        start = self.wire.tell()
+        self.watch.send_new()
+        self.wire.seek(start)
+        travelled = 0
+        while (frame := read_frame(self.wire)) is not None:
+            message, blob = frame
+            if "file" in message:
+                travelled += len(blob)
+                write_at(self.here, message, blob)
+        return travelled
+
+    def append(self, name: str, data: bytes) -> None:
+        path = self.there / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_a_growing_file_travels_once(pair: Pair) -> None:
+    pair.append("nodes/0/0/stdout", b"one\n\xff\0")
+    assert pair.copy() == 6
+    pair.append("nodes/0/0/stdout", b"two\n")
+    assert pair.copy() == 4
+    assert pair.copy() == 0
+    assert (pair.here / "nodes/0/0/stdout").read_bytes() == b"one\n\xff\0two\n"
+
+
+def test_after_a_cut_the_copy_goes_on_where_it_broke(pair: Pair) -> None:
+    pair.append("nodes/0/0/stdout", b"a" * 3_000_000)
+    pair.watch.send_new()
+    pair.wire.seek(0)
+    first, blob = read_frame(pair.wire) or ({}, b"")
+    write_at(pair.here, first, blob)
+    pair.connect()
+    pair.append("nodes/0/0/stdout", b"b")
+    assert pair.copy() == 3_000_001 - len(blob)
+    assert (pair.here / "nodes/0/0/stdout").read_bytes() == b"a" * 3_000_000 + b"b"
+
+
+def test_a_replaced_file_travels_as_a_whole(pair: Pair) -> None:
+    for text in ('{"loss": 12345}', '{"loss": 1}', '{"loss": 222222222}'):
+        (pair.there / "new").write_text(text)
+        (pair.there / "new").replace(pair.there / "metrics.json")
+        pair.copy()
+        assert (pair.here / "metrics.json").read_text() == text
+
+
+def test_an_empty_file_is_there_too(pair: Pair) -> None:
+    pair.append("nodes/0/0/stderr", b"")
+    pair.copy()
+    assert (pair.here / "nodes/0/0/stderr").read_bytes() == b""
+
+
+def test_code_agent_and_checkpoints_stay_on_the_host(pair: Pair) -> None:
+    for name in ("code/train.py", "agent.pyz", "checkpoints/step-1/weights", ".hidden"):
+        pair.append(name, b"x")
+    assert pair.copy() == 0
+
+
+@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "plan.json", "outcome.json", ""])
+def test_a_host_writes_nowhere_but_into_its_part_of_the_run_folder(pair: Pair, name: str) -> None:
+    write_at(pair.here, {"file": name, "offset": 0, "new": True}, b"x")
+    assert list(pair.here.rglob("*")) == []
+    assert not (pair.here.parent / "escape").exists()
+
+
+def test_a_message_brings_any_text_and_bytes(pair: Pair) -> None:
+    wire = io.BytesIO()
+    message = {"argv": ["", "a\nb", "\udcff", "你好", "$(x)"]}
+    write_frame(wire, message, b"\0\n1 2\n")
+    wire.seek(0)
+    assert read_frame(wire) == (message, b"\0\n1 2\n")
+    assert read_frame(wire) is None
+
+
+@pytest.mark.parametrize("text", [b"hello\n", b"5 0\n{}", b"-1 0\n", b"2 0\n[]"])
+def test_a_message_that_is_none_is_refused(text: bytes) -> None:
+    with pytest.raises((BrokenFrameError, json.JSONDecodeError)):
+        read_frame(io.BytesIO(text))
