@@ -68,7 +68,6 @@ def test_what_pod_security_loses_is_said_beside_the_manifest(
             ["render", "job.yaml", "--on", "kubernetes", "--nnodes", "1:2", "--kind", "jobset"],
             "size",
         ),
-        (["run", "job.yaml", "--on", "kubernetes"], "kubectl apply"),
     ],
 )
 def test_what_cannot_be_rendered_is_bad_input_with_a_fix(
