@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+
 import pytest
 
 from tests.hosts.places import Network
@@ -35,3 +39,23 @@ def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -
     done = typist("run", "job.yaml", "--nnodes", "2:4")
     assert done.returncode == 0, done.stderr
     assert "world ['gpu1', 'gpu2', 'gpu3', 'gpu4'] rank 0" in done.stderr
+
+
+def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> None:
+    typist.write(WHO, "engine: torchrun\n")
+    printed = typist("render", "job.yaml", "--nnodes", "2")
+    assert printed.returncode == 0, printed.stderr
+    code = typist.folder / "code.tar.gz"
+    subprocess.run(["tar", "-czf", code, "train.py"], cwd=typist.folder, check=True)
+    done = subprocess.run(
+        ["bash", "-c", printed.stdout],
+        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "CODE": str(code)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
+    for host in typist.network.hosts:
+        shutil.rmtree(host.home / ".launcher/runs", ignore_errors=True)
