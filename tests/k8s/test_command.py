@@ -1,0 +1,80 @@
+"""``launcher render JOB --on kubernetes``: what it prints, and what it says where it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import run_command
+
+JOB = """\
+name: tiny
+command: [train.py]
+nproc_per_node: 1
+nnodes: 2
+kubernetes: {checkpoint: pvc/storage}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "kinds"),
+    [
+        ([], ["ConfigMap", "PyTorchJob"]),
+        (["--kind", "job"], ["ConfigMap", "Service", "Job"]),
+        (["--kind", "jobset"], ["ConfigMap", "JobSet"]),
+        (["--kind", "trainjob"], ["ConfigMap", "TrainingRuntime", "TrainJob"]),
+        (["--set", "kubernetes.kind=job"], ["ConfigMap", "Service", "Job"]),
+    ],
+)
+def test_objects_are_printed_in_the_order_in_which_they_are_needed(
+    argv: list[str], kinds: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["render", "job.yaml", "--on", "kubernetes", *argv]) == 0
+    printed = capsys.readouterr()
+    assert [one["kind"] for one in yaml.safe_load_all(printed.out)] == kinds
+    assert printed.err == ""
+
+
+def test_arguments_behind_two_dashes_reach_the_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["render", "job.yaml", "--on", "kubernetes", "--", "--epochs=3"]) == 0
+    assert "--epochs=3" in capsys.readouterr().out
+
+
+def test_what_pod_security_loses_is_said_beside_the_manifest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    opt_in = ["--set", "kubernetes.host_network=true"]
+    assert run_command(["render", "job.yaml", "--on", "kubernetes", *opt_in]) == 0
+    said = capsys.readouterr().err
+    assert said == "note: not admissible under Pod Security restricted: kubernetes.host_network\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["render", "job.yaml", "--kind", "job", "--on", "local"], "--kind job without --on"),
+        (["render", "job.yaml", "--on", "kubernetes", "--resume", "r"], "--resume r"),
+        (
+            ["render", "job.yaml", "--on", "kubernetes", "--nnodes", "1:2", "--kind", "jobset"],
+            "size",
+        ),
+    ],
+)
+def test_what_cannot_be_rendered_is_bad_input_with_a_fix(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(argv) == 2
+    told = capsys.readouterr()
+    assert says in told.err
+    assert "  fix: " in told.err
+    assert told.out == ""
