@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -37,6 +36,7 @@ OF_THE_PLACE = {
     *("LAUNCHER_NODE_DIR", "LAUNCHER_HEARTBEAT"),
 }
 """Addresses, ports and folders: there everywhere, and another one in each place."""
+Run = Callable[[str, str], list[dict[str, str]]]
 JOBS: dict[str, dict[str, Any]] = {
     "elastic engine": {},
     "static": {"rdzv": {"backend": "static"}, "engine": "agent"},
@@ -76,18 +76,24 @@ def read(folder: Path) -> list[dict[str, str]]:
     return found
 
 
-@cache
-def run_by_launcher(job: str, target: str) -> list[dict[str, str]]:
-    folder = Path(mkdtemp(prefix="same-environment-"))
-    (folder / "print_env.py").write_text(SCRIPT)
-    (folder / "job.yaml").write_text(yaml.safe_dump(fields_of(job)))
-    done = Runner(folder)("run", "job.yaml", "--on", target)
-    assert done.returncode == 0, done.stderr
-    return read(folder / "runs/latest")
+@pytest.fixture(scope="module")
+def run_by_launcher(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """``launcher run`` of a job on a target, once each."""
+
+    @cache
+    def run(job: str, target: str) -> list[dict[str, str]]:
+        folder = tmp_path_factory.mktemp("by-launcher")
+        (folder / "print_env.py").write_text(SCRIPT)
+        (folder / "job.yaml").write_text(yaml.safe_dump(fields_of(job)))
+        done = Runner(folder)("run", "job.yaml", "--on", target)
+        assert done.returncode == 0, done.stderr
+        return read(folder / "runs/latest")
+
+    return run
 
 
 @pytest.fixture
-def run_as_pods(tmp_path: Path) -> Iterator[Any]:
+def run_as_pods(tmp_path: Path) -> Iterator[Run]:
     started: list[Pods] = []
 
     def run(job: str, kind: str) -> list[dict[str, str]]:
@@ -111,7 +117,9 @@ def run_as_pods(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_every_worker_is_told_its_place_among_workers_and_not_among_pods(job: str) -> None:
+def test_every_worker_is_told_its_place_among_workers_and_not_among_pods(
+    job: str, run_by_launcher: Run
+) -> None:
     for rank, env in enumerate(run_by_launcher(job, "local")):
         assert env["RANK"] == env["ROLE_RANK"] == str(rank)
         assert env["WORLD_SIZE"] == "4"
@@ -123,7 +131,7 @@ def test_every_worker_is_told_its_place_among_workers_and_not_among_pods(job: st
 
 @pytest.mark.parametrize(("job", "place"), PLACES)
 def test_the_same_job_gives_every_worker_the_same_environment(
-    job: str, place: str, run_as_pods: Any
+    job: str, place: str, run_as_pods: Run, run_by_launcher: Run
 ) -> None:
     found = run_by_launcher(job, place) if place == "docker" else run_as_pods(job, place)
     assert found == run_by_launcher(job, "local")
