@@ -81,7 +81,8 @@ if __name__ == "__main__":
     main()
 """
 MODES = ("torchrun", "fresh", "fork")
-OURS = {"LAUNCHER_NODE_DIR", "LAUNCHER_HEARTBEAT", "LAUNCHER_NODE_INDEX", "OLDPWD", "_", "PWD"}
+OURS = {"LAUNCHER_NODE_DIR", "LAUNCHER_NODE_ATTEMPT", "LAUNCHER_HEARTBEAT", "LAUNCHER_NODE_INDEX"}
+OURS |= {"OLDPWD", "_", "PWD"}
 """What the agent adds; anything else would be a leak."""
 OTHERWISE = {
     "MASTER_PORT",
