@@ -12,7 +12,7 @@ import pytest
 
 from launcher import contract
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.report import AgentReport, Ledger, ledger_path, write_outcome
+from launcher.agent.report import AgentReport, Ledger, ledger_path, make_outcome, write_outcome
 from launcher.clock import SystemClock
 from launcher.follow import write_outcome as write_run_outcome
 from launcher.node_outcomes import parse_node_outcome, read_node_outcome, read_restarts
@@ -54,7 +54,8 @@ class Folder:
         report = AgentReport(reason=reason, ends=ends, **fields)
         code = int(EXIT_CODE_OF_REASON[reason])
         path = folder / contract.OUTCOME_FILE
-        write_outcome(path, report, exit_code=code, node_index=node, incarnation=0, **times)
+        outcome = make_outcome(report, exit_code=code, node_index=node, incarnation=0, **times)
+        write_outcome(path, outcome)
 
     def ledger(self, node: int, *causes: str) -> None:
         ledger = Ledger(

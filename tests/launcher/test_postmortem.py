@@ -12,7 +12,7 @@ import pytest
 
 from launcher import contract
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.report import AgentReport, Ledger, ledger_path
+from launcher.agent.report import AgentReport, Ledger, ledger_path, make_outcome
 from launcher.agent.report import write_outcome as write_node_outcome
 from launcher.cli import run_command
 from launcher.follow import write_outcome
@@ -85,10 +85,11 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
     }
     for (index, incarnation), report in reports.items():
         path = run.node_dir(index, incarnation) / contract.OUTCOME_FILE
-        write_node_outcome(
-            path, report, exit_code=1, node_index=index, incarnation=incarnation,
+        outcome = make_outcome(
+            report, exit_code=1, node_index=index, incarnation=incarnation,
             started_at=1001.0, finished_at=1030.0 - index,
         )  # fmt: skip
+        write_node_outcome(path, outcome)
     ended = {"reason": "restarts-exhausted", "exit_code": 1}
     restart = ("restart", {"attempt": 0, "cause": "membership"})
     write_ledger(

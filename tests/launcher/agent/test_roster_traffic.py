@@ -10,7 +10,7 @@ from launcher.agent.roster.words import Rules
 from tests.launcher.agent.simulation import World
 
 SECONDS = 2.0
-RULES = {"min_nodes": 2, "fenced": True, "last_call_s": 1.0}
+RULES = {"min_nodes": 2, "fenced": True, "last_call_s": 1.0, "detection_limit_s": 5.0}
 
 
 def traffic_of(world: World, seconds: float) -> list[Counter[str]]:
