@@ -153,8 +153,11 @@ class Host:
         """Ends every process of the host at once; /dev/shm and /tmp go with them."""
         if self._init is None:
             return
+        first = self.first_pid()
         self._init.kill()
         self._init.wait()
+        # Its first process ends after all its others: before that a port may still be taken.
+        wait_until(lambda: not _is_alive(first), what=f"{self.name} is off")
         self._init = None
         for name in ("shm", "tmp"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -282,6 +285,13 @@ class Network:
             host.remove()
         for argv in (("link", "del", self.label), ("netns", "del", self.switch)):
             subprocess.run(["ip", *argv], check=False, capture_output=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _free_subnet() -> int:
