@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory) -> str:
         reduction="exact", virtual_shards=SHARDS, global_batch_size=BATCH, max_steps=STEPS
     )
     folder = tmp_path_factory.mktemp("undisturbed")
-    return str(train(config, WorkerEnv(run_dir=folder, omp_num_threads=1))["weights_sha256"])
+    return str(train(config, WorkerEnv(run_dir=folder))["weights_sha256"])
 
 
 def run(folder: Path, clean: dict[str, str], faults: list[str]) -> tuple[dict, str]:

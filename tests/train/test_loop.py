@@ -20,7 +20,7 @@ from train.worker_env import WorkerEnv, World
 
 @pytest.fixture
 def env(tmp_path) -> WorkerEnv:
-    return WorkerEnv(run_dir=tmp_path / "run", omp_num_threads=1, progress="lines")
+    return WorkerEnv(run_dir=tmp_path / "run", progress="lines")
 
 
 def checkpoints(env: WorkerEnv) -> list[Path]:
@@ -72,7 +72,7 @@ def test_an_interrupted_training_ends_with_the_same_bits_as_an_uninterrupted_one
     train(TrainConfig(epochs=2, max_steps=7), env)
     train(TrainConfig(epochs=2, max_steps=22), env)
     resumed = train(config, env)
-    whole_env = WorkerEnv(run_dir=tmp_path / "whole", omp_num_threads=1)
+    whole_env = WorkerEnv(run_dir=tmp_path / "whole")
     whole = train(config, whole_env)
 
     assert (resumed["resumed_from_step"], whole["resumed_from_step"]) == (22, 0)
@@ -85,7 +85,7 @@ def test_a_second_resume_within_one_epoch_ends_with_the_same_bits_and_loss(env, 
     for max_steps in (3, 5, 11):
         resumed = train(TrainConfig(max_steps=max_steps, reduction="exact"), env)
     assert resumed["resumed_from_step"] == 5
-    whole_env = WorkerEnv(run_dir=tmp_path / "whole", omp_num_threads=1)
+    whole_env = WorkerEnv(run_dir=tmp_path / "whole")
     whole = train(TrainConfig(max_steps=11, reduction="exact"), whole_env)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["train_loss"] == pytest.approx(whole["train_loss"])

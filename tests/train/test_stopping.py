@@ -84,7 +84,7 @@ def test_a_second_start_goes_on_from_the_step_of_the_stop(tmp_path):
     (node_dir / "stop-request").write_text(
         json.dumps({"reason": "preempted", "at": now, "deadline": now + 0.5})
     )
-    env = WorkerEnv(run_dir=tmp_path, node_dir=node_dir, omp_num_threads=1)
+    env = WorkerEnv(run_dir=tmp_path, node_dir=node_dir)
     with pytest.raises(PreemptedError):
         train(TrainConfig(max_steps=9), env)
     answer = json.loads((node_dir / "stop-ack").read_text())
@@ -99,6 +99,6 @@ def test_room_for_newcomers_is_made_by_a_commit_and_the_training_goes_on(tmp_pat
     (node_dir / "stop-request").write_text(
         json.dumps({"reason": "resize", "at": 1.0, "deadline": time.time() + 60})
     )
-    env = WorkerEnv(run_dir=tmp_path, node_dir=node_dir, omp_num_threads=1)
+    env = WorkerEnv(run_dir=tmp_path, node_dir=node_dir)
     assert train(TrainConfig(max_steps=6), env)["steps"] == 6
     assert 0 < json.loads((node_dir / "stop-ack").read_text())["step"] < 6
