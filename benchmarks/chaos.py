@@ -41,8 +41,9 @@ DETECTION_LIMIT_S = 5
 
 JOB = """
 name: chaos
-command: [-m, train, --reduction=exact, --dropout=0.1, --max_grad_norm=1.0, --epochs={epochs},
-          --max_steps={steps}, --checkpoint_every_s=1, --virtual_shards=6, --global_batch_size=48]
+command: [-m, benchmarks.paced_train, --reduction=exact, --dropout=0.1, --max_grad_norm=1.0,
+          --epochs={epochs}, --max_steps={steps}, --checkpoint_every_s=1, --virtual_shards=6,
+          --global_batch_size=48]
 image: {image}
 nnodes: "1:{nodes}"
 nproc_per_node: 1
