@@ -33,6 +33,7 @@ def run_under_torchrun(folder: Path, script: str, *arguments: str) -> tuple[int,
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow  # the launcher runs the same scripts in every CI
 @pytest.mark.parametrize("script", ["raw_ddp.py", "fabric.py", "trainer.py"])
 def test_an_example_trains_in_one_world_of_two(tmp_path, script):
     code, out, err = run_under_torchrun(tmp_path, script)

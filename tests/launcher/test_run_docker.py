@@ -79,6 +79,7 @@ def test_a_lost_container_of_an_elastic_run_is_replaced_while_the_others_go_on(
     assert launcher.outcome["attempts"] == 1
 
 
+@pytest.mark.slow  # local processes show it in every CI
 def test_under_torchrun_losing_the_container_that_hosts_the_store_starts_all_again(
     launcher: Runner, engine: Any
 ) -> None:
@@ -112,6 +113,7 @@ def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_rest
     assert "worker-fault" not in launcher.outcome["restarts"]
 
 
+@pytest.mark.slow  # an elastic group shows it in every CI
 def test_digits_goes_on_from_its_checkpoint_when_a_node_of_a_fixed_group_is_killed(
     launcher: Runner, engine: Any
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
     assert containers(engine, run_id) == []
 
 
+@pytest.mark.slow  # the target's own test shows it in every CI
 def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
     launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n", MOUNTED)
     argv = ("run", "job.yaml", "--on", "docker", "--nnodes", "2")

@@ -95,6 +95,7 @@ def test_two_workers_train_one_model_and_rank_0_speaks_for_both(processes, finis
     assert "Traceback" not in err
 
 
+@pytest.mark.slow  # the kill matrix has a short slice
 def test_three_workers_of_which_one_is_killed_start_again_and_end_well(
     processes, finish, wait_until
 ):
