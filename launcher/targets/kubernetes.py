@@ -26,7 +26,7 @@ from launcher.render.pod import pods_of
 from launcher.runs import RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
-from launcher.targets.kubernetes_api import ApiError, Cluster, Object, Place
+from launcher.targets.kubernetes_api import IN_CLUSTER, ApiError, Cluster, Object, Place
 from launcher.targets.kubernetes_logs import Fate, LogFollower, Source
 from launcher.targets.kubernetes_watch import PodWatch
 
@@ -70,10 +70,16 @@ class KubernetesTarget:
     name = "kubernetes"
 
     def __init__(
-        self, run_root: Path, cluster: Cluster | None = None, clock: Clock | None = None
+        self,
+        run_root: Path,
+        cluster: Cluster | None = None,
+        clock: Clock | None = None,
+        *,
+        context: str | None = None,
     ) -> None:
         self._run_root = run_root
         self._given = cluster
+        self._context = context
         self._clock = clock or SystemClock()
         self._watch: PodWatch | None = None
         self._followers: dict[Source, LogFollower] = {}
@@ -83,15 +89,10 @@ class KubernetesTarget:
 
     def _cluster(self, run_id: str, namespace: str | None = None) -> Cluster:
         if self._given is None:
-            self._given = self._read_cluster(run_id) or Cluster(namespace=namespace)
+            self._given = read_cluster(self._run_root / run_id) or Cluster(
+                context=self._context, namespace=namespace
+            )
         return self._given
-
-    def _read_cluster(self, run_id: str) -> Cluster | None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            told = json.loads((self._run_root / run_id / CLUSTER_FILE).read_text())
-            context = None if told["context"] == "in-cluster" else told["context"]
-            return Cluster(context=context, namespace=told["namespace"])
-        return None
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: asks only whether the cluster answers."""
@@ -132,8 +133,7 @@ class KubernetesTarget:
             # With the job goes what was made for it, also by kubectl delete.
             cluster.merge(Place.of(item), {"metadata": {"ownerReferences": [_owner(made)]}})
         make_folders((plan.run_dir,))
-        told = {"context": cluster.context, "namespace": cluster.namespace}
-        write_atomically(Path(plan.run_dir) / CLUSTER_FILE, json.dumps(told))
+        write_cluster(Path(plan.run_dir), cluster)
 
     def _remove_all(self, cluster: Cluster, items: list[Object]) -> None:
         for item in items:
@@ -320,6 +320,21 @@ class KubernetesTarget:
     def live_runs(self) -> tuple[LiveRun, ...]:
         """None are reported: runs of a cluster go on without a launcher, as they are meant to."""
         return ()
+
+
+def read_cluster(run_dir: Path) -> Cluster | None:
+    """Where a run was submitted to; None where nothing says so."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        told = json.loads((run_dir / CLUSTER_FILE).read_text())
+        context = None if told["context"] == IN_CLUSTER else told["context"]
+        return Cluster(context=context, namespace=told["namespace"])
+    return None
+
+
+def write_cluster(run_dir: Path, cluster: Cluster) -> None:
+    """Remembers it for later calls."""
+    told = {"context": cluster.context, "namespace": cluster.namespace}
+    write_atomically(run_dir / CLUSTER_FILE, json.dumps(told))
 
 
 def _read_incarnations(run: RunFolder, index: int) -> list[tuple[str, int]]:

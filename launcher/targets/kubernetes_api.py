@@ -23,6 +23,8 @@ STREAM_SILENCE_S = 330.0
 """Longer than an API server lets a watch live without an event."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FIELD_MANAGER = "launcher"
+IN_CLUSTER = "in-cluster"
+"""The name of the context of a pod that has no kubeconfig."""
 PLURALS = {
     "ConfigMap": "configmaps",
     "Service": "services",
@@ -99,9 +101,9 @@ class Cluster:
     @property
     def _in_cluster(self) -> bool:
         """As kubectl: inside of a pod where no kubeconfig says otherwise."""
-        has_config = "KUBECONFIG" in os.environ or Path("~/.kube/config").expanduser().is_file()
+        files = (Path(name).expanduser() for name in _config_files().split(os.pathsep) if name)
         inside = "KUBERNETES_SERVICE_HOST" in os.environ
-        return inside and not has_config and self._context is None
+        return inside and self._context is None and not any(file.is_file() for file in files)
 
     @functools.cached_property
     def namespace(self) -> str:
@@ -109,15 +111,13 @@ class Cluster:
         if self._namespace:
             return self._namespace
         if self._in_cluster:
-            with contextlib.suppress(OSError):
-                return NAMESPACE_FILE.read_text().strip()
-            return "default"
+            return _namespace_inside()
         return str(self._read_context().get("namespace") or "default")
 
     @property
     def context(self) -> str:
-        """The context's name; ``in-cluster`` inside of a pod."""
-        return "in-cluster" if self._in_cluster else (self._context or self._active()["name"])
+        """The context's name; ``IN_CLUSTER`` inside of a pod."""
+        return IN_CLUSTER if self._in_cluster else (self._context or self._active()["name"])
 
     def _read_context(self) -> Object:
         found: Object = self._active()["context"]
@@ -277,7 +277,16 @@ class Cluster:
 
 def _config_files() -> str:
     """Asked for each time: the official client remembers what it was when it was imported."""
-    return os.environ.get("KUBECONFIG", "~/.kube/config")
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def _namespace_inside() -> str:
+    """As client-go's ``inClusterClientConfig.Namespace``: POD_NAMESPACE, else the account's own."""
+    if named := os.environ.get("POD_NAMESPACE"):
+        return named
+    with contextlib.suppress(OSError):
+        return NAMESPACE_FILE.read_text().strip() or "default"
+    return "default"
 
 
 # -- errors -------------------------------------------------------------------------------------

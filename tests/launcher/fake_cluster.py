@@ -52,6 +52,7 @@ class FakeCluster:
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.kinds = set(KINDS)
+        self.namespaces = {"team"}
         self.oldest_version = 0
         self.version = 100
         self._closing = False
@@ -69,6 +70,8 @@ class FakeCluster:
         self._server.server_close()
 
     def write_kubeconfig(self, path: Path, namespace: str = "team") -> Path:
+        """A file with the current context ``fake``, and ``other`` in namespace ``others``."""
+        spaces = {"fake": namespace, "other": "others"}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -76,10 +79,8 @@ class FakeCluster:
             "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
             "users": [{"name": "me", "user": {"token": "t0ken"}}],
             "contexts": [
-                {
-                    "name": "fake",
-                    "context": {"cluster": "fake", "user": "me", "namespace": namespace},
-                }
+                {"name": name, "context": {"cluster": "fake", "user": "me", "namespace": space}}
+                for name, space in spaces.items()
             ],
         }
         path.write_text(json.dumps(config))
@@ -185,17 +186,27 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, {"gitVersion": "v1.31.0"})
         parts = path.strip("/").split("/")
         at = parts.index("namespaces") + 2
-        plural, rest = parts[at], parts[at + 1 :]
+        namespace, plural, rest = parts[at - 1], parts[at], parts[at + 1 :]
         if plural not in self.cluster.kinds:
             if plural in BUILT_IN:
                 return self._fail(404, "not found")
             # As sent for a path that no resource is registered for: text, no Status.
             return self._text(404, "404 page not found\n")
+        if namespace not in self.cluster.namespaces:
+            return self._elsewhere(method, namespace, plural, rest)
         if rest[1:] == ["log"]:
             return self._log(rest[0], query)
         if method == "GET" and not rest:
             return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
         return self._object(method, plural, rest[0] if rest else "", query, body)
+
+    def _elsewhere(self, method: str, namespace: str, plural: str, rest: list[str]) -> None:
+        """Reading in a namespace that is not there finds nothing; writing is told why."""
+        if method == "GET" and not rest:
+            return self._send(200, {"kind": "PodList", "metadata": {}, "items": []})
+        if method == "GET":
+            return self._fail(404, f'{plural} "{rest[0]}" not found', "NotFound")
+        return self._fail(404, f'namespaces "{namespace}" not found', "NotFound")
 
     def _object(
         self, method: str, plural: str, name: str, query: dict[str, str], body: Object

@@ -37,16 +37,6 @@ JOB = Place(api_version="batch/v1", kind="Job", name="digits")
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    fake = FakeCluster()
-    monkeypatch.setenv("KUBECONFIG", str(fake.write_kubeconfig(tmp_path / "kubeconfig")))
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
 def cluster(server: FakeCluster) -> Cluster:
     return Cluster()
 

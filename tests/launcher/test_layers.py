@@ -142,7 +142,8 @@ LAYERS: dict[float, set[str]] = {
     | {
         f"commands.{name}"
         for name in (
-            *("arguments", "check", "play", "doctor", "env", "hosts", "jobs", "runs", "schema"),
+            *("arguments", "check", "cluster", "play", "doctor", "env", "hosts", "jobs"),
+            *("runs", "schema"),
         )
     },
 }
