@@ -10,7 +10,11 @@ import pytest
 
 from launcher.cli import run_command
 from launcher.errors import ExitCode
+from launcher.jobfile import read_job
+from launcher.kubernetes_plan import plan_kubernetes
+from launcher.runs import RunFolder
 from launcher.targets import kubernetes_api
+from launcher.targets.kubernetes import KubernetesTarget
 from launcher.targets.kubernetes_api import IN_CLUSTER, Cluster
 from tests.launcher.fake_cluster import FakeCluster
 
@@ -104,11 +108,6 @@ def test_a_context_that_is_not_there_is_told_before_anything_is_made(
 @pytest.fixture
 def run_id(server: FakeCluster, launcher: Command) -> str:
     """A run that was submitted to context ``fake``; nobody follows it."""
-    from launcher.jobfile import read_job
-    from launcher.kubernetes_plan import plan_kubernetes
-    from launcher.runs import RunFolder
-    from launcher.targets.kubernetes import KubernetesTarget
-
     plan = plan_kubernetes(
         read_job("job.yaml", []),
         run_id="digits-0a1b2c",

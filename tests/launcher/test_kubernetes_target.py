@@ -23,6 +23,7 @@ from launcher.kubernetes_plan import plan_kubernetes
 from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder
 from launcher.state import NodeState, Reason
+from launcher.targets import kubernetes_logs, kubernetes_watch
 from launcher.targets.kubernetes import KubernetesTarget
 from launcher.targets.kubernetes_api import ApiError, Cluster, Place
 from launcher.targets.kubernetes_logs import Cursor, Fate, LogFollower, Source
@@ -34,6 +35,12 @@ pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 ROOT = Path(__file__).parents[2]
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = Place(api_version="batch/v1", kind="Job", name="digits")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kubernetes_logs, kubernetes_watch):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
 
 
 @pytest.fixture
