@@ -22,6 +22,9 @@ REQUEST_LIMIT_S = 30.0
 STREAM_SILENCE_S = 330.0
 """Longer than an API server lets a watch live without an event."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+CONNECTIONS = 1024
+"""Kept open at once. The client's own default is a few for each core, and a pod's log takes one: it
+would warn on the terminal of each one more."""
 FIELD_MANAGER = "launcher"
 IN_CLUSTER = "in-cluster"
 """The name of the context of a pod that has no kubeconfig."""
@@ -84,19 +87,25 @@ class Cluster:
     def _client(self) -> Any:
         from kubernetes import client, config
 
+        settings = client.Configuration()
         try:
             if self._in_cluster:
-                config.load_incluster_config()
-                return client.ApiClient()
-            # What the official client refreshes must not be written into a person's kubeconfig.
-            return config.new_client_from_config(
-                config_file=_config_files(), context=self._context, persist_config=False
-            )
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                # What the client refreshes must not be written into a person's kubeconfig.
+                config.load_kube_config(
+                    config_file=_config_files(),
+                    context=self._context,
+                    client_configuration=settings,
+                    persist_config=False,
+                )
         except config.ConfigException as error:
             raise TargetError(
                 f"no cluster: {str(error).splitlines()[0]}",
                 "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
             ) from error
+        settings.connection_pool_maxsize = CONNECTIONS
+        return client.ApiClient(settings)
 
     @property
     def _in_cluster(self) -> bool:

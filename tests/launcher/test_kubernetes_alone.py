@@ -262,3 +262,21 @@ def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(
     put(server, "d-0", 0, **fields)
     assert run_command(["status", run.run_id, "--runs", str(run.path.parent)]) == 0
     assert f"node 0.0: {told}" in capsys.readouterr().out
+
+
+def test_many_pods_are_followed_at_once_and_nothing_but_their_lines_is_said(
+    server: FakeCluster, run: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"d-{index}" for index in range(48)]
+    for index, name in enumerate(names):
+        put(server, name, index)
+        say(server, name, f"[{index}/{index}] hello", at=1)
+    logs = Logs(run)
+    server.until(lambda: len(logs.lines) == len(names))
+    for index, name in enumerate(names):
+        say(server, name, at=2, last=True)
+        put(server, name, index, phase="Failed", state=ended(1))
+    end(server, "Failed")
+    assert sorted(logs.end()) == sorted(f"[{i}/{i}] hello" for i in range(48))
+    # With no handler of its own, Python prints warnings of the client to the terminal.
+    assert [record.getMessage() for record in caplog.records] == []
