@@ -11,6 +11,7 @@ import pytest
 
 from launcher import contract
 from launcher.cli import run_command
+from launcher.errors import ExitCode
 from launcher.job import JobSpec
 from launcher.kubernetes_plan import plan_kubernetes
 from launcher.listing import read_state, show_logs
@@ -280,3 +281,54 @@ def test_many_pods_are_followed_at_once_and_nothing_but_their_lines_is_said(
     assert sorted(logs.end()) == sorted(f"[{i}/{i}] hello" for i in range(48))
     # With no handler of its own, Python prints warnings of the client to the terminal.
     assert [record.getMessage() for record in caplog.records] == []
+
+
+# -- changing -------------------------------------------------------------------------------------
+
+
+def command(run: RunFolder, *argv: str) -> int:
+    return run_command([argv[0], run.run_id, *argv[1:], "--runs", str(run.path.parent)])
+
+
+def test_a_job_is_scaled_without_a_launcher_and_status_expects_no_more_nodes(
+    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(server, "d-0", 0)
+    put(server, "d-1", 1)
+    assert command(run, "scale", "1") == 0
+    spec = server.objects["jobs", "digits"]["spec"]
+    assert (spec["parallelism"], spec["completions"]) == (1, 1)
+    server.remove("pods", "d-1")
+    assert command(run, "status") == 0
+    said = capsys.readouterr().out
+    assert "node 0.0: running" in said
+    assert "node 1" not in said
+
+
+@pytest.mark.parametrize("nodes", ["0", "3"])
+def test_a_size_outside_of_the_jobs_bounds_is_refused(
+    nodes: str, server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(run, "scale", nodes) == ExitCode.BAD_INPUT
+    assert "nnodes of digits-0a1b2c is 1:2" in capsys.readouterr().err
+    assert server.objects["jobs", "digits"]["spec"]["parallelism"] == 2
+
+
+def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(
+    server: FakeCluster, run: RunFolder
+) -> None:
+    assert command(run, "stop") == 0
+    assert server.objects == {}
+    outcome = run.read_outcome()
+    assert outcome is not None
+    assert outcome.reason == "stop-requested"
+    assert command(run, "stop") == 0
+
+
+def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(
+    server: FakeCluster, run: RunFolder
+) -> None:
+    before = {*server.objects}
+    assert command(run, "stop", "--keep") == 0
+    assert {*server.objects} == before
+    assert server.objects["jobs", "digits"]["spec"]["suspend"] is True

@@ -511,6 +511,42 @@ def test_scaling_patches_both_counts_at_once(
     run.follower.stop_reason = Reason.INTERRUPTED
 
 
+def test_scaling_a_pytorchjob_patches_its_workers(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    target.submit(plan("pytorchjob"))
+    before = server.objects["pytorchjobs", "digits"]["spec"]
+    target.scale(plan("pytorchjob"), 1)
+    after = server.objects["pytorchjobs", "digits"]["spec"]
+    assert after["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 1
+    assert before["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 2
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        ("pytorchjob", ("runPolicy", "suspend")),
+        ("jobset", ("suspend",)),
+        ("trainjob", ("suspend",)),
+    ],
+)
+def test_every_operators_kind_is_suspended_where_it_reads_that(
+    kind: str,
+    at: tuple[str, ...],
+    server: FakeCluster,
+    target: KubernetesTarget,
+    plan: Callable[..., LaunchPlan],
+) -> None:
+    made = plan(kind) if kind == "pytorchjob" else plan(kind, nnodes=2)
+    target.submit(made)
+    target.suspend(made)
+    found = server.objects[f"{kind}s", "digits"]["spec"]
+    for key in at:
+        found = found[key]
+    assert found is True
+
+
 def test_a_kind_that_keeps_its_size_refuses_to_scale(
     target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
