@@ -57,7 +57,7 @@ LAYERS: dict[float, set[str]] = {
         "hosts",
         "lines",
     },
-    2: {"yaml_source", "yaml_words", "manifest_source", "pytorchjob", "inventory"}
+    2: {"yaml_source", "yaml_loaders", "yaml_words", "manifest_source", "pytorchjob", "inventory"}
     | {"job_problems", "jobfile", "reference", "plan", "torchrun"}
     | {"agent_task", "agent_logs", "kubernetes_plan", "hosts_plan"},
     3: {

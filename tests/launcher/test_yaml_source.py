@@ -42,7 +42,7 @@ def test_the_fast_reader_of_many_documents_sees_what_the_careful_one_sees(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = parse_documents(text, "a.yaml")
-    monkeypatch.setattr(yaml_source, "_FastLoader", yaml_source._CoreLoader)
+    monkeypatch.setattr(yaml_source, "FastLoader", yaml_source.CoreLoader)
     assert fast == parse_documents(text, "a.yaml")
 
 
@@ -52,7 +52,7 @@ def test_what_the_fast_reader_refuses_is_told_in_the_careful_ones_words(
 ) -> None:
     with pytest.raises(YamlError) as fast:
         parse_documents(text, "a.yaml")
-    monkeypatch.setattr(yaml_source, "_FastLoader", yaml_source._CoreLoader)
+    monkeypatch.setattr(yaml_source, "FastLoader", yaml_source.CoreLoader)
     with pytest.raises(YamlError) as careful:
         parse_documents(text, "a.yaml")
     assert str(fast.value) == str(careful.value)
