@@ -381,8 +381,8 @@ def _applied(held: Object | None, given: Object) -> Object:
 
 def _selected(item: Object, selector: str) -> bool:
     labels = item["metadata"].get("labels") or {}
-    wanted = [pair.split("=") for pair in selector.split(",") if pair]
-    return all(labels.get(key) == value for key, value in wanted)
+    wanted = [pair.partition("=") for pair in selector.split(",") if pair]
+    return all(labels.get(key) == value if is_ else key in labels for key, is_, value in wanted)
 
 
 # -- pods, as a kubelet reports them -----------------------------------------------------------

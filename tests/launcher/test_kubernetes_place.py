@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.cli import run_command
 from launcher.errors import ExitCode
+from launcher.job import JobSpec
 from launcher.jobfile import read_job
 from launcher.kubernetes_plan import plan_kubernetes
+from launcher.manifests import render_manifest
 from launcher.runs import RunFolder
 from launcher.targets import kubernetes_api
 from launcher.targets.kubernetes import KubernetesTarget
 from launcher.targets.kubernetes_api import IN_CLUSTER, Cluster
-from tests.launcher.fake_cluster import FakeCluster
+from tests.launcher.fake_cluster import FakeCluster, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
@@ -209,3 +213,110 @@ def test_a_kubeconfig_wins_over_the_pods_account_and_one_that_is_missing_does_no
     assert Cluster().context == "fake"
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert Cluster().context == IN_CLUSTER
+
+
+# -- what runs there ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("pytorchjob", 2), ("jobset", 3), ("trainjob", 3), ("job", 2)]
+)
+def test_the_runs_of_a_cluster_are_listed_whoever_started_them(
+    kind: str, nodes: int, server: FakeCluster, launcher: Command
+) -> None:
+    job = JobSpec.model_validate(
+        {
+            "name": "digits",
+            "command": ["-m", "train"],
+            "nnodes": 3 if kind in ("jobset", "trainjob") else "1:2",
+            "kubernetes": {"kind": kind, "checkpoint": "ephemeral"},
+        }
+    )
+    plan = plan_kubernetes(job, run_id="theirs-1", run_root="/another/runs", cwd="/another")
+    for item in render_manifest(plan).objects:
+        Cluster().apply(item)
+    server.kinds &= {"configmaps", "services", "jobs", "trainingruntimes", f"{kind}s"}
+    code, said = launcher("ps", "--context", "fake", "--json")
+    assert code == 0, said
+    (row,) = json.loads(said)
+    assert (row["run_id"], row["job"], row["state"]) == ("theirs-1", "digits", "running")
+    assert (row["nnodes"], row["folder"]) == (nodes, "")
+    assert "no runs" in launcher("ps")[1]
+    assert "no runs" in launcher("ps", "-n", "elsewhere")[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "suspend", "state"),
+    [
+        ({"conditions": [{"type": "Complete", "status": "True"}]}, False, "succeeded"),
+        ({"conditions": [{"type": "Failed", "status": "True"}]}, False, "failed"),
+        ({}, True, "suspended"),
+    ],
+)
+def test_what_is_left_of_ended_runs_is_listed_where_all_are_asked_for(
+    status: dict[str, object],
+    suspend: bool,
+    state: str,
+    server: FakeCluster,
+    launcher: Command,
+    run_id: str,
+) -> None:
+    job = server.objects["jobs", "digits"]
+    server.put("jobs", {**job, "status": status, "spec": {**job["spec"], "suspend": suspend}})
+    rows = json.loads(launcher("ps", "--on", "kubernetes", "--all", "--json")[1])
+    assert [(row["run_id"], row["state"]) for row in rows] == [(run_id, state)]
+    assert rows[0]["folder"].endswith(run_id)
+    shown = launcher("ps", "--on", "kubernetes")[1]
+    assert (run_id in shown) is suspend
+
+
+# -- rights ---------------------------------------------------------------------------------------
+
+RBAC = Path(__file__).parents[2] / "k8s/base/rbac.yaml"
+VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
+
+def right_of(method: str, path: str, query: dict[str, str]) -> tuple[str, str, str]:
+    """The API group, resource and verb of a request, as RBAC counts them."""
+    root, _, rest = path.partition("/namespaces/")
+    words = rest.split("/")[1:]
+    group = root.split("/")[2] if root.startswith("/apis/") else ""
+    verb = VERBS[method]
+    if method == "GET" and len(words) == 1:
+        verb = "watch" if query.get("watch") else "list"
+    return group, "/".join([words[0], *words[2:]]), verb
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
+def test_the_role_that_is_shipped_grants_every_call_of_a_run(
+    kind: str, server: FakeCluster, launcher: Command
+) -> None:
+    nodes = ["--nnodes", "2"] if kind in ("jobset", "trainjob") else []
+    words = ["run", "job.yaml", "--on", "kubernetes", "--kind", kind, *nodes]
+    code, said = launcher(*words, "--detach")
+    assert code == 0, said
+    run_id = said.split()[-1]
+    pod_labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
+    server.put("pods", pod("digits-0", pod_labels))
+    server.log("digits-0", ("2026-01-01T00:00:01Z", "[0/0] up"))
+    server.until(lambda: server.asked("GET", "/log"))
+    assert launcher("status", run_id)[0] == 0
+    assert launcher("ps", "--on", "kubernetes")[0] == 0
+    if kind in ("pytorchjob", "job"):
+        assert launcher("scale", run_id, "1")[0] == 0
+    server.log("digits-0", ended=True)
+    gone = threading.Timer(1.0, lambda: server.remove("pods", "digits-0"))
+    gone.start()
+    assert launcher("stop", run_id)[0] == 0
+    granted = {
+        (group, resource, verb)
+        for item in yaml.safe_load_all(RBAC.read_text())
+        if item["kind"] == "Role"
+        for rule in item["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    asked = {right_of(*request) for request in server.requests if "/namespaces/" in request[1]}
+    assert asked - granted == set()
+    assert ("", "pods/log", "get") in asked

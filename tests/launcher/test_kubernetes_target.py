@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher import contract
+from launcher.cli import run_command
 from launcher.clock import SystemClock
 from launcher.console import Console
 from launcher.errors import ExitCode, InputError, TargetError
@@ -602,6 +603,28 @@ def launcher(server: FakeCluster, tmp_path: Path) -> Callable[..., subprocess.Po
     return start
 
 
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """A command in the folder of the job file, within this process: its code, and what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        code = run_command(words)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def collect_garbage(server: FakeCluster, name: str) -> None:
+    """As the controllers do: pods go after their job."""
+    server.until(lambda: ("jobs", "digits") not in server.objects, 60)
+    server.log(name, ended=True)
+    server.remove("pods", name)
+
+
 def said(process: subprocess.Popen[str], code: int) -> str:
     text, _ = process.communicate(timeout=60)
     assert process.returncode == code, text
@@ -610,7 +633,9 @@ def said(process: subprocess.Popen[str], code: int) -> str:
 
 
 def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
-    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+    server: FakeCluster,
+    launcher: Callable[..., subprocess.Popen[str]],
+    typed: Callable[..., tuple[int, str]],
 ) -> None:
     followed = launcher("run", "job.yaml", "--on", "kubernetes")
     server.until(lambda: ("jobs", "digits") in server.objects, 60)
@@ -619,16 +644,16 @@ def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
     server.put("pods", pod("digits-0-a", {**labels, INDEX: "0"}))
     server.log("digits-0-a", (stamp(1), "[0/0] epoch 1"))
     server.until(lambda: server.asked("GET", "/log"), 60)
-    assert "0.0: running" in said(launcher("status", run_id), 0)
-    assert "already" in said(launcher("run", "job.yaml", "--on", "kubernetes"), 2)
-    assert "1 nodes asked for" in said(launcher("scale", run_id, "1"), 0)
+    assert "0.0: running" in typed("status", run_id)[1]
+    code, text = typed("run", "job.yaml", "--on", "kubernetes")
+    assert code == ExitCode.BAD_INPUT
+    assert "already" in text
+    assert "1 nodes asked for" in typed("scale", run_id, "1")[1]
     server.until(lambda: server.objects["jobs", "digits"]["spec"]["parallelism"] == 1)
-    server.until(lambda: "epoch 1" in said(launcher("logs", run_id), 0), 60)
-    stop = launcher("stop", run_id)
-    server.until(lambda: ("jobs", "digits") not in server.objects, 60)
-    server.log("digits-0-a", ended=True)
-    server.remove("pods", "digits-0-a")
-    assert "stop-requested" in said(stop, 0)
+    server.until(lambda: "epoch 1" in typed("logs", run_id)[1], 60)
+    gone = threading.Thread(target=collect_garbage, args=(server, "digits-0-a"), daemon=True)
+    gone.start()
+    assert "stop-requested" in typed("stop", run_id)[1]
     assert "epoch 1" in said(followed, 143)
 
 

@@ -126,6 +126,7 @@ LAYERS: dict[float, set[str]] = {
         "console",
         "launch",
         "listing",
+        "listing_kubernetes",
     }
     | {
         "player",
