@@ -85,8 +85,7 @@ class Cluster:
 
     @functools.cached_property
     def _client(self) -> Any:
-        from kubernetes import client, config
-
+        client, config = _official_client()
         settings = client.Configuration()
         try:
             if self._in_cluster:
@@ -133,8 +132,7 @@ class Cluster:
         return found
 
     def _active(self) -> Object:
-        from kubernetes import config
-
+        _, config = _official_client()
         with contextlib.suppress(config.ConfigException):
             contexts, active = config.list_kube_config_contexts(_config_files())
             named = [one for one in contexts if one["name"] == self._context]
@@ -284,6 +282,18 @@ class Cluster:
             return found
 
 
+def _official_client() -> tuple[Any, Any]:
+    """The official client and its reader of kubeconfigs."""
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise TargetError(
+            "a cluster is asked through the Python package kubernetes, which is not installed",
+            "pip install 'fabric-train[kubernetes]' (or: pip install 'kubernetes>=31,<37')",
+        ) from error
+    return client, config
+
+
 def _config_files() -> str:
     """Asked for each time: the official client remembers what it was when it was imported."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
@@ -304,12 +314,12 @@ def _namespace_inside() -> str:
 @contextlib.contextmanager
 def api_errors(doing: str, cluster: Cluster, place: Place | None = None) -> Iterator[None]:
     """Turns the client's errors into ``TargetError`` with the fix."""
+    client, _ = _official_client()
     import urllib3
-    from kubernetes.client import ApiException
 
     try:
         yield
-    except ApiException as error:
+    except client.ApiException as error:
         raise _api_error(error, doing, cluster, place) from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -320,3 +321,13 @@ def test_the_role_that_is_shipped_grants_every_call_of_a_run(
     asked = {right_of(*request) for request in server.requests if "/namespaces/" in request[1]}
     assert asked - granted == set()
     assert ("", "pods/log", "get") in asked
+
+
+@pytest.mark.parametrize("words", [("run", "job.yaml", "--on", "kubernetes"), ("ps", "-n", "a")])
+def test_a_missing_client_is_told_with_the_command_to_install_it(
+    words: tuple[str, ...], launcher: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    code, said = launcher(*words)
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert "fix: pip install 'fabric-train[kubernetes]'" in said
