@@ -10,6 +10,7 @@ from benchmarks.hosts import measure_hosts
 from benchmarks.manifests import measure_manifests
 from benchmarks.measure import Row
 from benchmarks.plan import measure_plan
+from benchmarks.pods import measure_pods
 from benchmarks.recovery import measure_recovery
 from benchmarks.save import measure_resume, measure_save
 from benchmarks.start import measure_start
@@ -22,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "plan": measure_plan,
     "manifests": measure_manifests,
     "check": measure_check,
+    "pods": measure_pods,
     "step": measure_step,
     "save": measure_save,
     "resume": measure_resume,

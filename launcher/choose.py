@@ -29,10 +29,13 @@ class Choice:
     why: str
 
 
-def open_target(name: str, run_root: Path, inventory: Inventory | None = None) -> Target:
+def open_target(
+    name: str, run_root: Path, inventory: Inventory | None = None, context: str | None = None
+) -> Target:
     """The target of that name, imported here: nobody pays for another's library.
 
-    ``inventory`` are the machines of target ``hosts``, where the command line names them.
+    ``inventory`` are the machines of target ``hosts``, ``context`` is the kubeconfig's for target
+    ``kubernetes``, where the command line names them.
     """
     if name == "hosts":
         from launcher.targets.hosts import HostsTarget
@@ -49,7 +52,7 @@ def open_target(name: str, run_root: Path, inventory: Inventory | None = None) -
     if name == KUBERNETES:
         from launcher.targets.kubernetes import KubernetesTarget
 
-        return KubernetesTarget(run_root)
+        return KubernetesTarget(run_root, context=context)
     raise InputError(f"--on {name}: no such target", f"one of: {', '.join(TARGETS)}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from launcher.clock import Clock
 from launcher.console import Console
@@ -18,6 +18,7 @@ from launcher.stopping import KEEP
 from launcher.tails import Output, RunTails
 from launcher.targets.kubernetes import KubernetesTarget
 
+ENDED_UNSEEN = "found after its launcher had gone"
 POLL_S = 0.3
 READ_END_S = 2.0
 """Between two looks at the job's object; its pods are watched."""
@@ -162,3 +163,40 @@ class ClusterFollower:
     def _write(self, reason: Reason, detail: str) -> Outcome:
         plan = self._target.as_run(self._plan)
         return write_outcome(self._run, plan, reason, detail, self._clock.wall())
+
+
+def fold_cluster_run(
+    run: RunFolder, plan: LaunchPlan, target: KubernetesTarget, now: float
+) -> Outcome | None:
+    """The outcome of a run that no launcher follows; None while its job goes on.
+
+    The job's own object says whether it does: pods may be away for a while. None also while another
+    process brings the last output: it folds. Idempotent. Raises ``TargetError``.
+    """
+    end = target.read_end(plan)
+    if end is None or not target.writes_output(plan):
+        return None
+    reason, detail = reason_of_end(end, target.read_pods(plan))
+    with contextlib.suppress(TargetError):
+        target.collect(plan)
+        if reason is Reason.COMPLETED:
+            target.stop(run.run_id, 0)
+    return write_outcome(run, target.as_run(plan), reason, detail or ENDED_UNSEEN, now)
+
+
+def bring_logs(
+    run: RunFolder, plan: LaunchPlan, target: KubernetesTarget, clock: Clock
+) -> Iterator[Outcome | None]:
+    """Brings the output of a run that no launcher follows, a turn at a time, until it has ended.
+
+    A cluster that stops answering is waited for; ``TargetError`` is raised by the first turn alone.
+    """
+    target.read_pods(plan)
+    next_look_at = 0.0
+    while (outcome := run.read_outcome()) is None:
+        target.follow_logs(plan)
+        if clock.monotonic() >= next_look_at:
+            with contextlib.suppress(TargetError):
+                outcome = fold_cluster_run(run, plan, target, clock.wall())
+            next_look_at = clock.monotonic() + READ_END_S
+        yield outcome

@@ -79,7 +79,7 @@ def follow_here(
 def follow_in_background(run: RunFolder, plan: LaunchPlan, target: Target) -> None:
     """Submits and follows in a process of its own session; returns once the nodes are started.
 
-    Raises ``TargetError`` as the background process met it.
+    Raises ``TargetError`` or ``InputError`` as the background process met it.
     """
     log = run.path / contract.LAUNCHER_LOG_FILE
     message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
@@ -89,7 +89,8 @@ def follow_in_background(run: RunFolder, plan: LaunchPlan, target: Target) -> No
             if message
             else {"what": f"the launcher died; see {log}", "hint": ""}
         )
-        raise TargetError(told["what"], told["hint"])
+        error = InputError if told.get("bad_input") else TargetError
+        raise error(told["what"], told["hint"])
 
 
 SUBMITTED = "submitted"
@@ -102,7 +103,8 @@ def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: pro
     try:
         follower.follow(lambda: told(SUBMITTED))
     except LauncherError as error:
-        told(json.dumps({"what": error.what, "hint": error.hint}))
+        bad_input = isinstance(error, InputError)
+        told(json.dumps({"what": error.what, "hint": error.hint, "bad_input": bad_input}))
 
 
 def _follower(

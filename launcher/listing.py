@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from launcher.choose import KUBERNETES, open_target
 from launcher.clock import SystemClock
@@ -18,6 +18,10 @@ from launcher.runs import list_runs as list_folders
 from launcher.scaling import read_withdrawn, without
 from launcher.state import NodeState, RunState
 from launcher.tails import Output, RunTails
+from launcher.targets.base import Target
+
+if TYPE_CHECKING:
+    from launcher.targets.kubernetes import KubernetesTarget
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -75,12 +79,28 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     outcome = run.read_outcome()
     if outcome is None and run.launcher_pid() is None:
         try:
-            outcome = fold(run, open_target(plan.target, run.path.parent), SystemClock().wall())
+            outcome = _fold(run, plan)
         except TargetError:
             return "unknown", None
-        if outcome is None:
+        if outcome is None and plan.target != KUBERNETES:
             return ORPHANED, None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
+
+
+def _fold(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
+    target, now = open_target(plan.target, run.path.parent), SystemClock().wall()
+    if plan.target != KUBERNETES:
+        return fold(run, target, now)
+    from launcher.follow_kubernetes import fold_cluster_run
+
+    return fold_cluster_run(run, plan, _on_cluster(target), now)
+
+
+def _on_cluster(target: Target) -> KubernetesTarget:
+    from launcher.targets.kubernetes import KubernetesTarget
+
+    assert isinstance(target, KubernetesTarget), "the plan's own"
+    return target
 
 
 def render_table(rows: Sequence[Row]) -> str:
@@ -118,6 +138,7 @@ def read_status(run: RunFolder) -> dict[str, Any]:
                 "incarnation": n.incarnation,
                 "state": n.state.value,
                 "exit_code": n.exit_code,
+                "detail": n.detail,
             }
             for n in observation.nodes
         ]
@@ -149,7 +170,9 @@ def render_status(status: dict[str, Any]) -> str:
         lines += render_failure(outcome["failure"]) if outcome["failure"] else []
     for node in status["nodes"]:
         ended = "" if node["exit_code"] is None else f", exit code {node['exit_code']}"
-        lines.append(f"  node {node['node_index']}.{node['incarnation']}: {node['state']}{ended}")
+        said = f"; {node['detail']}" if node["detail"] else ""
+        name = f"{node['node_index']}.{node['incarnation']}"
+        lines.append(f"  node {name}: {node['state']}{ended}{said}")
     lines += [f"  {key}: {value}" for key, value in status["metrics"].items()]
     lines.append(f"  folder: {status['folder']}")
     if status["state"] == ORPHANED:
@@ -162,14 +185,34 @@ def show_logs(
 ) -> None:
     """Prints a run's output from its beginning; with ``follow`` until it has ended."""
     plan = run.read_plan()
-    if plan.target == KUBERNETES and run.launcher_pid() is None and run.read_outcome() is None:
-        # Nobody writes the pods' output into the folder: it is read now.
-        open_target(plan.target, run.path.parent).collect(plan)
     tails = RunTails(run, workers_in_consoles=plan.target == KUBERNETES)
-    while follow and goes_on(run, plan):
+    for _ in _turns(run, plan, follow=follow):
         _write(tails.poll(), plan, stream, rank, agents)
-        time.sleep(POLL_S)
     _write(tails.close(), plan, stream, rank, agents)
+
+
+def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+    """One turn for each look at the files, until there is nothing more to come."""
+    while follow and (run.launcher_pid() is not None or plan.target != KUBERNETES):
+        if not goes_on(run, plan):
+            return
+        yield
+        time.sleep(POLL_S)
+    if (
+        plan.target != KUBERNETES
+        or run.read_outcome() is not None
+        or run.launcher_pid() is not None
+    ):
+        return
+    # Nobody writes the pods' output into the folder: this process does.
+    target = _on_cluster(open_target(plan.target, run.path.parent))
+    if not follow:
+        return target.read_logs(plan)
+    from launcher.follow_kubernetes import bring_logs
+
+    for _ in bring_logs(run, plan, target, SystemClock()):
+        yield
+        time.sleep(POLL_S)
 
 
 def goes_on(run: RunFolder, plan: LaunchPlan) -> bool:

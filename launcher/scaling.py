@@ -34,6 +34,7 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
         from launcher.targets.kubernetes import KubernetesTarget
 
         KubernetesTarget(run.path.parent).scale(plan, nodes)
+        write_atomically(run.path / SCALE_FILE, json.dumps({"nodes": nodes}))
         return f"{run.run_id}: {nodes} nodes asked for"
     if run.read_outcome() is not None or run.launcher_pid() is None:
         raise InputError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import InputError
+from launcher.yaml_loaders import BOOL, FLOAT, INT, NULL, TAG, CoreLoader, FastLoader
 from launcher.yaml_words import explain
 
 KeyPath = tuple[str | int, ...]
@@ -32,14 +32,6 @@ EMPTY = ("", "~", "null")
 
 _MAX_DIGITS = 40
 """Of a whole number; Python itself refuses to read thousands of them."""
-_TAG = "tag:yaml.org,2002:"
-_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(
-    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-)
-_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-_NULL = re.compile(r"null|Null|NULL|~|")
-_MERGE = re.compile(r"<<")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,22 +176,6 @@ def _similar_file(path: Path) -> str:
 # -- text to nodes ----------------------------------------------------------------------------
 
 
-class _CoreLoader(yaml.SafeLoader):
-    """PyYAML's scanner and parser with YAML 1.2's rules for what a plain scalar is."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute)
-
-
-for _name, _pattern, _first in (
-    ("merge", _MERGE, "<"),
-    ("null", _NULL, ["n", "N", "~", ""]),
-    ("bool", _BOOL, "tTfF"),
-    ("int", _INT, "-+0123456789"),
-    ("float", _FLOAT, "-+.0123456789"),
-):
-    _CoreLoader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern.pattern})$"), _first)
-
-
 def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
     with _yaml_errors(text, file, is_file=is_file), _loader(text) as loader:
         node: yaml.Node | None = loader.get_single_node()
@@ -207,17 +183,25 @@ def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
 
 
 def _compose_all(text: str, file: str) -> list[yaml.Node]:
-    roots: list[yaml.Node] = []
-    with _yaml_errors(text, file, is_file=True), _loader(text) as loader:
-        while loader.check_node():
-            node = loader.get_node()
-            roots += [] if node is None else [node]
+    try:
+        roots = _nodes(text, FastLoader)
+    except (yaml.YAMLError, RecursionError, ValueError):  # once more, for place and words
+        with _yaml_errors(text, file, is_file=True):
+            roots = _nodes(text, CoreLoader)
     return [r for r in roots if not (isinstance(r, yaml.ScalarNode) and r.value in EMPTY)]
 
 
+def _nodes(text: str, kind: type[yaml.SafeLoader]) -> list[yaml.Node]:
+    with _loader(text, kind) as loader:
+        found = []
+        while loader.check_node():
+            found.append(loader.get_node())
+        return [node for node in found if node is not None]
+
+
 @contextlib.contextmanager
-def _loader(text: str) -> Iterator[_CoreLoader]:
-    loader = _CoreLoader(text)
+def _loader(text: str, kind: type[yaml.SafeLoader] = CoreLoader) -> Iterator[yaml.SafeLoader]:
+    loader = kind(text)
     try:
         yield loader
     finally:
@@ -310,7 +294,7 @@ class _Builder:
         if text is not None:
             return self._scalar(node, path, text)
         expected = "seq" if isinstance(node, yaml.SequenceNode) else "map"
-        if node.tag != _TAG + expected:
+        if node.tag != TAG + expected:
             self._refuse_tag(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*path, i), item) for i, item in enumerate(node.value)]
@@ -331,7 +315,7 @@ class _Builder:
         own: _Pairs = {}
         merged: _Pairs = {}
         for key, value in node.value:
-            if key.tag == _TAG + "merge":
+            if key.tag == TAG + "merge":
                 merged = self._merged(key, value, path, depth) | merged
             elif not isinstance(key, yaml.ScalarNode) or not key.value:
                 self._refuse(key, path, "a key that is no name", "write name: value")
@@ -360,26 +344,26 @@ class _Builder:
         return str(joined).replace("\0", "\ufffd")
 
     def _scalar(self, node: yaml.Node, path: KeyPath, text: str) -> str | int | float | bool | None:
-        kind = node.tag.removeprefix(_TAG)
+        kind = node.tag.removeprefix(TAG)
         if kind in ("str", "merge"):  # a merge is one only as a key
             return text
-        if kind == "null" and _NULL.fullmatch(text):
+        if kind == "null" and NULL.fullmatch(text):
             return None
-        if kind == "bool" and _BOOL.fullmatch(text):
+        if kind == "bool" and BOOL.fullmatch(text):
             return text.lower() == "true"
-        if kind == "int" and _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
+        if kind == "int" and INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
             return int(text, 0) if text[1:2] in ("o", "x") else int(text)
-        if kind == "float" and _FLOAT.fullmatch(text):
+        if kind == "float" and FLOAT.fullmatch(text):
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         self._refuse_tag(node, path)
         return text
 
     def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
-        if _INT.fullmatch(str(node.value)):
+        if INT.fullmatch(str(node.value)):
             what = f"a whole number of more than {_MAX_DIGITS} digits"
             self._refuse(node, path, what, "put it in quotes if it is no number")
         else:
-            tag = node.tag.replace(_TAG, "!!")
+            tag = node.tag.replace(TAG, "!!")
             self._refuse(node, path, f"the tag {tag} is not accepted here", "remove the tag")
 
 

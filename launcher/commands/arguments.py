@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import contract
+from launcher.commands import cluster
 from launcher.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         help="docker, local, hosts or kubernetes (default: what the machine has)",
     )
     add_hosts(parser)
+    cluster.add_place(parser)
+    cluster.add_kind(parser)
     parser.add_argument(
         "--resume", metavar="RUN", help="go on from the checkpoints of an earlier run"
     )
@@ -111,6 +114,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     # A run that another machine started is found on its hosts.
     parser.add_argument("--on", choices=("hosts",), help=argparse.SUPPRESS)
     add_hosts(parser)
+    cluster.add_place(parser)
 
 
 def natural(text: str) -> int:
@@ -129,7 +133,8 @@ def read_job(arguments: argparse.Namespace) -> JobSpec:
     from launcher.choose import choose_engine
     from launcher.jobfile import option_override, parse_override, read_job
 
-    overrides = [parse_override(setting) for setting in arguments.set]
+    settings = [*arguments.set, *cluster.read_overrides(arguments)]
+    overrides = [parse_override(setting) for setting in settings]
     for key in OVERRIDES:
         value = getattr(arguments, key)
         if value is not None:
@@ -139,19 +144,19 @@ def read_job(arguments: argparse.Namespace) -> JobSpec:
 
 def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     """Where the job will run, and the plan of a new run there."""
-    from launcher.choose import KUBERNETES, choose_target, open_target
+    from launcher.choose import choose_target, open_target
     from launcher.hosts_plan import plan_on_hosts
     from launcher.plan import new_run_id, plan_run
 
     job = read_job(arguments)
-    if arguments.resume and arguments.on != KUBERNETES:
+    if arguments.resume and arguments.on != cluster.KUBERNETES:
         job = _resumed(job, arguments)
     inventory = read_hosts(arguments)
     forced = arguments.on or ("hosts" if inventory else None)
-    open_ = functools.partial(open_target, inventory=inventory)
+    open_ = functools.partial(open_target, inventory=inventory, context=arguments.context)
     choice = choose_target(job, forced, run_root(arguments), open_)
     run_id = new_run_id(job.name, os.urandom(3))
-    if choice.facts.target == KUBERNETES:
+    if choice.facts.target == cluster.KUBERNETES:
         return choice, _planned_kubernetes(job, run_id, arguments)
     plan_ = plan_on_hosts if choice.facts.hosts else plan_run
     return choice, plan_(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
@@ -188,6 +193,13 @@ def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
 
 def find(arguments: argparse.Namespace) -> RunFolder:
     """The run that was named, on the hosts where none here is it. Raises ``InputError``."""
+    run = _find(arguments)
+    if arguments.context or arguments.namespace:
+        cluster.move_run(run, arguments.context, arguments.namespace)
+    return run
+
+
+def _find(arguments: argparse.Namespace) -> RunFolder:
     from launcher.runs import find_run
 
     try:

@@ -20,13 +20,12 @@ from launcher.commands.arguments import (
     run_root,
     shown,
 )
+from launcher.commands.cluster import KUBERNETES
 from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from launcher.choose import Choice
     from launcher.plan import LaunchPlan
-
-KUBERNETES = "kubernetes"
 
 
 def add(commands: Any) -> None:
@@ -41,11 +40,6 @@ def add(commands: Any) -> None:
     render = add_command(commands, "render", _render, "print what would be run, and do nothing")
     add_job(render)
     render.add_argument("--json", action="store_true", help="print the launch plan as JSON")
-    render.add_argument(
-        "--kind",
-        choices=("pytorchjob", "trainjob", "jobset", "job"),
-        help="with --on kubernetes, override kubernetes.kind",
-    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -84,8 +78,6 @@ def _run(arguments: argparse.Namespace) -> int:
 def _render(arguments: argparse.Namespace) -> int:
     if arguments.on == KUBERNETES:
         return _render_kubernetes(arguments)
-    if arguments.kind is not None:
-        raise InputError(f"--kind {arguments.kind} without --on {KUBERNETES}", f"--on {KUBERNETES}")
     choice, plan = planned(arguments)
     text = plan.to_json() if arguments.json else choice.target.render(plan).shell()
     sys.stdout.write(text)
@@ -102,8 +94,6 @@ def _render_kubernetes(arguments: argparse.Namespace) -> int:
             f"--resume {arguments.resume}: on Kubernetes a job goes on from its own checkpoints",
             "leave it out; kubernetes.checkpoint says where they are",
         )
-    kind = [f"kubernetes.kind={arguments.kind}"] if arguments.kind else []
-    arguments.set = [*arguments.set, *kind]
     job = read_job(arguments)
     # No chance in it: the same job file gives the same manifest.
     plan = plan_kubernetes(

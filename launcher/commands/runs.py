@@ -6,10 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from launcher.commands import cluster
 from launcher.commands.arguments import add_command, add_run, find, natural, run_root
 from launcher.errors import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.listing import Row
 
 
 def add(commands: Any) -> None:
@@ -17,6 +21,10 @@ def add(commands: Any) -> None:
     listing = add_command(commands, "ps", _ps, "list runs")
     listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
     listing.add_argument("--json", action="store_true")
+    listing.add_argument(
+        "--on", choices=(cluster.KUBERNETES,), help="the runs of a cluster, whoever started them"
+    )
+    cluster.add_place(listing)
 
     status = add_command(commands, "status", _status, "show one run and its nodes")
     add_run(status)
@@ -57,12 +65,25 @@ def add(commands: Any) -> None:
 def _ps(arguments: argparse.Namespace) -> int:
     from launcher.listing import list_runs, render_table
 
-    rows = list_runs(run_root(arguments), everything=arguments.all)
+    if arguments.on or arguments.context or arguments.namespace:
+        rows = _list_cluster(arguments)
+    else:
+        rows = list_runs(run_root(arguments), everything=arguments.all)
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     else:
         sys.stdout.write(render_table(rows))
     return int(ExitCode.OK)
+
+
+def _list_cluster(arguments: argparse.Namespace) -> list[Row]:
+    from launcher.clock import SystemClock
+    from launcher.listing_kubernetes import list_cluster_runs
+    from launcher.targets.kubernetes_api import Cluster
+
+    place = Cluster(context=arguments.context, namespace=arguments.namespace)
+    now = SystemClock().wall()
+    return list_cluster_runs(run_root(arguments), place, now, everything=arguments.all)
 
 
 def _status(arguments: argparse.Namespace) -> int:

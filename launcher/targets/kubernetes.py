@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,25 @@ from launcher.job import JobSpec
 from launcher.kubernetes_plan import plan_facts
 from launcher.manifests import Manifest, render_manifest
 from launcher.plan import LaunchPlan
-from launcher.pod_states import JobEnd, PodView, parse_job_end, parse_outcome, parse_pod
+from launcher.pod_states import (
+    JobEnd,
+    PodView,
+    describe_trouble,
+    parse_job_end,
+    parse_outcome,
+    parse_pod,
+)
 from launcher.pods import PodSettings, plan_pods
 from launcher.render.pod import pods_of
 from launcher.runs import RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
-from launcher.targets.kubernetes_api import ApiError, Cluster, Object, Place
-from launcher.targets.kubernetes_logs import Fate, LogFollower, Source
+from launcher.targets.kubernetes_api import IN_CLUSTER, ApiError, Cluster, Object, Place
+from launcher.targets.kubernetes_output import Incarnations, PodOutput
 from launcher.targets.kubernetes_watch import PodWatch
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: context and namespace, for calls after the current context has changed."""
-POD_FILE = "pod.json"
-"""In a node's folder: which container's output lies there."""
 CONFLICT = 409
 STOP_MARGIN_S = 30.0
 LOG_LIMIT_S = 15.0
@@ -70,28 +75,29 @@ class KubernetesTarget:
     name = "kubernetes"
 
     def __init__(
-        self, run_root: Path, cluster: Cluster | None = None, clock: Clock | None = None
+        self,
+        run_root: Path,
+        cluster: Cluster | None = None,
+        clock: Clock | None = None,
+        *,
+        context: str | None = None,
     ) -> None:
         self._run_root = run_root
         self._given = cluster
+        self._context = context
         self._clock = clock or SystemClock()
         self._watch: PodWatch | None = None
-        self._followers: dict[Source, LogFollower] = {}
-        self._incarnations: dict[int, list[tuple[str, int]]] = {}
+        self._output: PodOutput | None = None
+        self._incarnations: Incarnations | None = None
 
     # -- where -----------------------------------------------------------------------------------
 
     def _cluster(self, run_id: str, namespace: str | None = None) -> Cluster:
         if self._given is None:
-            self._given = self._read_cluster(run_id) or Cluster(namespace=namespace)
+            self._given = read_cluster(self._run_root / run_id) or Cluster(
+                context=self._context, namespace=namespace
+            )
         return self._given
-
-    def _read_cluster(self, run_id: str) -> Cluster | None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            told = json.loads((self._run_root / run_id / CLUSTER_FILE).read_text())
-            context = None if told["context"] == "in-cluster" else told["context"]
-            return Cluster(context=context, namespace=told["namespace"])
-        return None
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: asks only whether the cluster answers."""
@@ -132,8 +138,7 @@ class KubernetesTarget:
             # With the job goes what was made for it, also by kubectl delete.
             cluster.merge(Place.of(item), {"metadata": {"ownerReferences": [_owner(made)]}})
         make_folders((plan.run_dir,))
-        told = {"context": cluster.context, "namespace": cluster.namespace}
-        write_atomically(Path(plan.run_dir) / CLUSTER_FILE, json.dumps(told))
+        write_cluster(Path(plan.run_dir), cluster)
 
     def _remove_all(self, cluster: Cluster, items: list[Object]) -> None:
         for item in items:
@@ -191,21 +196,12 @@ class KubernetesTarget:
         newest = own[-1]
         return NodeObservation(
             node_index=index,
-            incarnation=self._incarnation(plan, index, newest.uid, newest.restarts),
+            incarnation=self._numbers(plan).number(index, newest.uid, newest.restarts),
             state=newest.state,
             exit_code=newest.exit_code,
             out_of_memory=newest.trouble is not None and newest.trouble.value == "OOMKilled",
-            detail=newest.trouble.value if newest.trouble else "",
+            detail=describe_trouble(newest) if newest.trouble else "",
         )
-
-    def _incarnation(self, plan: LaunchPlan, index: int, uid: str, restarts: int) -> int:
-        """How many containers this node had before, as far as any launcher has seen them."""
-        if index not in self._incarnations:
-            self._incarnations[index] = _read_incarnations(RunFolder(Path(plan.run_dir)), index)
-        seen = self._incarnations[index]
-        if (uid, restarts) not in seen:
-            seen.append((uid, restarts))
-        return seen.index((uid, restarts))
 
     # -- output ----------------------------------------------------------------------------------
 
@@ -221,32 +217,12 @@ class KubernetesTarget:
     def follow_logs(self, plan: LaunchPlan) -> None:
         """Starts to follow every container that was started since the last call."""
         watch = self.follow(plan)
-        for pod in watch.pods():
-            if pod.node_index is None or not pod.has_started:
-                continue
-            # A container that was restarted before it was seen has left its log as well.
-            for restarts in range(max(pod.restarts - 1, 0), pod.restarts + 1):
-                source = Source(
-                    pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts
-                )
-                if source not in self._followers:
-                    self._follow_source(plan, source, pod.node_index, watch)
+        self._open_output(plan, watch).follow(watch.pods())
 
-    def _follow_source(self, plan: LaunchPlan, source: Source, index: int, watch: PodWatch) -> None:
-        incarnation = self._incarnation(plan, index, source.uid, source.restarts)
-        console = RunFolder(Path(plan.run_dir)).console(index, incarnation)
-        make_folders((str(console.parent),))
-        write_atomically(console.with_name(POD_FILE), json.dumps(asdict(source)))
-        # From its beginning: an earlier launcher may have been cut off anywhere.
-        console.write_bytes(b"")
-        follower = LogFollower(
-            self._cluster(plan.run_id),
-            source,
-            lambda: _fate(source, watch),
-            lambda line: _append(console, line),
-        )
-        self._followers[source] = follower
-        follower.start()
+    def read_logs(self, plan: LaunchPlan) -> None:
+        """Brings what all containers have written by now, within ``LOG_LIMIT_S``."""
+        pods = self.follow(plan).refresh()
+        self._open_output(plan, self.follow(plan)).read(pods, LOG_LIMIT_S, self._clock)
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``: the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
@@ -254,17 +230,29 @@ class KubernetesTarget:
         self.follow_logs(plan)
         for pod in pods:
             self._save_outcome(plan, pod)
-        deadline = self._clock.monotonic() + LOG_LIMIT_S
-        ended = [f for s, f in self._followers.items() if _fate(s, self.follow(plan)).is_over]
-        for follower in ended:
-            follower.finish(max(0.1, deadline - self._clock.monotonic()))
+        self._open_output(plan, self.follow(plan)).finish(LOG_LIMIT_S, self._clock)
+
+    def writes_output(self, plan: LaunchPlan) -> bool:
+        """Whether this process is the one that brings the pods' output, from now on."""
+        return self._open_output(plan, self.follow(plan)).take()
+
+    def _open_output(self, plan: LaunchPlan, watch: PodWatch) -> PodOutput:
+        if self._output is None:
+            run, cluster = RunFolder(Path(plan.run_dir)), self._cluster(plan.run_id)
+            self._output = PodOutput(cluster, run, self._numbers(plan), watch.find)
+        return self._output
+
+    def _numbers(self, plan: LaunchPlan) -> Incarnations:
+        if self._incarnations is None:
+            self._incarnations = Incarnations(RunFolder(Path(plan.run_dir)))
+        return self._incarnations
 
     def _save_outcome(self, plan: LaunchPlan, pod: PodView) -> None:
         """What the agent said in its termination message, where a shared folder would have it."""
         outcome = parse_outcome(pod.message)
         if outcome is None or pod.node_index is None:
             return
-        incarnation = self._incarnation(plan, pod.node_index, pod.uid, pod.restarts)
+        incarnation = self._numbers(plan).number(pod.node_index, pod.uid, pod.restarts)
         folder = RunFolder(Path(plan.run_dir)).node_dir(pod.node_index, incarnation)
         make_folders((str(folder),))
         write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
@@ -272,7 +260,7 @@ class KubernetesTarget:
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the incarnations that its nodes have come to."""
         nodes = tuple(
-            replace(node, incarnation=max(len(self._incarnations.get(node.node_index, ())) - 1, 0))
+            replace(node, incarnation=self._numbers(plan).newest(node.node_index))
             for node in plan.nodes
         )
         return replace(plan, nodes=nodes)
@@ -310,6 +298,8 @@ class KubernetesTarget:
                     f"kubectl get pods -n {cluster.namespace} -l {_selector(run_id)}",
                 )
             self._clock.sleep(0.5)
+        if self._output is not None:
+            self._output.finish(LOG_LIMIT_S, self._clock)
         if self._watch is not None:
             self._watch.stop()
 
@@ -322,13 +312,19 @@ class KubernetesTarget:
         return ()
 
 
-def _read_incarnations(run: RunFolder, index: int) -> list[tuple[str, int]]:
-    """The containers whose output is in the run folder, in their order."""
-    found: list[tuple[str, int]] = []
-    while (path := run.node_dir(index, len(found)) / POD_FILE).is_file():
-        told = json.loads(path.read_text())
-        found.append((told["uid"], told["restarts"]))
-    return found
+def read_cluster(run_dir: Path) -> Cluster | None:
+    """Where a run was submitted to; None where nothing says so."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        told = json.loads((run_dir / CLUSTER_FILE).read_text())
+        context = None if told["context"] == IN_CLUSTER else told["context"]
+        return Cluster(context=context, namespace=told["namespace"])
+    return None
+
+
+def write_cluster(run_dir: Path, cluster: Cluster) -> None:
+    """Remembers it for later calls."""
+    told = {"context": cluster.context, "namespace": cluster.namespace}
+    write_atomically(run_dir / CLUSTER_FILE, json.dumps(told))
 
 
 def _selector(run_id: str) -> str:
@@ -346,15 +342,3 @@ def _owner(item: Object) -> dict[str, Any]:
         "name": item["metadata"]["name"],
         "uid": item["metadata"]["uid"],
     }
-
-
-def _fate(source: Source, watch: PodWatch) -> Fate:
-    pod = watch.find(source.uid)
-    restarted = pod is not None and pod.restarts > source.restarts
-    ended = pod is None or restarted or pod.state is NodeState.EXITED
-    return Fate(is_over=ended, was_restarted=restarted)
-
-
-def _append(console: Path, line: bytes) -> None:
-    with contextlib.suppress(OSError), console.open("ab") as file:
-        file.write(line)

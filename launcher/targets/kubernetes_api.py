@@ -22,7 +22,12 @@ REQUEST_LIMIT_S = 30.0
 STREAM_SILENCE_S = 330.0
 """Longer than an API server lets a watch live without an event."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+CONNECTIONS = 1024
+"""Kept open at once. The client's own default is a few for each core, and a pod's log takes one: it
+would warn on the terminal of each one more."""
 FIELD_MANAGER = "launcher"
+IN_CLUSTER = "in-cluster"
+"""The name of the context of a pod that has no kubeconfig."""
 PLURALS = {
     "ConfigMap": "configmaps",
     "Service": "services",
@@ -80,28 +85,33 @@ class Cluster:
 
     @functools.cached_property
     def _client(self) -> Any:
-        from kubernetes import client, config
-
+        client, config = _official_client()
+        settings = client.Configuration()
         try:
             if self._in_cluster:
-                config.load_incluster_config()
-                return client.ApiClient()
-            # What the official client refreshes must not be written into a person's kubeconfig.
-            return config.new_client_from_config(
-                config_file=_config_files(), context=self._context, persist_config=False
-            )
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                # What the client refreshes must not be written into a person's kubeconfig.
+                config.load_kube_config(
+                    config_file=_config_files(),
+                    context=self._context,
+                    client_configuration=settings,
+                    persist_config=False,
+                )
         except config.ConfigException as error:
             raise TargetError(
                 f"no cluster: {str(error).splitlines()[0]}",
                 "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
             ) from error
+        settings.connection_pool_maxsize = CONNECTIONS
+        return client.ApiClient(settings)
 
     @property
     def _in_cluster(self) -> bool:
         """As kubectl: inside of a pod where no kubeconfig says otherwise."""
-        has_config = "KUBECONFIG" in os.environ or Path("~/.kube/config").expanduser().is_file()
+        files = (Path(name).expanduser() for name in _config_files().split(os.pathsep) if name)
         inside = "KUBERNETES_SERVICE_HOST" in os.environ
-        return inside and not has_config and self._context is None
+        return inside and self._context is None and not any(file.is_file() for file in files)
 
     @functools.cached_property
     def namespace(self) -> str:
@@ -109,23 +119,20 @@ class Cluster:
         if self._namespace:
             return self._namespace
         if self._in_cluster:
-            with contextlib.suppress(OSError):
-                return NAMESPACE_FILE.read_text().strip()
-            return "default"
+            return _namespace_inside()
         return str(self._read_context().get("namespace") or "default")
 
     @property
     def context(self) -> str:
-        """The context's name; ``in-cluster`` inside of a pod."""
-        return "in-cluster" if self._in_cluster else (self._context or self._active()["name"])
+        """The context's name; ``IN_CLUSTER`` inside of a pod."""
+        return IN_CLUSTER if self._in_cluster else (self._context or self._active()["name"])
 
     def _read_context(self) -> Object:
         found: Object = self._active()["context"]
         return found
 
     def _active(self) -> Object:
-        from kubernetes import config
-
+        _, config = _official_client()
         with contextlib.suppress(config.ConfigException):
             contexts, active = config.list_kube_config_contexts(_config_files())
             named = [one for one in contexts if one["name"] == self._context]
@@ -275,9 +282,30 @@ class Cluster:
             return found
 
 
+def _official_client() -> tuple[Any, Any]:
+    """The official client and its reader of kubeconfigs."""
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise TargetError(
+            "a cluster is asked through the Python package kubernetes, which is not installed",
+            "pip install 'fabric-train[kubernetes]' (or: pip install 'kubernetes>=31,<37')",
+        ) from error
+    return client, config
+
+
 def _config_files() -> str:
     """Asked for each time: the official client remembers what it was when it was imported."""
-    return os.environ.get("KUBECONFIG", "~/.kube/config")
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def _namespace_inside() -> str:
+    """As client-go's ``inClusterClientConfig.Namespace``: POD_NAMESPACE, else the account's own."""
+    if named := os.environ.get("POD_NAMESPACE"):
+        return named
+    with contextlib.suppress(OSError):
+        return NAMESPACE_FILE.read_text().strip() or "default"
+    return "default"
 
 
 # -- errors -------------------------------------------------------------------------------------
@@ -286,12 +314,12 @@ def _config_files() -> str:
 @contextlib.contextmanager
 def api_errors(doing: str, cluster: Cluster, place: Place | None = None) -> Iterator[None]:
     """Turns the client's errors into ``TargetError`` with the fix."""
+    client, _ = _official_client()
     import urllib3
-    from kubernetes.client import ApiException
 
     try:
         yield
-    except ApiException as error:
+    except client.ApiException as error:
         raise _api_error(error, doing, cluster, place) from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -32,10 +32,11 @@ class Source:
 @dataclass(frozen=True, kw_only=True)
 class Fate:
     """What is known of a source by now. ``is_over``: it writes no more; ``was_restarted``: its log
-    is the previous one of the same pod."""
+    is the previous one of the same pod; ``is_forgotten``: the cluster has thrown its log away."""
 
     is_over: bool
     was_restarted: bool
+    is_forgotten: bool = False
 
 
 class Cursor:
@@ -81,12 +82,21 @@ def _sortable(stamp: bytes) -> str:
 
 
 class LogFollower:
-    """Follows one source in a thread of its own until it is over."""
+    """Follows one source in a thread of its own until it is over.
+
+    ``once``: only to where it is now.
+    """
 
     def __init__(
-        self, cluster: Cluster, source: Source, fate: Callable[[], Fate], write: Write
+        self,
+        cluster: Cluster,
+        source: Source,
+        fate: Callable[[], Fate],
+        write: Write,
+        *,
+        once: bool = False,
     ) -> None:
-        self._cluster, self._source = cluster, source
+        self._cluster, self._source, self._once = cluster, source, once
         self._fate, self._write = fate, write
         self._cursor = Cursor()
         self._stopped = threading.Event()
@@ -108,16 +118,18 @@ class LogFollower:
         while not self._stopped.is_set():
             # Asked before reading: what ends while we read shall be read once more.
             fate = self._fate()
+            if fate.is_forgotten:
+                return
             try:
                 for line in self._lines(fate):
                     self._write(line)
             except ApiError as error:
-                if fate.is_over and error.status in GONE:
+                if (fate.is_over or self._once) and error.status in GONE:
                     return
             except TargetError:
                 pass
             else:
-                if fate.is_over:
+                if fate.is_over or self._once:
                     return
                 if self._fate().is_over:
                     continue
@@ -127,7 +139,7 @@ class LogFollower:
         query = {"container": self._source.container, "timestamps": "true"}
         query |= self._cursor.since()
         query |= {"previous": "true"} if fate.was_restarted else {}
-        query |= {} if fate.is_over else {"follow": "true"}
+        query |= {} if fate.is_over or self._once else {"follow": "true"}
         rest = b""
         for chunk in self._cluster.read_log(self._source.pod, query):
             *lines, rest = (rest + chunk).split(b"\n")

@@ -18,6 +18,7 @@ from benchmarks.commands import ROOT, find_torchrun, run
 from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Measurement, Row
 from benchmarks.plan import plan_and_render
+from benchmarks.pods import read_memory
 from benchmarks.start import start_launcher, start_torchrun
 from benchmarks.step import OURS, THEIRS, read_metrics
 from benchmarks.table import BEGIN, END
@@ -129,3 +130,9 @@ def test_the_peer_in_raw_ddp_does_the_same_work(tmp_path: Path) -> None:
         assert metrics["median_step_s"] > 0
         losses.append(metrics["train_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("side", ["launcher", "peer"])
+def test_both_sides_follow_every_pod(side: str) -> None:
+    pytest.importorskip("kubernetes")
+    assert read_memory(side, pods=2, lines=3) > 1

@@ -57,8 +57,8 @@ def job(namespace: str, kind: str, **fields: str) -> list[str]:
     return ["jobs/digits-kubernetes.yaml", "--on", "kubernetes", "--image", image, *settings]
 
 
-def until(happened: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
+def until(happened: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
     while not happened():
         assert time.monotonic() < deadline, what
         time.sleep(2)
@@ -89,6 +89,11 @@ def test_an_indexed_job_trains_and_survives_the_loss_of_a_pod(
     assert run.returncode == 0, text[-3000:]
     assert accuracy(text) >= 0.97
     assert not pods(namespace)
+    # The lost pod's lines are there too, and none of them twice.
+    said = launcher("logs", "latest").communicate(timeout=LIMIT_S)[0].splitlines()
+    epochs = [line for line in said if re.search(r"epoch \d+/", line)]
+    assert epochs
+    assert len(epochs) == len(set(epochs))
 
 
 def test_an_indexed_job_is_scaled_and_stopped(
@@ -103,12 +108,55 @@ def test_an_indexed_job_is_scaled_and_stopped(
     assert not kubectl("get", "jobs,pods", "-n", namespace, "-o", "name")
 
 
-@pytest.mark.parametrize("kind", sorted(CRDS))
-def test_the_server_admits_what_is_rendered(kind: str, namespace: str) -> None:
+def test_a_run_goes_on_without_its_launcher_and_its_logs_are_followed_from_the_cluster(
+    namespace: str, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = launcher("run", *job(namespace, "job"))
+    until(lambda: len(pods(namespace)) == 2, "two pods run")
+    run.kill()
+    run.communicate()
+    text, _ = launcher("logs", "--follow", "latest").communicate(timeout=LIMIT_S)
+    assert accuracy(text) >= 0.97
+    assert "completed" in launcher("status", "latest").communicate(timeout=LIMIT_S)[0]
+    assert not kubectl("get", "jobs", "-n", namespace, "-o", "name")
+
+
+def needs_crd(kind: str) -> None:
     if not has_crd(kind):
         pytest.skip(f"cluster: no CRD {CRDS[kind]}")
+
+
+def fixed(kind: str) -> list[str]:
+    return [] if kind == "pytorchjob" else ["--nnodes", "2"]
+
+
+@pytest.mark.parametrize("kind", sorted(CRDS))
+def test_an_operators_kind_trains_where_its_controller_runs(
+    kind: str, namespace: str, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    needs_crd(kind)
+    run = launcher("run", *job(namespace, kind), *fixed(kind))
+    asked = ("get", CRDS[kind], "digits", "-n", namespace, "--ignore-not-found", "-o")
+    until(lambda: kubectl(*asked, "name"), "the job is submitted")
+    try:
+        until(lambda: kubectl(*asked, "jsonpath={.status}") or pods(namespace, "Pending"), "", 60)
+    except AssertionError:
+        launcher("stop", "latest").wait(LIMIT_S)
+        run.communicate(timeout=LIMIT_S)
+        pytest.skip(f"cluster: no controller of {CRDS[kind]}")
+    if kind == "pytorchjob":
+        until(lambda: len(pods(namespace)) == 2, "two pods run")
+        kubectl("delete", "-n", namespace, "pod/digits-worker-0", "--grace-period=0", "--force")
+    text, _ = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 0, text[-3000:]
+    assert accuracy(text) >= 0.97
+
+
+@pytest.mark.parametrize("kind", sorted(CRDS))
+def test_the_server_admits_what_is_rendered(kind: str, namespace: str) -> None:
+    needs_crd(kind)
     argv = [sys.executable, "-m", "launcher", "render", *job(namespace, kind)]
-    argv += [] if kind == "pytorchjob" else ["--nnodes", "2"]
+    argv += fixed(kind)
     text = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     apply = ["kubectl", "apply", "-n", namespace, "--server-side", "--dry-run=server", "-f", "-"]
     done = subprocess.run(apply, input=text, capture_output=True, text=True, check=False)

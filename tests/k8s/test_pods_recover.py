@@ -1,10 +1,11 @@
-"""Rendered pods in real containers: one is lost, its controller makes another."""
+"""Rendered pods in real containers: one is lost or drained, its controller makes another."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,35 +29,54 @@ while not os.path.exists(f"{shared}/go"):
     dist.all_reduce(seen)
     time.sleep(0.1)
 """
+TRAIN = ["-m", "train", "--epochs=400"]
+"""Longer than two pods and a third need to come up; the test ends it."""
+Make = Callable[..., Pods]
 
 
 @pytest.fixture
-def pods(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pods]:
+def make(tmp_path: Path) -> Iterator[Make]:
     """Two elastic nodes of one worker each."""
-    fields = {
-        "name": "digits",
-        "image": IMAGE,
-        "command": ["train.py"],
-        "nnodes": "1:2",
-        "nproc_per_node": 1,
-        "stop_grace_s": 10,
-        "workdir": "/code",
-        "kubernetes": {
-            "kind": request.param,
-            "checkpoint": "pvc/storage",
-            "volumes": ["pvc/code:/code:ro"],
-        },
-    }
-    job = JobSpec.model_validate(fields)
-    plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
-    pods = Pods(plan, render_manifest(plan), tmp_path)
-    (pods.claim("code") / "train.py").write_text(SCRIPT)
-    yield pods
-    pods.close()
+    made: list[Pods] = []
+
+    def start(kind: str, command: list[str]) -> Pods:
+        fields = {
+            "name": "digits",
+            "image": IMAGE,
+            "command": command,
+            "nnodes": "1:2",
+            "nproc_per_node": 1,
+            "stop_grace_s": 20,
+            "kubernetes": {"kind": kind, "checkpoint": "pvc/storage"},
+        }
+        if command == ["train.py"]:
+            fields["workdir"] = "/code"
+            fields["kubernetes"] |= {"volumes": ["pvc/code:/code:ro"]}  # type: ignore[operator]
+        job = JobSpec.model_validate(fields)
+        plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
+        pods = Pods(plan, render_manifest(plan), tmp_path)
+        made.append(pods)
+        (pods.claim("code") / "train.py").write_text(SCRIPT)
+        return pods
+
+    yield start
+    for pods in made:
+        pods.close()
 
 
-@pytest.mark.parametrize("pods", ["pytorchjob", "job"], indirect=True)
-def test_the_first_pod_is_lost_the_other_goes_on_and_a_new_one_joins(pods: Pods) -> None:
+def healthz(asked: Any, by: Any, network: str) -> bytes:
+    """What one pod's agent answers at its pod's address, as a kubelet asks."""
+    asked.reload()
+    address = asked.attrs["NetworkSettings"]["Networks"][network]["IPAddress"]
+    code = f"import urllib.request as u; print(u.urlopen('http://{address}:9400/healthz').status)"
+    return bytes(by.exec_run(["python3", "-c", code]).output.strip())
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", pytest.param("job", marks=pytest.mark.slow)])
+def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_joins(
+    kind: str, make: Make
+) -> None:
+    pods = make(kind, ["train.py"])
     run_dir = pods.claim("storage") / "runs/digits"
 
     def has(world: str) -> bool:
@@ -64,6 +84,8 @@ def test_the_first_pod_is_lost_the_other_goes_on_and_a_new_one_joins(pods: Pods)
 
     first, second = pods.start(0), pods.start(1)
     wait_until(lambda: has("2-0-0") and has("2-1-0"), 180)
+    assert healthz(first, second, pods.network.name) == b"200"
+    assert healthz(second, first, pods.network.name) == b"200"
     first.remove(force=True)
     pods.containers.remove(first)
     wait_until(lambda: has("1-1-0"), 120)
@@ -76,19 +98,31 @@ def test_the_first_pod_is_lost_the_other_goes_on_and_a_new_one_joins(pods: Pods)
     assert (outcome["reason"], outcome["incarnation"]) == ("completed", 1)
 
 
-@pytest.mark.parametrize("pods", ["pytorchjob"], indirect=True)
-def test_the_kubelet_s_probe_reaches_the_agent_at_the_pod_s_address(pods: Pods) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pytorchjob", "job"])
+def test_a_drained_pod_commits_leaves_with_143_and_its_successor_joins_the_others(
+    kind: str, make: Make
+) -> None:
+    pods = make(kind, TRAIN)
     run_dir = pods.claim("storage") / "runs/digits"
-    nodes = [pods.start(0), pods.start(1)]
-    wait_until(lambda: (run_dir / "world-2-0-0").exists(), 180)
-    for index, node in enumerate(nodes):
-        node.reload()
-        address = node.attrs["NetworkSettings"]["Networks"][pods.network.name]["IPAddress"]
-        code = (
-            f"import urllib.request as u; print(u.urlopen('http://{address}:9400/healthz').status)"
-        )
-        other = nodes[1 - index]
-        assert other.exec_run(["python3", "-c", code]).output.strip() == b"200"
-    (run_dir / "go").touch()
-    for node in nodes:
-        assert node.wait(timeout=120)["StatusCode"] == 0, node.logs().decode()
+
+    def told(node: str, event: str) -> list[dict[str, Any]]:
+        """What a node's agent wrote into its ledger, by ``index-incarnation``."""
+        ledger = run_dir / f"ledger/agent-{node}.jsonl"
+        lines = ledger.read_text().splitlines() if ledger.exists() else []
+        return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+
+    kept, drained = pods.start(0), pods.start(1)
+    wait_until(lambda: told("1-0", "first-step"), 240)
+    # What a kubelet does on a drain: SIGTERM, then up to terminationGracePeriodSeconds.
+    drained.stop(timeout=35)
+    assert drained.wait(timeout=60)["StatusCode"] == 143, drained.logs().decode()
+    (committed,) = told("1-0", "stop-acknowledged")
+    assert committed["step"] > 0
+    replaced = pods.start(1)
+    wait_until(lambda: told("1-1", "first-step"), 240)
+    assert [entry["world_size"] for entry in told("0-0", "rendezvous-ended")] == [2, 1, 2]
+    for container in (kept, replaced):
+        container.kill("SIGTERM")
+    for container in (kept, replaced):
+        assert container.wait(timeout=120)["StatusCode"] == 143, container.logs().decode()

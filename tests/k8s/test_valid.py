@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 from kubernetes import client
 
+from tests.k8s.crds import CRD_DIR, crd_schemas
 from tests.k8s.manifests_table import TABLE, manifest_of, pod_specs
 
 ROOT = Path(__file__).parents[2]
-CRD_DIR = os.environ.get("CRD_DIR")
 CORE = {"v1", "batch/v1", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1"}
 CORE_MODELS = {
     "ConfigMap": "V1ConfigMap",
@@ -68,35 +66,6 @@ def typed(one: dict[str, Any]) -> Any:
         return read_back(one, "KubeflowOrgV1PyTorchJob", training)
     models = importlib.import_module("kubeflow_trainer_api.models")
     return getattr(models, OPERATORS_MODELS[kind]).from_dict(one).to_dict()
-
-
-def closed(schema: Any) -> Any:
-    """The CRD's schema, refusing fields that it does not name, as the API server's pruning would
-    drop them without a word."""
-    if isinstance(schema, list):
-        return [closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: closed(value) for key, value in schema.items() if key != "format"}
-    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made.setdefault("additionalProperties", False)
-    if schema.get("x-kubernetes-int-or-string"):
-        made |= {"anyOf": [{"type": "integer"}, {"type": "string"}]}
-        made.pop("type", None)
-    return made
-
-
-def crd_schemas() -> dict[tuple[str, str], Any]:
-    found = {}
-    for path in sorted(Path(CRD_DIR or ".").glob("*.yaml")) if CRD_DIR else ():
-        crd = yaml.load(path.read_text(), yaml.CSafeLoader)["spec"]
-        for version in crd["versions"]:
-            name = f"{crd['group']}/{version['name']}", crd["names"]["kind"]
-            schema = closed(version["schema"]["openAPIV3Schema"])
-            # Kubernetes' own, which CRDs leave open.
-            schema["properties"]["metadata"] = {"type": "object"}
-            found[name] = jsonschema.Draft7Validator(schema)
-    return found
 
 
 SCHEMAS = crd_schemas()

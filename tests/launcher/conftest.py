@@ -19,6 +19,7 @@ from tests.launcher.runner import Runner
 
 if TYPE_CHECKING:
     from tests.launcher.docker_place import Place
+    from tests.launcher.fake_cluster import FakeCluster
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -88,6 +89,19 @@ def place(tmp_path: Path) -> Iterator[Place]:
     for run_id in place.run_ids:
         place.target.stop(run_id, 0)
         assert place.held(run_id) == []
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """A cluster's API server, to which kubectl's configuration leads."""
+    from tests.launcher.fake_cluster import FakeCluster
+
+    fake = FakeCluster()
+    monkeypatch.setenv("KUBECONFIG", str(fake.write_kubeconfig(tmp_path / "kubeconfig")))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield fake
+    fake.close()
 
 
 @pytest.fixture

@@ -1,7 +1,11 @@
 """A small server that speaks the Kubernetes wire format for the calls that the launcher uses.
 
 Objects, lists, watches and logs as an API server sends them, with faults on request. It runs no
-controller: tests put pods and conditions in place.
+controller but the garbage collector: tests put pods and conditions in place. What it refuses is in
+``fake_admission``; ``tests/k8s/test_contract.py`` holds it and real clusters to the same rules.
+
+Not as there: no defaults are filled in, one manager applies, lists come in one piece, and a pod has
+one container.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse
+
 Object = dict[str, Any]
-KINDS = {"configmaps", "services", "pods", "jobs", "pytorchjobs", "trainjobs", "jobsets"}
-BUILT_IN = {"configmaps", "services", "pods", "jobs"}
+KINDS = {*CORE, *CUSTOM}
+BUILT_IN = set(CORE)
 
 
 @dataclass
@@ -47,11 +53,12 @@ class FakeCluster:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.objects: dict[tuple[str, str], Object] = {}
-        self.events: list[tuple[int, str, Object]] = []
+        self.events: list[tuple[int, str, str, Object]] = []
         self.logs: dict[tuple[str, int], Log] = {}
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.kinds = set(KINDS)
+        self.namespaces = {"team"}
         self.oldest_version = 0
         self.version = 100
         self._closing = False
@@ -69,6 +76,8 @@ class FakeCluster:
         self._server.server_close()
 
     def write_kubeconfig(self, path: Path, namespace: str = "team") -> Path:
+        """A file with the current context ``fake``, and ``other`` in namespace ``others``."""
+        spaces = {"fake": namespace, "other": "others"}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -76,10 +85,8 @@ class FakeCluster:
             "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
             "users": [{"name": "me", "user": {"token": "t0ken"}}],
             "contexts": [
-                {
-                    "name": "fake",
-                    "context": {"cluster": "fake", "user": "me", "namespace": namespace},
-                }
+                {"name": name, "context": {"cluster": "fake", "user": "me", "namespace": space}}
+                for name, space in spaces.items()
             ],
         }
         path.write_text(json.dumps(config))
@@ -99,12 +106,21 @@ class FakeCluster:
             self.objects[key] = item
             if event == "DELETED":
                 del self.objects[key]
-            self.events.append((self.version, event, json.loads(json.dumps(item))))
+            self.events.append((self.version, plural, event, json.loads(json.dumps(item))))
             self.changed.notify_all()
         return item
 
     def remove(self, plural: str, name: str) -> None:
         self.put(plural, self.objects[plural, name], "DELETED")
+
+    def delete(self, plural: str, name: str) -> None:
+        """Removes an object and, as the garbage collector does later, what it owns."""
+        uid = self.objects[plural, name]["metadata"]["uid"]
+        self.remove(plural, name)
+        for key, item in list(self.objects.items()):
+            owners = item["metadata"].get("ownerReferences") or ()
+            if any(owner["uid"] == uid for owner in owners):
+                self.remove(*key)
 
     def expire(self) -> None:
         """Forgets history, as etcd does: watches of an older version are refused."""
@@ -165,7 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else {}
         self._cut_after: int | None = None
         self.cluster.requests.append((method, url.path, query))
-        assert self.headers["Authorization"] == "Bearer t0ken"
+        if self.headers["Authorization"] != "Bearer t0ken":
+            return self._fail(401, "Unauthorized", "Unauthorized")
         try:
             for fault in list(self.cluster.faults):
                 if fault.method == method and fault.path in f"{url.path}?{url.query}":
@@ -185,17 +202,27 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, {"gitVersion": "v1.31.0"})
         parts = path.strip("/").split("/")
         at = parts.index("namespaces") + 2
-        plural, rest = parts[at], parts[at + 1 :]
+        namespace, plural, rest = parts[at - 1], parts[at], parts[at + 1 :]
         if plural not in self.cluster.kinds:
             if plural in BUILT_IN:
                 return self._fail(404, "not found")
             # As sent for a path that no resource is registered for: text, no Status.
             return self._text(404, "404 page not found\n")
+        if namespace not in self.cluster.namespaces:
+            return self._elsewhere(method, namespace, plural, rest)
         if rest[1:] == ["log"]:
             return self._log(rest[0], query)
         if method == "GET" and not rest:
             return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
         return self._object(method, plural, rest[0] if rest else "", query, body)
+
+    def _elsewhere(self, method: str, namespace: str, plural: str, rest: list[str]) -> None:
+        """Reading in a namespace that is not there finds nothing; writing is told why."""
+        if method == "GET" and not rest:
+            return self._send(200, {"kind": "PodList", "metadata": {}, "items": []})
+        if method == "GET":
+            return self._fail(404, f'{plural} "{rest[0]}" not found', "NotFound")
+        return self._fail(404, f'namespaces "{namespace}" not found', "NotFound")
 
     def _object(
         self, method: str, plural: str, name: str, query: dict[str, str], body: Object
@@ -211,20 +238,36 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "GET":
             return self._send(200, held)
         if method == "DELETE":
-            self.cluster.remove(plural, name)
+            self.cluster.delete(plural, name)
             return self._send(200, {"kind": "Status", "status": "Success"})
-        merged = _merged(held or {}, body)
+        merged = _applied(held, body) if applies else _merged(held or {}, body)
+        write = Write(
+            method=method,
+            plural=plural,
+            content_type=(self.headers.get("Content-Type") or "").partition(";")[0],
+            query=query,
+            body=body,
+            held=held,
+            merged=merged,
+        )
+        if (refusal := refuse(write)) is not None:
+            return self._fail(refusal.status, refusal.message, refusal.reason)
+        merged.setdefault("metadata", {}).setdefault("namespace", "team")
         if not dry:
             merged = self.cluster.put(plural, merged)
-        return self._send(201 if method == "POST" else 200, merged)
+        return self._send(200 if held else 201, merged)
 
     def _list(self, plural: str, query: dict[str, str]) -> None:
         with self.cluster.changed:
             items = [o for (p, _), o in self.cluster.objects.items() if p == plural]
             found = [o for o in items if _selected(o, query.get("labelSelector", ""))]
             version = str(self.cluster.version)
-        kind = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": version}}
-        self._send(200, {**kind, "items": found})
+        names = {"kind": f"{(CORE | CUSTOM)[plural]}List", "apiVersion": self._api_version()}
+        self._send(200, {**names, "metadata": {"resourceVersion": version}, "items": found})
+
+    def _api_version(self) -> str:
+        """The path's: ``/api/v1/...`` or ``/apis/GROUP/VERSION/...``."""
+        return self.path.partition("/namespaces/")[0].removeprefix("/apis/").removeprefix("/api/")
 
     def _watch(self, plural: str, query: dict[str, str]) -> None:
         sent = int(query["resourceVersion"])
@@ -233,14 +276,15 @@ class _Handler(BaseHTTPRequestHandler):
             status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
             self._chunk((json.dumps({"type": "ERROR", "object": status}) + "\n").encode())
             return self._end_stream()
-        while not self.cluster.closing:
+        ends_at = time.monotonic() + float(query.get("timeoutSeconds", "3600"))
+        while not self.cluster.closing and time.monotonic() < ends_at:
             with self.cluster.changed:
                 news = [e for e in self.cluster.events if e[0] > sent]
                 if not news:
-                    self.cluster.changed.wait(0.2)
-            for version, event, item in news:
+                    self.cluster.changed.wait(min(0.2, max(0.0, ends_at - time.monotonic())))
+            for version, changed, event, item in news:
                 sent = version
-                if item.get("kind", "Pod") == "Pod" and _selected(item, query["labelSelector"]):
+                if changed == plural and _selected(item, query.get("labelSelector", "")):
                     line = json.dumps({"type": event, "object": item}) + "\n"
                     # In two pieces: no reader may take a chunk for a line.
                     self._chunk(line[:20].encode())
@@ -253,6 +297,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(404, f'pods "{pod}" not found', "NotFound")
         status = item["status"]["containerStatuses"][0]
         restart = status["restartCount"] - (query.get("previous") == "true")
+        container = f'container "{status["name"]}" in pod "{pod}"'
+        if restart < 0:
+            return self._fail(400, f"previous terminated {container} not found", "BadRequest")
+        if restart == 0 and (waits := status["state"].get("waiting")):
+            reason = waits.get("reason", "ContainerCreating")
+            return self._fail(400, f"{container} is waiting to start: {reason}", "BadRequest")
         log = self.cluster.logs.setdefault((pod, restart), Log())
         self._start_stream("text/plain")
         sent, since = 0, query.get("sinceTime", "")
@@ -322,10 +372,17 @@ def _merged(held: Object, patch: Object) -> Object:
     return merged
 
 
+def _applied(held: Object | None, given: Object) -> Object:
+    """As an apply by the only manager: what it no longer names goes, but what the server added
+    stays. kubernetes.io/docs/reference/using-api/server-side-apply"""
+    own = {"metadata": {**(held or {}).get("metadata", {}), **given["metadata"]}}
+    return {**given, **own} | ({"status": held["status"]} if held and "status" in held else {})
+
+
 def _selected(item: Object, selector: str) -> bool:
     labels = item["metadata"].get("labels") or {}
-    wanted = [pair.split("=") for pair in selector.split(",") if pair]
-    return all(labels.get(key) == value for key, value in wanted)
+    wanted = [pair.partition("=") for pair in selector.split(",") if pair]
+    return all(labels.get(key) == value if is_ else key in labels for key, is_, value in wanted)
 
 
 # -- pods, as a kubelet reports them -----------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher import contract
+from launcher.cli import run_command
 from launcher.clock import SystemClock
 from launcher.console import Console
 from launcher.errors import ExitCode, InputError, TargetError
@@ -23,6 +24,7 @@ from launcher.kubernetes_plan import plan_kubernetes
 from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder
 from launcher.state import NodeState, Reason
+from launcher.targets import kubernetes_logs, kubernetes_watch
 from launcher.targets.kubernetes import KubernetesTarget
 from launcher.targets.kubernetes_api import ApiError, Cluster, Place
 from launcher.targets.kubernetes_logs import Cursor, Fate, LogFollower, Source
@@ -36,14 +38,10 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = Place(api_version="batch/v1", kind="Job", name="digits")
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    fake = FakeCluster()
-    monkeypatch.setenv("KUBECONFIG", str(fake.write_kubeconfig(tmp_path / "kubeconfig")))
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    yield fake
-    fake.close()
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kubernetes_logs, kubernetes_watch):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
 
 
 @pytest.fixture
@@ -514,6 +512,42 @@ def test_scaling_patches_both_counts_at_once(
     run.follower.stop_reason = Reason.INTERRUPTED
 
 
+def test_scaling_a_pytorchjob_patches_its_workers(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    target.submit(plan("pytorchjob"))
+    before = server.objects["pytorchjobs", "digits"]["spec"]
+    target.scale(plan("pytorchjob"), 1)
+    after = server.objects["pytorchjobs", "digits"]["spec"]
+    assert after["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 1
+    assert before["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 2
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        ("pytorchjob", ("runPolicy", "suspend")),
+        ("jobset", ("suspend",)),
+        ("trainjob", ("suspend",)),
+    ],
+)
+def test_every_operators_kind_is_suspended_where_it_reads_that(
+    kind: str,
+    at: tuple[str, ...],
+    server: FakeCluster,
+    target: KubernetesTarget,
+    plan: Callable[..., LaunchPlan],
+) -> None:
+    made = plan(kind) if kind == "pytorchjob" else plan(kind, nnodes=2)
+    target.submit(made)
+    target.suspend(made)
+    found = server.objects[f"{kind}s", "digits"]["spec"]
+    for key in at:
+        found = found[key]
+    assert found is True
+
+
 def test_a_kind_that_keeps_its_size_refuses_to_scale(
     target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
@@ -569,6 +603,28 @@ def launcher(server: FakeCluster, tmp_path: Path) -> Callable[..., subprocess.Po
     return start
 
 
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """A command in the folder of the job file, within this process: its code, and what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        code = run_command(words)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def collect_garbage(server: FakeCluster, name: str) -> None:
+    """As the controllers do: pods go after their job."""
+    server.until(lambda: ("jobs", "digits") not in server.objects, 60)
+    server.log(name, ended=True)
+    server.remove("pods", name)
+
+
 def said(process: subprocess.Popen[str], code: int) -> str:
     text, _ = process.communicate(timeout=60)
     assert process.returncode == code, text
@@ -577,7 +633,9 @@ def said(process: subprocess.Popen[str], code: int) -> str:
 
 
 def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
-    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+    server: FakeCluster,
+    launcher: Callable[..., subprocess.Popen[str]],
+    typed: Callable[..., tuple[int, str]],
 ) -> None:
     followed = launcher("run", "job.yaml", "--on", "kubernetes")
     server.until(lambda: ("jobs", "digits") in server.objects, 60)
@@ -586,16 +644,16 @@ def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
     server.put("pods", pod("digits-0-a", {**labels, INDEX: "0"}))
     server.log("digits-0-a", (stamp(1), "[0/0] epoch 1"))
     server.until(lambda: server.asked("GET", "/log"), 60)
-    assert "0.0: running" in said(launcher("status", run_id), 0)
-    assert "already" in said(launcher("run", "job.yaml", "--on", "kubernetes"), 2)
-    assert "1 nodes asked for" in said(launcher("scale", run_id, "1"), 0)
+    assert "0.0: running" in typed("status", run_id)[1]
+    code, text = typed("run", "job.yaml", "--on", "kubernetes")
+    assert code == ExitCode.BAD_INPUT
+    assert "already" in text
+    assert "1 nodes asked for" in typed("scale", run_id, "1")[1]
     server.until(lambda: server.objects["jobs", "digits"]["spec"]["parallelism"] == 1)
-    server.until(lambda: "epoch 1" in said(launcher("logs", run_id), 0), 60)
-    stop = launcher("stop", run_id)
-    server.until(lambda: ("jobs", "digits") not in server.objects, 60)
-    server.log("digits-0-a", ended=True)
-    server.remove("pods", "digits-0-a")
-    assert "stop-requested" in said(stop, 0)
+    server.until(lambda: "epoch 1" in typed("logs", run_id)[1], 60)
+    gone = threading.Thread(target=collect_garbage, args=(server, "digits-0-a"), daemon=True)
+    gone.start()
+    assert "stop-requested" in typed("stop", run_id)[1]
     assert "epoch 1" in said(followed, 143)
 
 

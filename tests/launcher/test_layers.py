@@ -57,7 +57,7 @@ LAYERS: dict[float, set[str]] = {
         "hosts",
         "lines",
     },
-    2: {"yaml_source", "yaml_words", "manifest_source", "pytorchjob", "inventory"}
+    2: {"yaml_source", "yaml_loaders", "yaml_words", "manifest_source", "pytorchjob", "inventory"}
     | {"job_problems", "jobfile", "reference", "plan", "torchrun"}
     | {"agent_task", "agent_logs", "kubernetes_plan", "hosts_plan"},
     3: {
@@ -94,6 +94,7 @@ LAYERS: dict[float, set[str]] = {
         "targets.kubernetes",
         "targets.kubernetes_api",
         "targets.kubernetes_logs",
+        "targets.kubernetes_output",
         "targets.kubernetes_watch",
         "runs",
         "tails",
@@ -125,6 +126,7 @@ LAYERS: dict[float, set[str]] = {
         "console",
         "launch",
         "listing",
+        "listing_kubernetes",
     }
     | {
         "player",
@@ -142,7 +144,8 @@ LAYERS: dict[float, set[str]] = {
     | {
         f"commands.{name}"
         for name in (
-            *("arguments", "check", "play", "doctor", "env", "hosts", "jobs", "runs", "schema"),
+            *("arguments", "check", "cluster", "play", "doctor", "env", "hosts", "jobs"),
+            *("runs", "schema"),
         )
     },
 }

@@ -11,15 +11,51 @@ from pathlib import Path
 
 import pytest
 
+from launcher import yaml_source
 from launcher.yaml_source import (
     MAX_DEPTH,
     MAX_FILE_BYTES,
     MAX_NODES,
     YamlError,
+    parse_documents,
     parse_fragment,
     parse_yaml,
     read_yaml,
 )
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    *(ROOT / "k8s").rglob("*.yaml"),
+    *(ROOT / "tests").rglob("*.yaml"),
+    *ROOT.glob("jobs/*.yaml"),
+]
+TEXTS = [
+    "a: &x {b: [1, 2]}\nc: *x\nd: {<<: *x, e: 'f'}\n",
+    "é: ü\nkey: \U0001f600 # smile\nafter: [1,\n  2]\n",
+    'a: "one\n  two"\nb: |\n  three\n\n  four\nc: >-\n  five\n  six\n',
+    "a: 010\nb: 1_000\nc: yes\nd: 12:30:45\ne: ~\nf:\n",
+]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, *(file.read_text() for file in sorted(FILES))])
+def test_the_fast_reader_of_many_documents_sees_what_the_careful_one_sees(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = parse_documents(text, "a.yaml")
+    monkeypatch.setattr(yaml_source, "FastLoader", yaml_source.CoreLoader)
+    assert fast == parse_documents(text, "a.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: [1, 2", "a: 1\n b: 2", "a: 'b", "\tb: 1", "a: \x01"])
+def test_what_the_fast_reader_refuses_is_told_in_the_careful_ones_words(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(YamlError) as fast:
+        parse_documents(text, "a.yaml")
+    monkeypatch.setattr(yaml_source, "FastLoader", yaml_source.CoreLoader)
+    with pytest.raises(YamlError) as careful:
+        parse_documents(text, "a.yaml")
+    assert str(fast.value) == str(careful.value)
 
 
 @pytest.mark.parametrize(
@@ -220,3 +256,9 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
         assert read_yaml(f"/dev/fd/{reading}").data == {"name": "a"}
     finally:
         os.close(reading)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: &x [*x]", "- " * 100_000])
+def test_many_documents_nested_without_an_end_are_an_error_and_no_crash(text: str) -> None:
+    with pytest.raises(YamlError):
+        parse_documents(text, "a.yaml")

@@ -1,0 +1,84 @@
+"""Lists the runs of a cluster's namespace, whoever started them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from launcher import contract
+from launcher.listing import Row
+from launcher.pod_states import parse_job_end
+from launcher.state import RunState
+from launcher.targets.kubernetes import API_OF_KIND
+from launcher.targets.kubernetes_api import ApiError, Cluster, Object, is_kind_missing
+
+
+def list_cluster_runs(
+    run_root: Path, cluster: Cluster, now: float, *, everything: bool
+) -> list[Row]:
+    """Runs that go on (or ``everything`` that is left of others too), oldest first.
+
+    ``now`` in seconds since the epoch. Raises ``TargetError``.
+    """
+    rows = [
+        _row(run_root, item, kind, now)
+        for kind, (api_version, name) in API_OF_KIND.items()
+        for item in _read_jobs(cluster, api_version, name)
+    ]
+    going_on = [row for row in rows if everything or row.state in (RUNNING, SUSPENDED)]
+    return sorted(going_on, key=lambda row: -row.age_s)
+
+
+RUNNING = RunState.RUNNING.value
+SUSPENDED = "suspended"
+
+
+def _read_jobs(cluster: Cluster, api_version: str, kind: str) -> Iterator[Object]:
+    """Those of this project that no other object has made, such as the Jobs of a JobSet."""
+    try:
+        found = cluster.list_objects(api_version, kind, contract.LABEL_RUN_ID)
+    except ApiError as error:
+        if is_kind_missing(error):
+            return
+        raise
+    yield from (item for item in found["items"] if not item["metadata"].get("ownerReferences"))
+
+
+def _row(run_root: Path, item: Object, kind: str, now: float) -> Row:
+    metadata = item["metadata"]
+    run_id = metadata["labels"][contract.LABEL_RUN_ID]
+    folder = run_root / run_id
+    created = datetime.fromisoformat(metadata["creationTimestamp"])
+    end = parse_job_end(item)
+    state = SUSPENDED if _is_suspended(item) else RUNNING
+    if end is not None:
+        state = (RunState.SUCCEEDED if end.succeeded else RunState.FAILED).value
+    return Row(
+        run_id=run_id,
+        job=metadata["name"],
+        target="kubernetes",
+        state=state,
+        reason=end.word if end else "",
+        nnodes=count_nodes(item, kind),
+        age_s=round(now - created.timestamp(), 1),
+        folder=str(folder) if folder.is_dir() else "",
+    )
+
+
+def _is_suspended(item: Object) -> bool:
+    spec = item["spec"]
+    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
+
+
+def count_nodes(item: Object, kind: str) -> int:
+    """How many pods a job's object asks for."""
+    spec = item["spec"]
+    if kind == "pytorchjob":
+        return sum(int(one.get("replicas", 1)) for one in spec["pytorchReplicaSpecs"].values())
+    if kind == "trainjob":
+        return int((spec.get("trainer") or {}).get("numNodes", 1))
+    if kind == "jobset":
+        jobs = (one["template"]["spec"] for one in spec["replicatedJobs"])
+        return sum(int(one.get("parallelism", 1)) for one in jobs)
+    return int(spec.get("parallelism", 1))

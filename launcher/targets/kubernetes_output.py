@@ -1,0 +1,179 @@
+"""The pods' output in the run folder: a file for each container that a node has had.
+
+One process at a time writes there, whichever comes first; the others read the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from launcher.clock import Clock
+from launcher.pod_states import PodView
+from launcher.runs import RunFolder, make_folders, write_atomically
+from launcher.state import NodeState
+from launcher.targets.kubernetes_api import Cluster
+from launcher.targets.kubernetes_logs import Fate, LogFollower, Source
+
+POD_FILE = "pod.json"
+"""In a node's folder: which container's output lies there."""
+LOCK_FILE = "output.lock"
+Find = Callable[[str], PodView | None]
+"""The newest view of a pod by its uid; None where it is gone."""
+
+
+class Incarnations:
+    """Numbers the containers of each node, also those that earlier launchers have seen."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._seen: dict[int, list[tuple[str, int]]] = {}
+
+    def number(self, index: int, uid: str, restarts: int) -> int:
+        """How many containers the node had before this one."""
+        if index not in self._seen:
+            self._seen[index] = _read_incarnations(self._run, index)
+        seen = self._seen[index]
+        if (uid, restarts) not in seen:
+            seen.append((uid, restarts))
+        return seen.index((uid, restarts))
+
+    def newest(self, index: int) -> int:
+        """The number of the last one seen."""
+        return max(len(self._seen.get(index, ())) - 1, 0)
+
+
+def _read_incarnations(run: RunFolder, index: int) -> list[tuple[str, int]]:
+    """The containers whose output is in the run folder, in their order."""
+    found: list[tuple[str, int]] = []
+    while (path := run.node_dir(index, len(found)) / POD_FILE).is_file():
+        told = json.loads(path.read_text())
+        found.append((told["uid"], told["restarts"]))
+    return found
+
+
+class PodOutput:
+    """Brings the logs of a run's pods into its folder."""
+
+    def __init__(
+        self, cluster: Cluster, run: RunFolder, incarnations: Incarnations, find: Find
+    ) -> None:
+        self._cluster, self._run, self._incarnations = cluster, run, incarnations
+        self._find = find
+        self._followers: dict[Source, LogFollower] = {}
+        self._lock: IO[bytes] | None = None
+
+    def follow(self, pods: tuple[PodView, ...]) -> None:
+        """Starts to follow every container that was started since the last call.
+
+        Nothing, while another process writes this run's output.
+        """
+        if self.take():
+            for source, index in _sources(pods):
+                if source not in self._followers:
+                    self._start(source, index, once=False)
+
+    def read(self, pods: tuple[PodView, ...], limit_s: float, clock: Clock) -> None:
+        """Brings what the containers have written by now; nothing, while another process does."""
+        if self._followers or not self.take():
+            return
+        for source, index in _sources(pods):
+            self._start(source, index, once=True)
+        self._finish(list(self._followers.values()), limit_s, clock)
+        self._followers.clear()
+        self.release()
+
+    def finish(self, limit_s: float, clock: Clock) -> None:
+        """Waits for the last lines of containers that have ended."""
+        ended = [f for s, f in self._followers.items() if self._fate(s).is_over]
+        self._finish(ended, limit_s, clock)
+
+    def release(self) -> None:
+        """Lets other processes write."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _finish(self, followers: list[LogFollower], limit_s: float, clock: Clock) -> None:
+        deadline = clock.monotonic() + limit_s
+        for follower in followers:
+            follower.finish(max(0.1, deadline - clock.monotonic()))
+
+    def _start(self, source: Source, index: int, *, once: bool) -> None:
+        incarnation = self._incarnations.number(index, source.uid, source.restarts)
+        console = self._run.console(index, incarnation)
+        make_folders((str(console.parent),))
+        write_atomically(console.with_name(POD_FILE), json.dumps(asdict(source)))
+        follower = LogFollower(
+            self._cluster, source, lambda: self._fate(source), ConsoleWriter(console), once=once
+        )
+        self._followers[source] = follower
+        follower.start()
+
+    def _fate(self, source: Source) -> Fate:
+        pod = self._find(source.uid)
+        later = 0 if pod is None else pod.restarts - source.restarts
+        ended = pod is None or later > 0 or pod.state is NodeState.EXITED
+        return Fate(is_over=ended, was_restarted=later == 1, is_forgotten=later > 1)
+
+    def take(self) -> bool:
+        """Whether this process writes, from now on until ``release`` or its end."""
+        if self._lock is None:
+            make_folders((str(self._run.path),))
+            lock = (self._run.path / LOCK_FILE).open("wb")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                return False
+            self._lock = lock
+        return True
+
+
+def _sources(pods: tuple[PodView, ...]) -> list[tuple[Source, int]]:
+    """The logs that the cluster has, each with its node's index."""
+    return [
+        (Source(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts), index)
+        for pod in pods
+        if pod.has_started and (index := pod.node_index) is not None
+        # A container that was restarted before it was seen has left its log as well.
+        for restarts in range(max(pod.restarts - 1, 0), pod.restarts + 1)
+    ]
+
+
+class ConsoleWriter:
+    """Appends the lines of a log to a file that may hold a part of it from an earlier reader.
+
+    Lines that the file has are left out, also where the cluster has thrown away a log's beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: IO[bytes] | None = None
+        self._is_aligned = False
+        with contextlib.suppress(OSError):
+            self._held = path.open("rb")
+
+    def __call__(self, line: bytes) -> None:
+        """Takes the next whole line of the log, from its beginning on."""
+        if self._held is not None and self._is_held(line):
+            return
+        with contextlib.suppress(OSError), self._path.open("ab") as file:
+            file.write(line)
+
+    def _is_held(self, line: bytes) -> bool:
+        assert self._held is not None, "looked at by the caller"
+        if not self._is_aligned:
+            self._is_aligned = True
+            if line in iter(self._held.readline, b""):
+                return True
+        elif self._held.readline() == line:
+            return True
+        self._held.close()
+        self._held = None
+        return False

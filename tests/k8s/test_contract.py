@@ -1,0 +1,422 @@
+"""What the launcher relies on of an API server, asked with the official typed client.
+
+The same rules hold for the server of the tests and, where it may be used (``REQUIRE=cluster``), for
+the cluster of the current context: so that what is tested against the one is true of the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config, watch
+from kubernetes.client.exceptions import ApiException
+
+from tests.k8s.crds import CRD_DIR
+from tests.k8s.manifests_table import TABLE, manifest_of
+from tests.launcher.fake_cluster import FakeCluster, pod
+
+Object = dict[str, Any]
+NO_SUCH_VERSION = "1"
+
+
+class Server:
+    """One namespace of an API server."""
+
+    def __init__(self, api: client.ApiClient, namespace: str, fake: FakeCluster | None) -> None:
+        self.api, self.namespace, self.fake = api, namespace, fake
+        self.core, self.batch = client.CoreV1Api(api), client.BatchV1Api(api)
+        self.custom = client.CustomObjectsApi(api)
+
+    def create_job(self, item: Object, **options: str) -> Any:
+        return self.batch.create_namespaced_job(self.namespace, item, **options)
+
+    def read_job(self, name: str = "digits") -> Any:
+        return self.batch.read_namespaced_job(name, self.namespace)
+
+    def patch_job(self, patch: Object) -> Any:
+        return self.patch("batch/v1", "jobs", "digits", patch, "merge-patch+json")
+
+    def apply(self, item: Object, plural: str, **query: str) -> Any:
+        given = {"fieldManager": "launcher", "force": "true", **query}
+        name = item["metadata"]["name"]
+        return self.patch(item["apiVersion"], plural, name, item, "apply-patch+yaml", **given)
+
+    def patch(
+        self, version: str, plural: str, name: str, body: Object, kind: str, **query: str
+    ) -> Any:
+        root = "/apis" if "/" in version else "/api"
+        response = self.api.call_api(
+            f"{root}/{version}/namespaces/{self.namespace}/{plural}/{name}",
+            "PATCH",
+            query_params=list(query.items()),
+            header_params={"Content-Type": f"application/{kind}", "Accept": "application/json"},
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+        )
+        return json.loads(response.data)
+
+
+@pytest.fixture(params=["fake", pytest.param("cluster", marks=pytest.mark.cluster)])
+def server(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
+    if request.param == "fake":
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        fake = FakeCluster()
+        file = str(fake.write_kubeconfig(tmp_path / "kubeconfig"))
+        yield Server(config.new_client_from_config(file), "team", fake)
+        fake.close()
+        return
+    file = os.environ.get("KUBECONFIG", "~/.kube/config")
+    made = Server(config.new_client_from_config(file), f"contract-{secrets.token_hex(3)}", None)
+    made.core.create_namespace({"metadata": {"name": made.namespace}})
+    yield made
+    made.core.delete_namespace(made.namespace)
+
+
+def job(**spec: Any) -> Object:
+    """An Indexed Job of two pods that is suspended, so that no pod is ever made."""
+    template = {
+        "metadata": {"labels": {"app": "digits"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": "node", "image": "registry.invalid/none:1"}],
+        },
+    }
+    given = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "suspend": True}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "digits", "labels": {"app": "digits"}},
+        "spec": {**given, "template": template, **spec},
+    }
+
+
+def config_map(text: str = "a", **fields: Any) -> Object:
+    metadata = {"name": "digits-agent", "labels": {"app": "digits"}}
+    given = {"metadata": metadata, "data": {"key": text}, **fields}
+    return {"apiVersion": "v1", "kind": "ConfigMap", **given}
+
+
+def refused(call: Callable[[], object]) -> tuple[int, str, str]:
+    """HTTP's status, Kubernetes' own word, and its message."""
+    with pytest.raises(ApiException) as told:
+        call()
+    body = json.loads(told.value.body)
+    assert (body["kind"], body["status"], body["code"]) == ("Status", "Failure", told.value.status)
+    return told.value.status, body["reason"], body["message"]
+
+
+# -- objects --------------------------------------------------------------------------------------
+
+
+def test_what_is_created_gets_an_identity_and_is_read_back_typed(server: Server) -> None:
+    made = server.create_job(job())
+    assert made.metadata.uid
+    assert made.metadata.creation_timestamp.tzinfo is not None
+    assert made.metadata.namespace == server.namespace
+    found = server.read_job()
+    assert found.metadata.uid == made.metadata.uid
+    assert (found.spec.completions, found.spec.suspend) == (2, True)
+
+
+def test_a_name_that_is_taken_is_a_conflict(server: Server) -> None:
+    server.create_job(job())
+    status, reason, message = refused(lambda: server.create_job(job()))
+    assert (status, reason) == (409, "AlreadyExists")
+    assert '"digits" already exists' in message
+
+
+def test_a_dry_run_is_admitted_or_refused_as_the_real_one_and_leaves_nothing(
+    server: Server,
+) -> None:
+    server.create_job(job(), dry_run="All")
+    assert refused(server.read_job)[:2] == (404, "NotFound")
+    wrong = job(completions="many")
+    assert refused(lambda: server.create_job(wrong, dry_run="All"))[0] in (400, 422)
+    server.create_job(job())
+    assert refused(lambda: server.create_job(job(), dry_run="All"))[:2] == (409, "AlreadyExists")
+
+
+def test_strict_validation_refuses_a_field_that_nobody_knows(server: Server) -> None:
+    wrong = job(unheard=1)
+    status, reason, message = refused(
+        lambda: server.create_job(wrong, field_validation="Strict", dry_run="All")
+    )
+    assert (status, reason) == (400, "BadRequest")
+    assert "strict decoding error" in message
+    assert "unheard" in message
+
+
+@pytest.mark.parametrize("name", ["Digits", "digits_1", "-digits"])
+def test_a_name_that_dns_refuses_is_invalid(name: str, server: Server) -> None:
+    wrong = job() | {"metadata": {"name": name}}
+    assert refused(lambda: server.create_job(wrong))[:2] == (422, "Invalid")
+
+
+def test_nothing_is_made_in_a_namespace_that_is_not_there(server: Server) -> None:
+    call = server.batch.create_namespaced_job
+    status, reason, message = refused(lambda: call("not-there-at-all", job()))
+    assert (status, reason) == (404, "NotFound")
+    assert 'namespaces "not-there-at-all" not found' in message
+
+
+def test_deleting_takes_what_the_object_owns_with_it(server: Server) -> None:
+    owner = server.create_job(job())
+    reference = {
+        "apiVersion": "batch/v1", "kind": "Job", "name": "digits", "uid": owner.metadata.uid
+    }  # fmt: skip
+    server.apply(config_map(), "configmaps")
+    patch = {"metadata": {"ownerReferences": [reference]}}
+    server.patch("v1", "configmaps", "digits-agent", patch, "merge-patch+json")
+    body = client.V1DeleteOptions(propagation_policy="Background")
+    server.batch.delete_namespaced_job("digits", server.namespace, body=body)
+    gone = watch.Watch()
+    deadline_s = 30
+    if server.core.list_namespaced_config_map(server.namespace, label_selector="app=digits").items:
+        events = gone.stream(
+            server.core.list_namespaced_config_map,
+            server.namespace,
+            label_selector="app=digits",
+            timeout_seconds=deadline_s,
+        )
+        assert any(event["type"] == "DELETED" for event in events)
+    assert refused(server.read_job)[:2] == (404, "NotFound")
+
+
+def test_deleting_what_is_not_there_is_not_found(server: Server) -> None:
+    call = server.batch.delete_namespaced_job
+    assert refused(lambda: call("digits", server.namespace))[:2] == (404, "NotFound")
+
+
+# -- patches --------------------------------------------------------------------------------------
+
+
+def test_an_apply_makes_an_object_then_changes_it_and_drops_what_it_no_longer_names(
+    server: Server,
+) -> None:
+    first = server.apply({**config_map("a"), "data": {"key": "a", "other": "b"}}, "configmaps")
+    second = server.apply(config_map("c"), "configmaps")
+    assert second["data"] == {"key": "c"}
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+    assert second["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
+
+
+def test_an_apply_in_a_dry_run_changes_nothing(server: Server) -> None:
+    server.apply(config_map("a"), "configmaps")
+    assert server.apply(config_map("b"), "configmaps", dryRun="All")["data"] == {"key": "b"}
+    read = server.core.read_namespaced_config_map
+    assert read("digits-agent", server.namespace).data == {"key": "a"}
+
+
+def test_an_apply_without_its_managers_name_is_invalid(server: Server) -> None:
+    call = lambda: server.patch(  # noqa: E731
+        "v1", "configmaps", "digits-agent", config_map(), "apply-patch+yaml"
+    )
+    assert refused(call)[:2] == (422, "Invalid")
+
+
+def test_data_of_an_immutable_config_map_stays(server: Server) -> None:
+    server.apply(config_map("a", immutable=True), "configmaps")
+    server.apply(config_map("a", immutable=True), "configmaps")
+    call = lambda: server.apply(config_map("b", immutable=True), "configmaps")  # noqa: E731
+    status, reason, message = refused(call)
+    assert (status, reason) == (422, "Invalid")
+    assert "immutable" in message
+
+
+def test_a_merge_changes_what_it_names_and_removes_nulls(server: Server) -> None:
+    server.create_job(job())
+    patch = {
+        "metadata": {"labels": {"app": None, "new": "1"}},
+        "spec": {"activeDeadlineSeconds": 9},
+    }
+    server.patch_job(patch)
+    found = server.read_job()
+    assert found.metadata.labels.get("new") == "1"
+    assert "app" not in found.metadata.labels
+    assert (found.spec.active_deadline_seconds, found.spec.completions) == (9, 2)
+
+
+def test_an_indexed_job_is_resized_by_both_counts_at_once_and_not_by_one(server: Server) -> None:
+    server.create_job(job())
+    found = server.patch_job({"spec": {"completions": 1, "parallelism": 1}})
+    assert (found["spec"]["completions"], found["spec"]["parallelism"]) == (1, 1)
+    call = lambda: server.patch_job({"spec": {"completions": 3}})  # noqa: E731
+    assert refused(call)[:2] == (422, "Invalid")
+
+
+def test_the_pods_of_a_job_cannot_be_changed(server: Server) -> None:
+    server.create_job(job())
+    container = {"name": "node", "image": "registry.invalid/other:1"}
+    patch = {"spec": {"template": {"spec": {"containers": [container]}}}}
+    # While a job is suspended some fields of its template may change; its image is none of them.
+    assert refused(lambda: server.patch_job(patch))[:2] == (422, "Invalid")
+
+
+def test_a_suspended_job_goes_on_by_a_patch(server: Server) -> None:
+    server.create_job(job(parallelism=0, completions=0))
+    assert server.patch_job({"spec": {"suspend": False}})["spec"]["suspend"] is False
+
+
+def test_a_patch_of_an_unknown_type_is_refused(server: Server) -> None:
+    server.create_job(job())
+    call = lambda: server.patch("batch/v1", "jobs", "digits", {}, "unheard+json")  # noqa: E731
+    with pytest.raises(ApiException) as told:
+        call()
+    assert told.value.status == 415
+
+
+# -- lists and watches ----------------------------------------------------------------------------
+
+
+def test_a_list_holds_what_its_selector_chooses_and_the_version_for_a_watch(
+    server: Server,
+) -> None:
+    server.create_job(job())
+    call = server.batch.list_namespaced_job
+    found = call(server.namespace, label_selector="app=digits")
+    assert [item.metadata.name for item in found.items] == ["digits"]
+    assert found.metadata.resource_version
+    assert call(server.namespace, label_selector="app=other").items == []
+
+
+def test_a_watch_tells_what_comes_after_its_version_and_ends_when_its_time_is_over(
+    server: Server,
+) -> None:
+    server.create_job(job())
+    version = server.batch.list_namespaced_job(server.namespace).metadata.resource_version
+    server.patch_job({"metadata": {"labels": {"new": "1"}}})
+    server.batch.delete_namespaced_job("digits", server.namespace, propagation_policy="Background")
+    events = list(
+        watch.Watch().stream(
+            server.batch.list_namespaced_job,
+            server.namespace,
+            resource_version=version,
+            timeout_seconds=2,
+        )
+    )
+    assert {event["object"].metadata.name for event in events} == {"digits"}
+    types = [event["type"] for event in events]
+    assert types[0] == "MODIFIED"
+    assert types[-1] == "DELETED"
+    assert "ADDED" not in types
+
+
+def test_a_watch_from_a_forgotten_version_is_gone(server: Server) -> None:
+    if server.fake is not None:
+        server.fake.expire()
+    call = server.batch.list_namespaced_job
+    events = watch.Watch().stream(
+        call, server.namespace, resource_version=NO_SUCH_VERSION, timeout_seconds=5
+    )
+    with pytest.raises(ApiException) as told:
+        list(events)
+    assert told.value.status == 410
+
+
+# -- logs -----------------------------------------------------------------------------------------
+
+
+def test_the_log_of_a_pod_that_is_not_there_is_not_found(server: Server) -> None:
+    call = server.core.read_namespaced_pod_log
+    assert refused(lambda: call("digits-0", server.namespace))[:2] == (404, "NotFound")
+
+
+@pytest.mark.parametrize("previous", [False, True])
+def test_the_log_of_a_container_that_has_not_started_is_a_bad_request(
+    previous: bool, server: Server
+) -> None:
+    waiting = {"waiting": {"reason": "ContainerCreating"}}
+    item = pod("digits-0", {"app": "digits"}, phase="Pending", state=waiting)
+    if server.fake is not None:
+        server.fake.put("pods", item)
+    else:
+        spec = {"containers": [{"name": "node", "image": "registry.invalid/none:1"}]}
+        server.core.create_namespaced_pod(
+            server.namespace, {"metadata": {"name": "digits-0"}, "spec": spec}
+        )
+    call = server.core.read_namespaced_pod_log
+    found = refused(lambda: call("digits-0", server.namespace, previous=previous))
+    assert found[:2] == (400, "BadRequest")
+
+
+# -- custom resources -----------------------------------------------------------------------------
+
+CUSTOM = {
+    "pytorchjob-elastic": ("kubeflow.org", "v1", "pytorchjobs"),
+    "trainjob-fixed": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
+    "jobset-fixed": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
+}
+
+
+def rendered(name: str) -> Object:
+    found: Object = manifest_of(**TABLE[name]).objects[-1]
+    found["metadata"].pop("namespace", None)
+    return found
+
+
+def needs(server: Server, group: str, version: str, plural: str) -> None:
+    """Skips where the cluster has no such kind."""
+    if server.fake is None:
+        try:
+            server.custom.list_namespaced_custom_object(group, version, server.namespace, plural)
+        except ApiException:
+            pytest.skip(f"cluster: no {plural}.{group}")
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_what_is_rendered_for_an_operator_is_admitted_strictly(name: str, server: Server) -> None:
+    needs(server, *CUSTOM[name])
+    group, version, plural = CUSTOM[name]
+    options = {"field_validation": "Strict", "dry_run": "All"}
+    server.custom.create_namespaced_custom_object(
+        group, version, server.namespace, plural, rendered(name), **options
+    )
+
+
+@pytest.mark.skipif(CRD_DIR is None, reason="CRD_DIR names no folder of CRDs")
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_field_that_a_crd_does_not_name_is_refused_strictly(name: str, server: Server) -> None:
+    needs(server, *CUSTOM[name])
+    group, version, plural = CUSTOM[name]
+    wrong = rendered(name)
+    wrong["spec"]["unheard"] = 1
+    call = server.custom.create_namespaced_custom_object
+    status, reason, message = refused(
+        lambda: call(
+            group, version, server.namespace, plural, wrong,
+            field_validation="Strict", dry_run="All",
+        )
+    )  # fmt: skip
+    assert (status, reason) == (400, "BadRequest")
+    assert "unheard" in message
+
+
+@pytest.mark.skipif(CRD_DIR is None, reason="CRD_DIR names no folder of CRDs")
+def test_a_value_of_the_wrong_type_is_invalid_by_the_crd(server: Server) -> None:
+    needs(server, *CUSTOM["pytorchjob-elastic"])
+    wrong = rendered("pytorchjob-elastic")
+    wrong["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = "many"
+    call = server.custom.create_namespaced_custom_object
+    found = refused(
+        lambda: call("kubeflow.org", "v1", server.namespace, "pytorchjobs", wrong, dry_run="All")
+    )
+    assert found[:2] == (422, "Invalid")
+
+
+def test_a_kind_that_the_cluster_does_not_have_is_404_without_its_name(server: Server) -> None:
+    call = server.custom.list_namespaced_custom_object
+    with pytest.raises(ApiException) as told:
+        call("unheard.example", "v1", server.namespace, "unheards")
+    assert told.value.status == 404
+    assert '"' not in str(told.value.body)

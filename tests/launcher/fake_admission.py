@@ -1,0 +1,176 @@
+"""What an API server refuses before it stores: rules for the calls that the launcher makes.
+
+Each rule names where it is documented. ``CRD_DIR`` names a folder of CRDs, to which custom objects
+are held; without it any custom object is let through.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tests.k8s.crds import crd_schemas
+
+Object = dict[str, Any]
+CORE = {"configmaps": "ConfigMap", "services": "Service", "pods": "Pod", "jobs": "Job"}
+CUSTOM = {
+    "pytorchjobs": "PyTorchJob",
+    "trainjobs": "TrainJob",
+    "trainingruntimes": "TrainingRuntime",
+    "jobsets": "JobSet",
+}
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """An answer that is no object: HTTP's status, Kubernetes' own word, and words for people."""
+
+    status: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """A request that would change ``held`` (None: there is none of that name) into ``merged``."""
+
+    method: str
+    plural: str
+    content_type: str
+    query: dict[str, str]
+    body: Object
+    held: Object | None
+    merged: Object
+
+
+def refuse(write: Write) -> Refusal | None:
+    """The first rule that the request breaks."""
+    rules = (_patch_options, _kind, _name, _strict, _immutable_config_map, _job_template, _job_size)
+    return next((found for rule in rules if (found := rule(write))), None)
+
+
+def _invalid(write: Write, why: str) -> Refusal:
+    kind = (CORE | CUSTOM).get(write.plural, write.plural)
+    name = write.merged.get("metadata", {}).get("name", "")
+    return Refusal(status=422, reason="Invalid", message=f'{kind} "{name}" is invalid: {why}')
+
+
+def _patch_options(write: Write) -> Refusal | None:
+    """kubernetes.io/docs/reference/using-api/server-side-apply: an apply names its manager; only an
+    apply may be forced. kubernetes.io/docs/reference/using-api/api-concepts: types of patches."""
+    if write.method != "PATCH":
+        return None
+    if write.content_type not in (APPLY, MERGE):
+        message = "the body of the request was in an unknown format"
+        return Refusal(status=415, reason="UnsupportedMediaType", message=message)
+    options = 'PatchOptions.meta.k8s.io "" is invalid: '
+    why = ""
+    if write.content_type == APPLY and not write.query.get("fieldManager"):
+        why = "fieldManager: Required value: is required for apply patch"
+    if write.content_type == MERGE and "force" in write.query:
+        why = "force: Forbidden: may not be specified for non-apply patch"
+    return Refusal(status=422, reason="Invalid", message=options + why) if why else None
+
+
+def _kind(write: Write) -> Refusal | None:
+    """.../api-concepts: an object that is created or applied says its type, that of the path."""
+    wanted = (CORE | CUSTOM).get(write.plural)
+    if write.content_type == MERGE or wanted in (None, write.body.get("kind")):
+        return None
+    message = f"the object provided is unrecognized (must be of type {wanted})"
+    return Refusal(status=400, reason="BadRequest", message=message)
+
+
+def _name(write: Write) -> Refusal | None:
+    """kubernetes.io/docs/concepts/overview/working-with-objects/names: RFC 1123 subdomains, for
+    services RFC 1035 labels."""
+    name = write.merged.get("metadata", {}).get("name", "")
+    label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    if write.plural == "services":
+        fits = len(name) <= 63 and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    else:
+        fits = len(name) <= 253 and re.fullmatch(rf"{label}(\.{label})*", name)
+    return None if fits else _invalid(write, f'metadata.name: Invalid value: "{name}"')
+
+
+def _strict(write: Write) -> Refusal | None:
+    """.../api-concepts, "Field validation": with ``Strict`` unknown fields are refused; and every
+    object fits its schema (CRDs: "Specifying a structural schema")."""
+    problem = _problem(json.dumps(write.merged, sort_keys=True), write.plural)
+    if problem is None:
+        return None
+    if "Additional properties are not allowed" not in problem:
+        return _invalid(write, problem)
+    if write.query.get("fieldValidation") != "Strict":
+        return None
+    message = f"strict decoding error: unknown field: {problem}"
+    return Refusal(status=400, reason="BadRequest", message=message)
+
+
+def _immutable_config_map(write: Write) -> Refusal | None:
+    """kubernetes.io/docs/concepts/configuration/configmap, "Immutable ConfigMaps"."""
+    held = write.held or {}
+    changed = any(held.get(key) != write.merged.get(key) for key in ("data", "binaryData"))
+    if held.get("immutable") and changed:
+        return _invalid(write, "data: Forbidden: field is immutable when `immutable` is set")
+    return None
+
+
+def _job_template(write: Write) -> Refusal | None:
+    """kubernetes.io/docs/concepts/workloads/controllers/job: a job's pods cannot be changed."""
+    if write.plural != "jobs" or write.held is None:
+        return None
+    old, new = write.held["spec"], write.merged["spec"]
+    for key in ("template", "selector", "completionMode", "podFailurePolicy"):
+        if old.get(key) != new.get(key):
+            return _invalid(write, f"spec.{key}: Invalid value: field is immutable")
+    return None
+
+
+def _job_size(write: Write) -> Refusal | None:
+    """.../controllers/job, "Elastic Indexed Jobs": completions changes only together with
+    parallelism, to the same number, and only of an Indexed Job."""
+    if write.plural != "jobs" or write.held is None:
+        return None
+    old, new = write.held["spec"], write.merged["spec"]
+    if old.get("completions") == new.get("completions"):
+        return None
+    if new.get("completionMode") == "Indexed" and new["completions"] == new.get("parallelism"):
+        return None
+    return _invalid(write, "spec.completions: Invalid value: field is immutable")
+
+
+@functools.lru_cache(maxsize=256)
+def _problem(text: str, plural: str) -> str | None:
+    """What is wrong with an object by its schema."""
+    import jsonschema
+
+    item = _as_written(json.loads(text))
+    if plural in CORE:
+        import kubernetes_validate
+
+        try:
+            kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
+        except jsonschema.ValidationError as error:
+            return _said(error)
+        return None
+    schema = crd_schemas().get((item["apiVersion"], item["kind"]))
+    errors = schema.iter_errors(item) if schema is not None else iter(())
+    found = next(errors, None)
+    return None if found is None else _said(found)
+
+
+def _said(error: Any) -> str:
+    where = ".".join(str(part) for part in error.path)
+    return f"{where}: {error.message[:300]}"
+
+
+def _as_written(item: Object) -> Object:
+    """Without what the server adds: schemas of one version need not know another's."""
+    metadata = {k: v for k, v in item["metadata"].items() if k not in ("managedFields",)}
+    return {key: value for key, value in item.items() if key != "status"} | {"metadata": metadata}

@@ -1,0 +1,334 @@
+"""Runs on a cluster that no launcher follows any more: looked at, followed, told the end of."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher import contract
+from launcher.cli import run_command
+from launcher.errors import ExitCode
+from launcher.job import JobSpec
+from launcher.kubernetes_plan import plan_kubernetes
+from launcher.listing import read_state, show_logs
+from launcher.runs import RunFolder
+from launcher.targets import kubernetes_logs
+from launcher.targets.kubernetes import KubernetesTarget
+from launcher.targets.kubernetes_output import ConsoleWriter
+from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_logs, "RETRY_S", 0.05)
+
+
+@pytest.fixture
+def run(server: FakeCluster, tmp_path: Path) -> RunFolder:
+    """A run of two nodes, submitted by a launcher that has died."""
+    job = JobSpec.model_validate(
+        {
+            "name": "digits",
+            "command": ["-m", "train"],
+            "nnodes": "1:2",
+            "max_restarts": 3,
+            "kubernetes": {"kind": "job", "checkpoint": "ephemeral"},
+        }
+    )
+    root = str(tmp_path / "runs")
+    plan = plan_kubernetes(job, run_id="digits-0a1b2c", run_root=root, cwd=str(tmp_path))
+    folder = RunFolder(Path(plan.run_dir))
+    folder.create(plan, "", 1.0)
+    KubernetesTarget(Path(root)).submit(plan)
+    return folder
+
+
+def put(server: FakeCluster, name: str, index: int, **fields: object) -> None:
+    labels = {contract.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
+    server.put("pods", pod(name, labels, **fields))  # type: ignore[arg-type]
+
+
+def say(
+    server: FakeCluster, name: str, *lines: str, at: int, last: bool = False, **where: int
+) -> None:
+    stamped = [(f"2026-01-01T00:00:{at:02d}.5Z", line) for line in lines]
+    server.log(name, *stamped, ended=last, **where)
+
+
+def end(server: FakeCluster, kind: str = "Complete") -> None:
+    job = server.objects["jobs", "digits"]
+    job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+    server.put("jobs", job)
+
+
+class Logs:
+    """``launcher logs -f`` in a thread."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._stream = io.StringIO()
+        self._thread = threading.Thread(target=self._show, args=(run,), daemon=True)
+        self._thread.start()
+
+    def _show(self, run: RunFolder) -> None:
+        show_logs(run, self._stream, follow=True, rank=None, agents=False)
+
+    @property
+    def lines(self) -> list[str]:
+        return self._stream.getvalue().splitlines()
+
+    def end(self) -> list[str]:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), self.lines
+        return self.lines
+
+
+def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the_end(
+    server: FakeCluster, run: RunFolder
+) -> None:
+    put(server, "d-0", 0)
+    put(server, "d-1", 1)
+    say(server, "d-0", "[0/0] a1", at=1)
+    say(server, "d-1", "[1/1] b1", at=1)
+    logs = Logs(run)
+    server.until(lambda: {"[0/0] a1", "[1/1] b1"} == {*logs.lines})
+    # The container of one pod ends and starts again, its connection cut in the middle of a line.
+    server.faults.append(Fault("GET", "/log", 0, after=40))
+    say(server, "d-0", "[0/0] a2", "[0/0] a2", at=2, last=True)
+    put(server, "d-0", 0, restarts=1, last=ended(137))
+    say(server, "d-0", "[0/0] a3", at=3, restart=1)
+    server.until(lambda: "[0/0] a3" in logs.lines)
+    # The other pod is drained, and made anew.
+    say(server, "d-1", "[1/1] b2", at=3, last=True)
+    server.until(lambda: "[1/1] b2" in logs.lines)
+    server.remove("pods", "d-1")
+    put(server, "d-1-again", 1)
+    say(server, "d-1-again", "[1/1] b3", at=4, last=True)
+    say(server, "d-0", "[0/0] a4", at=5, restart=1, last=True)
+    put(server, "d-1-again", 1, phase="Succeeded", state=ended(0))
+    put(server, "d-0", 0, phase="Succeeded", state=ended(0), restarts=1, last=ended(137))
+    end(server)
+    server.until(lambda: ("jobs", "digits") not in server.objects)
+    for name in ("d-0", "d-1-again"):
+        server.remove("pods", name)
+    told = logs.end()
+    assert [line for line in told if line.startswith("[0")] == [
+        *("[0/0] a1", "[0/0] a2", "[0/0] a2", "[0/0] a3", "[0/0] a4")
+    ]
+    assert [line for line in told if line.startswith("[1")] == ["[1/1] b1", "[1/1] b2", "[1/1] b3"]
+    outcome = run.read_outcome()
+    assert outcome is not None
+    assert (outcome.reason, outcome.exit_code) == ("completed", 0)
+
+
+def test_two_terminals_that_follow_one_run_both_show_each_line_once(
+    server: FakeCluster, run: RunFolder
+) -> None:
+    put(server, "d-0", 0)
+    say(server, "d-0", "[0/0] one", at=1)
+    first, second = Logs(run), Logs(run)
+    server.until(lambda: first.lines == second.lines == ["[0/0] one"])
+    say(server, "d-0", "[0/0] two", at=2, last=True)
+    put(server, "d-0", 0, phase="Failed", state=ended(1))
+    end(server, "Failed")
+    assert first.end() == second.end() == ["[0/0] one", "[0/0] two"]
+    assert len(server.asked("GET", "/pods/d-0/log")) <= 2, "one of them reads the cluster"
+
+
+def test_logs_are_read_again_without_a_line_twice_and_keep_what_the_cluster_forgot(
+    server: FakeCluster, run: RunFolder
+) -> None:
+    def logs() -> list[str]:
+        stream = io.StringIO()
+        show_logs(run, stream, follow=False, rank=None, agents=False)
+        return stream.getvalue().splitlines()
+
+    put(server, "d-0", 0)
+    say(server, "d-0", "[0/0] one", "[0/0] two", at=1)
+    assert logs() == logs() == ["[0/0] one", "[0/0] two"]
+    # The kubelet rotates its files: of a long log it has the end alone.
+    del server.logs["d-0", 0].lines[0]
+    say(server, "d-0", "[0/0] three", at=3)
+    assert logs() == ["[0/0] one", "[0/0] two", "[0/0] three"]
+    server.remove("pods", "d-0")
+    assert logs() == ["[0/0] one", "[0/0] two", "[0/0] three"]
+
+
+@pytest.mark.parametrize(
+    ("held", "log", "whole"),
+    [
+        ("", "ab", "ab"),
+        ("a", "ab", "ab"),
+        ("ab", "ab", "ab"),
+        ("abc", "bcd", "abcd"),
+        ("ab", "cd", "abcd"),
+        ("aab", "aabb", "aabb"),
+    ],
+)
+def test_a_log_is_appended_to_the_part_of_it_that_is_there(
+    held: str, log: str, whole: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "console"
+    file.write_text("".join(f"{letter}\n" for letter in held))
+    write = ConsoleWriter(file)
+    for letter in log:
+        write(f"{letter}\n".encode())
+    assert file.read_text().split() == [*whole]
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pods", [0, 1])
+def test_a_job_whose_pods_are_away_goes_on(pods: int, server: FakeCluster, run: RunFolder) -> None:
+    """Queued, or between two pods of one node: nothing that a look may end."""
+    for index in range(pods):
+        put(server, f"d-{index}", index, phase="Failed", state=ended(137))
+    assert read_state(run, run.read_plan()) == ("running", None)
+    assert ("jobs", "digits") in server.objects
+    assert run.read_outcome() is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason", "kept"),
+    [("Complete", "completed", False), ("Failed", "training-failed", True)],
+)
+def test_a_job_that_ended_unseen_gets_its_outcome_at_the_next_look(
+    condition: str, reason: str, kept: bool, server: FakeCluster, run: RunFolder
+) -> None:
+    code = 0 if condition == "Complete" else 1
+    put(server, "d-0", 0, phase="Succeeded" if code == 0 else "Failed", state=ended(code))
+    say(server, "d-0", "[0/0] last words", at=1, last=True)
+    end(server, condition)
+    gone = threading.Thread(target=_collect_garbage, args=(server,), daemon=True)
+    gone.start()
+    _, outcome = read_state(run, run.read_plan())
+    assert outcome is not None
+    assert outcome.reason == reason
+    assert (("jobs", "digits") in server.objects) is kept
+    assert [path.read_text() for _, path in run.consoles()] == ["[0/0] last words\n"]
+    again = read_state(run, run.read_plan())[1]
+    assert again is not None
+    assert again.finished_at == outcome.finished_at
+
+
+def _collect_garbage(server: FakeCluster) -> None:
+    """As the controllers do: pods go after their job."""
+    with contextlib.suppress(AssertionError):
+        server.until(lambda: ("jobs", "digits") not in server.objects, 5)
+        server.remove("pods", "d-0")
+
+
+def waiting(reason: str, **more: str) -> Object:
+    return {"waiting": {"reason": reason, **more}}
+
+
+UNSCHEDULABLE: Object = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"phase": "Pending", "state": {}, "conditions": [UNSCHEDULABLE]},
+         "pending; d-0: Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        ({"phase": "Pending", "state": waiting("ImagePullBackOff", message="no")},
+         "pending; d-0: ImagePullBackOff: no; make push IMAGE"),
+        ({"state": waiting("CrashLoopBackOff"), "restarts": 4, "last": ended(1)},
+         "pending; d-0: CrashLoopBackOff; launcher logs tells why"),
+        ({"phase": "Failed", "state": {}, "reason": "Evicted", "message": "low on memory"},
+         "exited, exit code 137; d-0: Evicted: low on memory; kubectl describe node"),
+        ({"phase": "Failed", "state": ended(137, "OOMKilled")},
+         "exited, exit code 137; d-0: OOMKilled; raise resources.memory"),
+    ],
+)  # fmt: skip
+def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(
+    fields: dict[str, object],
+    told: str,
+    server: FakeCluster,
+    run: RunFolder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put(server, "d-0", 0, **fields)
+    assert run_command(["status", run.run_id, "--runs", str(run.path.parent)]) == 0
+    assert f"node 0.0: {told}" in capsys.readouterr().out
+
+
+def test_many_pods_are_followed_at_once_and_nothing_but_their_lines_is_said(
+    server: FakeCluster, run: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"d-{index}" for index in range(48)]
+    for index, name in enumerate(names):
+        put(server, name, index)
+        say(server, name, f"[{index}/{index}] hello", at=1)
+    logs = Logs(run)
+    server.until(lambda: len(logs.lines) == len(names))
+    for index, name in enumerate(names):
+        say(server, name, at=2, last=True)
+        put(server, name, index, phase="Failed", state=ended(1))
+    end(server, "Failed")
+    assert sorted(logs.end()) == sorted(f"[{i}/{i}] hello" for i in range(48))
+    # With no handler of its own, Python prints warnings of the client to the terminal.
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+# -- changing -------------------------------------------------------------------------------------
+
+
+def command(run: RunFolder, *argv: str) -> int:
+    return run_command([argv[0], run.run_id, *argv[1:], "--runs", str(run.path.parent)])
+
+
+def test_a_job_is_scaled_without_a_launcher_and_status_expects_no_more_nodes(
+    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(server, "d-0", 0)
+    put(server, "d-1", 1)
+    assert command(run, "scale", "1") == 0
+    spec = server.objects["jobs", "digits"]["spec"]
+    assert (spec["parallelism"], spec["completions"]) == (1, 1)
+    server.remove("pods", "d-1")
+    assert command(run, "status") == 0
+    said = capsys.readouterr().out
+    assert "node 0.0: running" in said
+    assert "node 1" not in said
+
+
+@pytest.mark.parametrize("nodes", ["0", "3"])
+def test_a_size_outside_of_the_jobs_bounds_is_refused(
+    nodes: str, server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(run, "scale", nodes) == ExitCode.BAD_INPUT
+    assert "nnodes of digits-0a1b2c is 1:2" in capsys.readouterr().err
+    assert server.objects["jobs", "digits"]["spec"]["parallelism"] == 2
+
+
+def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(
+    server: FakeCluster, run: RunFolder
+) -> None:
+    assert command(run, "stop") == 0
+    assert server.objects == {}
+    outcome = run.read_outcome()
+    assert outcome is not None
+    assert outcome.reason == "stop-requested"
+    assert command(run, "stop") == 0
+
+
+def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(
+    server: FakeCluster, run: RunFolder
+) -> None:
+    before = {*server.objects}
+    assert command(run, "stop", "--keep") == 0
+    assert {*server.objects} == before
+    assert server.objects["jobs", "digits"]["spec"]["suspend"] is True

@@ -1,0 +1,333 @@
+"""Which cluster and namespace a command goes to: contexts, options and a pod's own account."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import run_command
+from launcher.errors import ExitCode
+from launcher.job import JobSpec
+from launcher.jobfile import read_job
+from launcher.kubernetes_plan import plan_kubernetes
+from launcher.manifests import render_manifest
+from launcher.runs import RunFolder
+from launcher.targets import kubernetes_api
+from launcher.targets.kubernetes import KubernetesTarget
+from launcher.targets.kubernetes_api import IN_CLUSTER, Cluster
+from tests.launcher.fake_cluster import FakeCluster, pod
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+JOB_FILE = """\
+name: digits
+command: [-m, train]
+nnodes: "1:2"
+nproc_per_node: 1
+max_restarts: 3
+kubernetes: {kind: job, checkpoint: ephemeral}
+"""
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """A command in a folder with a job file: its exit code, and all that it said."""
+    (tmp_path / "job.yaml").write_text(JOB_FILE)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> tuple[int, str]:
+        code = run_command(argv)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def paths(server: FakeCluster) -> set[str]:
+    """The namespaces that were asked in."""
+    parts = [path.split("/") for _, path, _ in server.requests]
+    return {words[words.index("namespaces") + 1] for words in parts if "namespaces" in words}
+
+
+# -- run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "namespace"),
+    [
+        ((), "team"),
+        (("--context", "other"), "others"),
+        (("--namespace", "mine"), "mine"),
+        (("-n", "mine", "--context", "other"), "mine"),
+        (("--set", "kubernetes.namespace=theirs"), "theirs"),
+    ],
+)
+def test_a_run_goes_to_the_context_and_namespace_that_kubectl_would_go_to(
+    options: tuple[str, ...], namespace: str, server: FakeCluster, launcher: Command
+) -> None:
+    server.namespaces = set()
+    code, said = launcher("run", "job.yaml", "--on", "kubernetes", *options)
+    assert code == ExitCode.TARGET_UNREACHABLE, said
+    assert paths(server) == {namespace}
+    assert f"fix: kubectl create namespace {namespace}" in said
+
+
+def test_the_kind_of_the_command_line_wins(server: FakeCluster, launcher: Command) -> None:
+    server.kinds -= {"pytorchjobs"}
+    code, said = launcher("run", "job.yaml", "--on", "kubernetes", "--kind", "pytorchjob")
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert "this cluster has no PyTorchJob CRD" in said
+    assert "fix: --kind job needs no operator" in said
+
+
+@pytest.mark.parametrize("option", ["--kind job", "--namespace team", "--context fake"])
+def test_options_of_a_cluster_are_refused_elsewhere(option: str, launcher: Command) -> None:
+    code, said = launcher("run", "job.yaml", "--on", "local", *option.split())
+    assert code == ExitCode.BAD_INPUT
+    assert f"{option} without --on kubernetes" in said
+
+
+def test_a_context_that_is_not_there_is_told_before_anything_is_made(
+    server: FakeCluster, launcher: Command
+) -> None:
+    code, said = launcher("run", "job.yaml", "--on", "kubernetes", "--context", "prod")
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert "prod" in said
+    assert "fix: kubectl config get-contexts" in said
+    assert server.requests == []
+    assert not Path("runs").exists()
+
+
+# -- a run that is there --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_id(server: FakeCluster, launcher: Command) -> str:
+    """A run that was submitted to context ``fake``; nobody follows it."""
+    plan = plan_kubernetes(
+        read_job("job.yaml", []),
+        run_id="digits-0a1b2c",
+        run_root=str(Path("runs").absolute()),
+        cwd=str(Path.cwd()),
+    )
+    RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
+    KubernetesTarget(Path("runs")).submit(plan)
+    server.requests.clear()
+    return plan.run_id
+
+
+def remembered(run_id: str) -> dict[str, str]:
+    told: dict[str, str] = json.loads(Path("runs", run_id, "cluster.json").read_text())
+    return told
+
+
+def test_a_run_knows_its_cluster_whatever_the_current_context_is(
+    server: FakeCluster, launcher: Command, run_id: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "kubeconfig"
+    config.write_text(
+        config.read_text().replace('"current-context": "fake"', '"current-context": "other"')
+    )
+    code, said = launcher("status", run_id)
+    assert code == 0, said
+    assert paths(server) == {"team"}
+
+
+def test_a_context_that_was_renamed_is_given_once(
+    server: FakeCluster, launcher: Command, run_id: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "kubeconfig"
+    config.write_text(config.read_text().replace('"fake"', '"renamed"'))
+    code, said = launcher("status", run_id)
+    assert code == ExitCode.TARGET_UNREACHABLE, said
+    assert "kubectl config get-contexts" in said
+    code, said = launcher("status", run_id, "--context", "renamed")
+    assert code == 0, said
+    assert remembered(run_id) == {"context": "renamed", "namespace": "team"}
+    assert launcher("status", run_id)[0] == 0
+
+
+@pytest.mark.parametrize("options", [("--namespace", "elsewhere"), ("--context", "gone")])
+def test_a_run_that_is_not_in_the_place_named_is_told_and_nothing_is_remembered(
+    options: tuple[str, ...], server: FakeCluster, launcher: Command, run_id: str
+) -> None:
+    code, said = launcher("status", run_id, *options)
+    assert code in (ExitCode.BAD_INPUT, ExitCode.TARGET_UNREACHABLE), said
+    assert "fix: " in said
+    assert remembered(run_id) == {"context": "fake", "namespace": "team"}
+
+
+# -- inside of a pod ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a pod with a service account sees; the folder of its token."""
+    from kubernetes.config import incluster_config
+
+    account = tmp_path / "serviceaccount"
+    account.mkdir()
+    for name, text in (("token", "t0ken"), ("ca.crt", "a certificate"), ("namespace", "inside\n")):
+        (account / name).write_text(text)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(account / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(account / "ca.crt"))
+    monkeypatch.setattr(kubernetes_api, "NAMESPACE_FILE", account / "namespace")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KUBECONFIG", "POD_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    return account
+
+
+def test_a_pod_without_a_kubeconfig_asks_its_own_cluster_as_its_account(inside: Path) -> None:
+    cluster = Cluster()
+    assert (cluster.context, cluster.namespace) == (IN_CLUSTER, "inside")
+    asked = cluster._client.configuration
+    assert asked.host == "https://10.0.0.1:443"
+    assert asked.ssl_ca_cert == str(inside / "ca.crt")
+    assert asked.api_key["authorization"] == "bearer t0ken"
+
+
+def test_a_pod_without_a_namespace_file_is_in_the_one_that_it_is_told(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inside / "namespace").unlink()
+    assert Cluster().namespace == "default"
+    monkeypatch.setenv("POD_NAMESPACE", "told")
+    assert Cluster().namespace == "told"
+
+
+def test_a_kubeconfig_wins_over_the_pods_account_and_one_that_is_missing_does_not(
+    inside: Path, server: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The server's fixture has set KUBECONFIG by now.
+    assert Cluster().context == "fake"
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert Cluster().context == IN_CLUSTER
+
+
+# -- what runs there ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("pytorchjob", 2), ("jobset", 3), ("trainjob", 3), ("job", 2)]
+)
+def test_the_runs_of_a_cluster_are_listed_whoever_started_them(
+    kind: str, nodes: int, server: FakeCluster, launcher: Command
+) -> None:
+    job = JobSpec.model_validate(
+        {
+            "name": "digits",
+            "command": ["-m", "train"],
+            "nnodes": 3 if kind in ("jobset", "trainjob") else "1:2",
+            "kubernetes": {"kind": kind, "checkpoint": "ephemeral"},
+        }
+    )
+    plan = plan_kubernetes(job, run_id="theirs-1", run_root="/another/runs", cwd="/another")
+    for item in render_manifest(plan).objects:
+        Cluster().apply(item)
+    server.kinds &= {"configmaps", "services", "jobs", "trainingruntimes", f"{kind}s"}
+    code, said = launcher("ps", "--context", "fake", "--json")
+    assert code == 0, said
+    (row,) = json.loads(said)
+    assert (row["run_id"], row["job"], row["state"]) == ("theirs-1", "digits", "running")
+    assert (row["nnodes"], row["folder"]) == (nodes, "")
+    assert "no runs" in launcher("ps")[1]
+    assert "no runs" in launcher("ps", "-n", "elsewhere")[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "suspend", "state"),
+    [
+        ({"conditions": [{"type": "Complete", "status": "True"}]}, False, "succeeded"),
+        ({"conditions": [{"type": "Failed", "status": "True"}]}, False, "failed"),
+        ({}, True, "suspended"),
+    ],
+)
+def test_what_is_left_of_ended_runs_is_listed_where_all_are_asked_for(
+    status: dict[str, object],
+    suspend: bool,
+    state: str,
+    server: FakeCluster,
+    launcher: Command,
+    run_id: str,
+) -> None:
+    job = server.objects["jobs", "digits"]
+    server.put("jobs", {**job, "status": status, "spec": {**job["spec"], "suspend": suspend}})
+    rows = json.loads(launcher("ps", "--on", "kubernetes", "--all", "--json")[1])
+    assert [(row["run_id"], row["state"]) for row in rows] == [(run_id, state)]
+    assert rows[0]["folder"].endswith(run_id)
+    shown = launcher("ps", "--on", "kubernetes")[1]
+    assert (run_id in shown) is suspend
+
+
+# -- rights ---------------------------------------------------------------------------------------
+
+RBAC = Path(__file__).parents[2] / "k8s/base/rbac.yaml"
+VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
+
+def right_of(method: str, path: str, query: dict[str, str]) -> tuple[str, str, str]:
+    """The API group, resource and verb of a request, as RBAC counts them."""
+    root, _, rest = path.partition("/namespaces/")
+    words = rest.split("/")[1:]
+    group = root.split("/")[2] if root.startswith("/apis/") else ""
+    verb = VERBS[method]
+    if method == "GET" and len(words) == 1:
+        verb = "watch" if query.get("watch") else "list"
+    return group, "/".join([words[0], *words[2:]]), verb
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
+def test_the_role_that_is_shipped_grants_every_call_of_a_run(
+    kind: str, server: FakeCluster, launcher: Command
+) -> None:
+    nodes = ["--nnodes", "2"] if kind in ("jobset", "trainjob") else []
+    words = ["run", "job.yaml", "--on", "kubernetes", "--kind", kind, *nodes]
+    code, said = launcher(*words, "--detach")
+    assert code == 0, said
+    run_id = said.split()[-1]
+    pod_labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
+    server.put("pods", pod("digits-0", pod_labels))
+    server.log("digits-0", ("2026-01-01T00:00:01Z", "[0/0] up"))
+    server.until(lambda: server.asked("GET", "/log"))
+    assert launcher("status", run_id)[0] == 0
+    assert launcher("ps", "--on", "kubernetes")[0] == 0
+    if kind in ("pytorchjob", "job"):
+        assert launcher("scale", run_id, "1")[0] == 0
+    server.log("digits-0", ended=True)
+    gone = threading.Timer(1.0, lambda: server.remove("pods", "digits-0"))
+    gone.start()
+    assert launcher("stop", run_id)[0] == 0
+    granted = {
+        (group, resource, verb)
+        for item in yaml.safe_load_all(RBAC.read_text())
+        if item["kind"] == "Role"
+        for rule in item["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    asked = {right_of(*request) for request in server.requests if "/namespaces/" in request[1]}
+    assert asked - granted == set()
+    assert ("", "pods/log", "get") in asked
+
+
+@pytest.mark.parametrize("words", [("run", "job.yaml", "--on", "kubernetes"), ("ps", "-n", "a")])
+def test_a_missing_client_is_told_with_the_command_to_install_it(
+    words: tuple[str, ...], launcher: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    code, said = launcher(*words)
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert "fix: pip install 'fabric-train[kubernetes]'" in said
