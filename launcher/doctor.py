@@ -91,10 +91,10 @@ def _probe_nodes(plan: LaunchPlan, target: Target, limit_s: float) -> Iterator[F
         yield failed(
             "start", f"node {index}", f"no answer within {limit_s:g} s", "see the last row"
         )
-    answered = {index: facts for index, facts in nodes.items() if facts is not None}
+    answered = {f"node {index}": facts for index, facts in nodes.items() if facts is not None}
     yield from judge_nodes(answered, meets_others=len({n.local_addr for n in plan.nodes}) > 1)
-    shared = {index: _read(found / f"shared-{index}.json") for index in answered}
-    yield from judge_shared({index: sees for index, sees in shared.items() if sees is not None})
+    shared = {f"node {index}": _read(found / f"shared-{index}.json") for index in nodes}
+    yield from judge_shared({where: sees for where, sees in shared.items() if sees is not None})
     world = f"{len(plan.nodes)} x {plan.nodes[0].nproc_per_node}"
     measured = _read(found / "all-reduce.json")
     if measured is None and outcome.failure:

@@ -18,17 +18,25 @@ from tests.launcher.runner import PREFIX, Runner
 GOOD = {
     "host": "gpu1",
     "addresses": ["10.0.0.1"],
+    "names": {},
     "python": "3.11.2",
     "torch": "2.13.0",
+    "cuda": None,
     "nccl": "2.28.3",
     "shm_bytes": 2 << 30,
     "memlock_bytes": None,
     "checkpoint_free_bytes": 100 << 30,
     "checkpoint_error": "",
     "gpus": [],
-    "infiniband": [],
+    "xids": [],
+    "infiniband": {},
+    "verbs_devices": True,
+    "verbs_library": True,
+    "nccl_env": {},
 }
 GPU = {
+    "index": "0",
+    "pci.bus_id": "00000000:3B:00.0",
     "name": "NVIDIA H200",
     "driver_version": "570.1",
     "memory.used": "1",
@@ -39,7 +47,7 @@ GPU = {
 
 def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
     found = judge_nodes(
-        {index: {**GOOD, **facts} for index, facts in enumerate(nodes)}, meets_others=True
+        {f"node {i}": {**GOOD, **facts} for i, facts in enumerate(nodes)}, meets_others=True
     )
     return [(f.status.value, f.check, f.where) for f in found if f.status is not Status.OK]
 
@@ -54,13 +62,13 @@ def test_nodes_that_have_all_they_need_are_fit() -> None:
         ({"shm_bytes": 64 << 20}, ("warning", "/dev/shm", "node 1")),
         ({"checkpoint_error": "Permission denied"}, ("failed", "checkpoint folder", "node 1")),
         ({"checkpoint_free_bytes": 1 << 30}, ("warning", "checkpoint folder", "node 1")),
-        ({"addresses": ["127.0.1.1"]}, ("warning", "own name", "node 1")),
+        ({"addresses": ["127.0.1.1"]}, ("failed", "own name", "node 1")),
         ({"addresses": []}, ("warning", "own name", "node 1")),
-        ({"torch": "2.12.0"}, ("failed", "same torch", "all nodes")),
-        ({"python": "3.12.1"}, ("failed", "same python", "all nodes")),
-        ({"nccl": None}, ("failed", "same nccl", "all nodes")),
+        ({"torch": "2.12.0"}, ("failed", "same torch", "node 1")),
+        ({"python": "3.12.1"}, ("failed", "same python", "node 1")),
+        ({"nccl": None}, ("failed", "same nccl", "node 1")),
         (
-            {"infiniband": ["mlx5_0"], "memlock_bytes": 65536},
+            {"infiniband": {"mlx5_0": True}, "memlock_bytes": 65536},
             ("failed", "memlock", "node 1"),
         ),
     ],
@@ -99,13 +107,13 @@ def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
         "checkpoint_error": "x",
         "addresses": [],
         "torch": "1",
-        "infiniband": ["mlx5_0"],
+        "infiniband": {"mlx5_0": True},
         "memlock_bytes": 1,
         "gpus": [{**GPU, "ecc.errors.uncorrected.volatile.total": "1"}],
     }
     found = [
-        *judge_nodes({0: GOOD, 1: broken}, meets_others=True),
-        *judge_shared({0: True, 1: False}),
+        *judge_nodes({"node 0": GOOD, "node 1": broken}, meets_others=True),
+        *judge_shared({"node 0": True, "node 1": False}),
         judge_all_reduce(None, "2 x 1"),
     ]
     assert sum(f.status is Status.FAILED for f in found) >= 6

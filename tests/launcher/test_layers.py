@@ -31,6 +31,7 @@ HOST = {"host", "host.__main__"} | {
     f"host.{name}"
     for name in (
         "commands",
+        "examine",
         "facts",
         "frames",
         "keeper",
@@ -107,6 +108,7 @@ LAYERS: dict[float, set[str]] = {
             "host_line",
             "host_nodes",
             "host_facts",
+            "host_reach",
             "host_images",
             "code",
         )
