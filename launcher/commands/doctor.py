@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.arguments import add_command, add_job_file, read_job, run_root
+from launcher.commands.arguments import (
+    add_command,
+    add_hosts,
+    add_job_file,
+    read_hosts,
+    read_job,
+    run_root,
+)
 from launcher.errors import ExitCode
 
 LIMIT_S = 120.0
@@ -23,7 +30,10 @@ def add(commands: Any) -> None:
         "check whether a target is fit for a job, and say how to mend it",
     )
     add_job_file(doctor)
-    doctor.add_argument("--on", metavar="TARGET", help="docker or local (default: as run chooses)")
+    doctor.add_argument(
+        "--on", metavar="TARGET", help="docker, local or hosts (default: as run chooses)"
+    )
+    add_hosts(doctor)
     doctor.add_argument(
         "--limit",
         type=float,
@@ -39,8 +49,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from launcher.probes.finding import render_findings
 
     job = read_job(arguments)
-    name = arguments.on or _usual_target(job, run_root(arguments))
-    findings = list(diagnose(job, name, arguments.limit))
+    inventory = read_hosts(arguments)
+    name = arguments.on or ("hosts" if inventory else _usual_target(job, run_root(arguments)))
+    findings = list(diagnose(job, name, arguments.limit, inventory))
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:

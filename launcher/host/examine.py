@@ -34,7 +34,7 @@ def run_program(asked: dict[str, Any], source: str) -> dict[str, Any]:
     printed = commands.read_output(argv, asked["wait_s"], env)
     if printed is None:
         raise OSError(f"{python} does not start, or takes longer than {asked['wait_s']:g} s")
-    return {"answer": json.loads(printed)}
+    return {"answer": json.loads(printed), "has_folder": nearest == folder}
 
 
 def read_engine(asked: dict[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,9 @@ def _judge_folder(facts: Facts, where: str) -> Iterator[Finding]:
 def _judge_memory(facts: Facts, where: str) -> Iterator[Finding]:
     shm, memlock = facts["shm_bytes"], facts["memlock_bytes"]
     if shm is not None and shm < LEAST_SHM_BYTES:
-        yield warning("/dev/shm", where, f"{_gib(shm)}", "resources: {shm: 2Gi} in the job")
+        # On a host without containers no limit of the job's holds.
+        fix = "resources: {shm: 2Gi} in the job; on a host: mount -o remount,size=2G /dev/shm"
+        yield warning("/dev/shm", where, _gib(shm), fix)
     elif shm is not None:
         yield ok("/dev/shm", where, _gib(shm))
     if facts["infiniband"]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor import MOUNTED_PROGRAM, OWN_FOLDER, as_probe, is_fit
+from launcher.doctor import is_fit
 from launcher.job import JobSpec
+from launcher.probe_run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.probes.finding import Status, failed, ok, render_findings, warning
-from launcher.probes.judge import judge_all_reduce, judge_nodes, judge_shared
+from launcher.probes.judge import judge_all_reduce, judge_machine, judge_nodes, judge_shared
+from launcher.probes.program import parse_gpus, parse_xids
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner
 
@@ -64,6 +66,7 @@ def test_nodes_that_have_all_they_need_are_fit() -> None:
         ({"checkpoint_free_bytes": 1 << 30}, ("warning", "checkpoint folder", "node 1")),
         ({"addresses": ["127.0.1.1"]}, ("failed", "own name", "node 1")),
         ({"addresses": []}, ("warning", "own name", "node 1")),
+        ({"cuda": "12.6"}, ("failed", "same cuda", "node 1")),
         ({"torch": "2.12.0"}, ("failed", "same torch", "node 1")),
         ({"python": "3.12.1"}, ("failed", "same python", "node 1")),
         ({"nccl": None}, ("failed", "same nccl", "node 1")),
@@ -93,6 +96,54 @@ def test_a_gpu_that_is_held_or_broken_is_named(
     gpu: dict[str, str], row: tuple[str, str, str]
 ) -> None:
     assert not_ok({"gpus": [{**GPU, **gpu}]}) == [row]
+
+
+DMESG = """\
+[    5.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20
+[ 1029.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
+[ 1030.4] NVRM: Xid (PCI:0000:5e:00): 31, pid=3221, name=python, Ch 00000008, intr 00000000
+[ 1031.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
+"""
+NVIDIA_SMI = """\
+0, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:3B:00.0, 1, 81559, 0
+1, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:5E:00.0, 61022, 81559, [N/A]
+"""
+
+
+def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
+    gpus, xids = parse_gpus(NVIDIA_SMI), parse_xids(DMESG)
+    assert xids == [("0000:3b:00", 79), ("0000:5e:00", 31)]
+    (node,) = [{**GOOD, "gpus": gpus, "xids": xids}]
+    first, second = (f for f in judge_machine(node, "gpu1", meets_others=False))
+    assert (first.status, first.where) == (Status.FAILED, "gpu1, GPU 0")
+    assert first.found.endswith("1 of 81559 MiB used, XID 79 in the kernel's log")
+    # 31 is a program's own mistake; memory in use is not.
+    assert (second.status, second.where) == (Status.WARNING, "gpu1, GPU 1")
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "Failed to initialize NVML\n"])
+def test_without_gpus_nvidia_smi_says_none(text: str) -> None:
+    assert parse_gpus(text) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({"infiniband": {"mlx5_0": False}}, "no port of mlx5_0 is active"),
+        ({"verbs_devices": False}, "mlx5_0 without /dev/infiniband"),
+        ({"verbs_library": False}, "mlx5_0 without libibverbs"),
+        ({"nccl_env": {"NCCL_IB_DISABLE": "1"}}, "mlx5_0 not used: NCCL_IB_DISABLE=1"),
+        ({"nccl_env": {"NCCL_NET": "Socket"}}, "mlx5_0 not used: NCCL_NET=Socket"),
+    ],
+)
+def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
+    facts: dict[str, Any], found: str
+) -> None:
+    node = {**GOOD, "gpus": [GPU], "infiniband": {"mlx5_0": True}, **facts}
+    _, row = judge_machine(node, "gpu1", meets_others=False)
+    assert (row.status, row.check) == (Status.WARNING, "InfiniBand")
+    assert row.found == f"{found}, so that NCCL falls back to sockets"
+    assert row.fix
 
 
 def test_different_gpus_are_warned_of() -> None:
@@ -140,7 +191,7 @@ def test_the_probe_is_the_job_but_for_its_command_and_its_checkpoint_folder(
     job = make_job(
         checkpoint_dir="/shared/ckpt", max_restarts=3, mounts=["./data:/data"], env={"A": "1"}
     )
-    probe = as_probe(job, "docker")
+    probe = as_probe(job, MOUNTED_PROGRAM, mounts_program=True)
     assert probe.command == (MOUNTED_PROGRAM,)
     assert [mount.target for mount in probe.mounts] == ["/data", MOUNTED_PROGRAM]
     assert probe.checkpoint_dir == f"/shared/ckpt/{OWN_FOLDER}"

@@ -113,10 +113,13 @@ LAYERS: dict[float, set[str]] = {
             "code",
         )
     },
-    4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
+    4.5: {"probes"}
+    | {f"probes.{name}" for name in ("finding", "judge", "judge_hosts", "host_answers", "program")},
     5: {
         "follow_kubernetes",
         "doctor",
+        "doctor_hosts",
+        "probe_run",
         "host_table",
         "adopting",
         "decide",
