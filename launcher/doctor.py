@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.choose import describe, open_target
+from launcher.choose import KUBERNETES, describe, open_target
 from launcher.errors import LauncherError
 from launcher.inventory import Inventory
 from launcher.job import JobSpec
@@ -42,6 +42,11 @@ def diagnose(
             from launcher.doctor_hosts import diagnose_hosts
 
             yield from diagnose_hosts(job, inventory, Path(folder), limit_s)
+            return
+        if target_name == KUBERNETES:
+            from launcher.doctor_kubernetes import diagnose_kubernetes
+
+            yield from diagnose_kubernetes(job, Path(folder))
             return
         yield from _diagnose_here(job, open_target(target_name, Path(folder)), limit_s)
 

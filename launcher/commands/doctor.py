@@ -31,7 +31,9 @@ def add(commands: Any) -> None:
     )
     add_job_file(doctor)
     doctor.add_argument(
-        "--on", metavar="TARGET", help="docker, local or hosts (default: as run chooses)"
+        "--on",
+        metavar="TARGET",
+        help="docker, local, hosts or kubernetes (default: as run chooses)",
     )
     add_hosts(doctor)
     doctor.add_argument(

@@ -18,7 +18,19 @@ from urllib.parse import parse_qs, urlparse
 
 Object = dict[str, Any]
 KINDS = {"configmaps", "services", "pods", "jobs", "pytorchjobs", "trainjobs", "jobsets"}
+NAMED = {"persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas", "limitranges"}
+"""Kinds of which objects are only read."""
 BUILT_IN = {"configmaps", "services", "pods", "jobs"}
+GROUPS = {
+    "/api/v1": {"ConfigMap": "configmaps", "Service": "services", "Pod": "pods"},
+    "/apis/kubeflow.org/v1": {"PyTorchJob": "pytorchjobs"},
+    "/apis/trainer.kubeflow.org/v1alpha1": {
+        "TrainJob": "trainjobs",
+        "TrainingRuntime": "trainingruntimes",
+    },
+    "/apis/jobset.x-k8s.io/v1alpha2": {"JobSet": "jobsets"},
+    "/apis/batch/v1": {"Job": "jobs"},
+}
 
 
 @dataclass
@@ -51,7 +63,9 @@ class FakeCluster:
         self.logs: dict[tuple[str, int], Log] = {}
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
-        self.kinds = set(KINDS)
+        self.kinds = KINDS | NAMED
+        self.denied: set[tuple[str, str]] = set()
+        """Verbs and resources that the user may not, as an access review tells."""
         self.oldest_version = 0
         self.version = 100
         self._closing = False
@@ -141,6 +155,8 @@ class _CutError(Exception):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Else each answer waits 40 ms for the acknowledgement of its headers.
+    disable_nagle_algorithm = True
     cluster: FakeCluster
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -183,7 +199,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, path: str, query: dict[str, str], body: Object) -> None:
         if path == "/version":
             return self._send(200, {"gitVersion": "v1.31.0"})
+        if path.endswith("/selfsubjectaccessreviews"):
+            return self._review(body)
+        if path in GROUPS:
+            return self._discover(path)
         parts = path.strip("/").split("/")
+        if "namespaces" not in parts or len(parts) == parts.index("namespaces") + 2:
+            return self._of_cluster(parts)
         at = parts.index("namespaces") + 2
         plural, rest = parts[at], parts[at + 1 :]
         if plural not in self.cluster.kinds:
@@ -196,6 +218,31 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "GET" and not rest:
             return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
         return self._object(method, plural, rest[0] if rest else "", query, body)
+
+    def _review(self, body: Object) -> None:
+        asked = body["spec"]["resourceAttributes"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        allowed = (asked["verb"], resource) not in self.cluster.denied
+        self._send(201, {**body, "status": {"allowed": allowed}})
+
+    def _discover(self, path: str) -> None:
+        known = GROUPS[path].items()
+        kinds = [{"kind": kind} for kind, plural in known if plural in self.cluster.kinds]
+        if not kinds:
+            return self._text(404, "404 page not found\n")
+        return self._send(200, {"resources": kinds})
+
+    def _of_cluster(self, parts: list[str]) -> None:
+        """Objects without a namespace: lists and single ones, to be read alone."""
+        known = ("nodes", "namespaces", "priorityclasses")
+        at = next((i for i, part in enumerate(parts) if part in known), None)
+        if at is None:
+            return self._text(404, "404 page not found\n")
+        if parts[at + 1 :]:
+            held = self.cluster.objects.get((parts[at], parts[at + 1]))
+            return self._send(200, held) if held else self._fail(404, "not found", "NotFound")
+        items = [o for (plural, _), o in self.cluster.objects.items() if plural == parts[at]]
+        return self._send(200, {"items": items})
 
     def _object(
         self, method: str, plural: str, name: str, query: dict[str, str], body: Object

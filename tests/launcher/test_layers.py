@@ -114,11 +114,13 @@ LAYERS: dict[float, set[str]] = {
         )
     },
     4.5: {"probes"}
-    | {f"probes.{name}" for name in ("finding", "judge", "judge_hosts", "host_answers", "program")},
+    | {f"probes.{name}" for name in ("finding", "judge", "judge_hosts", "host_answers", "program")}
+    | {"probes.judge_cluster", "probes.references"},
     5: {
         "follow_kubernetes",
         "doctor",
         "doctor_hosts",
+        "doctor_kubernetes",
         "probe_run",
         "host_table",
         "adopting",
