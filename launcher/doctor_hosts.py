@@ -58,13 +58,22 @@ def diagnose_hosts(
     for finding in _look(ssh, answers, job, port):
         findings.append(finding)
         yield finding
-    if any(finding.status is Status.FAILED for finding in findings):
-        fix = "mend what failed above, then call doctor again"
+    if why := _why_not_run(findings):
+        fix = f"{why}, then call doctor again"
         yield warning("all-reduce", f"{len(inventory.hosts)} hosts", "not tried", fix)
         return
     yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
     if job.checkpoint_dir is not None and not all(answer.has_folder for answer in answers):
         _remove_folder(ssh, answers, shared_folder(job, str(Path.cwd())) or "")
+
+
+def _why_not_run(findings: Sequence[Finding]) -> str:
+    if any(finding.status is Status.FAILED for finding in findings):
+        return "mend what failed above"
+    # An image may take an hour to be sent or pulled, for which there is no deadline here.
+    if any(f.check == judge_hosts.IMAGE and f.status is not Status.OK for f in findings):
+        return "bring the image to all hosts"
+    return ""
 
 
 def _of_job(job: JobSpec) -> Inventory:

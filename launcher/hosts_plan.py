@@ -110,6 +110,19 @@ def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
         )
 
 
+def check_versions(hosts: Sequence[HostFacts]) -> None:
+    """Raises ``TargetError`` where hosts have torch in more than one version."""
+    versions = [facts.torch_version for facts in hosts]
+    usual = max(versions, key=versions.count)
+    odd = [f"{facts.host.name} {facts.torch_version}" for facts in hosts]
+    odd = [told for told, version in zip(odd, versions, strict=True) if version != usual]
+    if odd:
+        raise TargetError(
+            f"torch is {usual} on most hosts, but: {', '.join(odd)}",
+            f"install torch {usual} there, or name another python: in the inventory",
+        )
+
+
 def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
     """Hosts outside of the largest group that see each other's files; ``seen`` by their place."""
     groups = [

@@ -16,7 +16,7 @@ from launcher.commands.arguments import (
     read_job,
     run_root,
 )
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
 
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         _doctor,
         "check whether a target is fit for a job, and say how to mend it",
     )
-    add_job_file(doctor)
+    add_job_file(doctor, optional=True)
     doctor.add_argument(
         "--on",
         metavar="TARGET",
@@ -50,8 +50,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from launcher.doctor import diagnose, is_fit
     from launcher.probes.finding import render_findings
 
-    job = read_job(arguments)
     inventory = read_hosts(arguments)
+    if arguments.job is None and inventory is None:
+        fix = "launcher doctor JOB; without one only: launcher doctor --hosts hosts.yaml"
+        raise InputError("no job file is named", fix)
+    on_all = (
+        f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts) if inventory else 1}\n"
+    )
+    job = read_job(arguments, otherwise=on_all)
     name = arguments.on or ("hosts" if inventory else _usual_target(job, run_root(arguments)))
     findings = list(diagnose(job, name, arguments.limit, inventory))
     if arguments.json:

@@ -20,6 +20,7 @@ RENDEZVOUS, EPHEMERAL = 0, 1
 """Places of the two ports that hosts are made to call each other at."""
 PORT_NAMES = ("the rendezvous port", "an ephemeral port")
 FIRST_EPHEMERAL_PORT = 1024
+IMAGE = "image"
 
 
 def judge_reachable(answer: HostAnswer) -> Finding:
@@ -87,13 +88,13 @@ def _judge_image(name: str, engine: Mapping[str, object], own: Image, right: str
     id, digests = str(engine["image_id"]), list(engine["digests"])  # type: ignore[call-overload]
     told = f"{own.name}: {_short(id)}" + (f", {digests[0].partition('@')[2]}" if digests else "")
     if id and id == right:
-        return ok("image", name, told)
+        return ok(IMAGE, name, told)
     found = f"{told}, others have {_short(right)}" if id else f"{own.name} is not there"
     if own.id:
         fix = f"docker save {own.name} | ssh {name} docker load, or leave it to launcher run"
-        return warning("image", name, found, fix)
+        return warning(IMAGE, name, found, fix)
     fix = f"ssh {name} docker pull {own.name}"
-    return failed("image", name, found, fix) if id else warning("image", name, found, fix)
+    return failed(IMAGE, name, found, fix) if id else warning(IMAGE, name, found, fix)
 
 
 def _short(id: str) -> str:

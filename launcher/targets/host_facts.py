@@ -14,6 +14,7 @@ from launcher.hosts_plan import (
     Address,
     check_clocks,
     check_shared,
+    check_versions,
     decide_addresses,
     decide_hosts,
     shared_folder,
@@ -54,6 +55,7 @@ class Survey:
         ]
         chosen = decide_hosts(all_facts, busy, self._job)
         check_clocks(chosen, plan_backend(self._job))
+        check_versions(chosen)
         by_name = dict(zip((h.name for h in self._inventory.hosts), told, strict=True))
         free = [set(by_name[facts.host.name]["free_ports"]) for facts in chosen]
         common = [port for port in proposed if all(port in ports for ports in free)]

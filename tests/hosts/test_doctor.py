@@ -17,6 +17,7 @@ import pytest
 from launcher.hosts import LEASE_DIR
 from launcher.inventory import Inventory, parse_host_list
 from launcher.targets.ssh import Ssh
+from tests.conftest import DOCKER_IMAGE
 from tests.hosts.places import Host, Network
 from tests.hosts.typist import Typist
 
@@ -42,6 +43,7 @@ case "$*" in
 done ;;
 esac
 """
+IN_DOCKER = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\n"
 Row = dict[str, str]
 
 
@@ -209,7 +211,7 @@ def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_word
     # A connection that is open already would go on with the right key.
     typist.env["XDG_RUNTIME_DIR"] = connections
     # The first value that ssh finds wins, but for keys, which add up.
-    right, wrong = f"Host *,!gpu2\n{key}", f"Host gpu2\n  IdentityFile {other}\n"
+    right, wrong = f"Host * !gpu2\n{key}", f"Host gpu2\n  IdentityFile {other}\n"
     config.write_text(f"{right}{wrong}Host gpu3\n  Port 2\n{text.replace(key, '')}")
     config.chmod(0o600)
     inventory |= {"ssh_config": str(config), "hosts": ["gpu1", "gpu2", "gpu3", "gpu9.invalid"]}
@@ -247,6 +249,13 @@ def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
         assert list(host.home.glob(".launcher/runs/*")) == []
 
 
+def test_without_a_job_all_hosts_are_looked_at(typist: Typist) -> None:
+    given = ("--nproc-per-node", "1", "--set", "hosts.runtime=python", "--json")
+    done = typist("doctor", *given, "--include", "gpu3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row["where"] for row in json.loads(done.stdout)} == {"gpu3", "1 x 1"}
+
+
 def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist: Typist) -> None:
     shared = typist.folder / "shared"
     shared.mkdir()
@@ -256,6 +265,33 @@ def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist: Typis
         done = typist("run", "job.yaml")
     assert done.returncode == 3
     assert f"gpu2: checkpoint_dir {shared} is not the folder of the other hosts" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
+    typist: Typist, four_engines: Network
+) -> None:
+    first, second = four_engines.hosts[:2]
+    image = f"docker --host unix://{first.folder}/docker.sock save {DOCKER_IMAGE}"
+    load = f"docker --host unix://{second.folder}/docker.sock load -q"
+    subprocess.run(["sh", "-c", f"{image} | {load}"], check=True)
+    typist.write("", f"image: {DOCKER_IMAGE}\nnnodes: 2\nengine: agent\n", prefix=IN_DOCKER)
+    typist.limit_s = 300.0
+    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    found = {(row["check"], row["where"]): row for row in rows}
+    assert code == 0, rows
+    assert found["image", "gpu2"]["status"] == "ok"
+    assert "torch 2." in found["python, torch", "gpu2"]["found"]
+    assert found["all-reduce", "2 x 1"]["status"] == "ok"
+    second.docker("image", "rm", "--force", DOCKER_IMAGE)
+    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    found = {(row["check"], row["where"]): row for row in rows}
+    assert found["image", "gpu2"]["status"] == "warning"
+    assert f"docker save {DOCKER_IMAGE} | ssh gpu2 docker load" in found["image", "gpu2"]["fix"]
+    assert found["all-reduce", "2 hosts"]["found"] == "not tried"
+    for host in (first, second):
+        assert host.docker("ps", "--all", "--quiet") == ""
 
 
 # -- networks that are slow, or swallow what is large ---------------------------------------------
@@ -280,6 +316,7 @@ def test_the_host_that_makes_the_all_reduce_slow_is_named(
     typist: Typist, do: str, undo: str
 ) -> None:
     typist.write("", "nnodes: 4\n")
+    typist.limit_s = 350.0
     with done_and_undone(typist.network.hosts[2], do, undo):
         code, rows = diagnosed(typist, "--limit", "60")
     found = {(row["check"], row["where"]): row["status"] for row in rows}
