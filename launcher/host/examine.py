@@ -34,7 +34,12 @@ def run_program(asked: dict[str, Any], source: str) -> dict[str, Any]:
     printed = commands.read_output(argv, asked["wait_s"], env)
     if printed is None:
         raise OSError(f"{python} does not start, or takes longer than {asked['wait_s']:g} s")
-    return {"answer": json.loads(printed), "has_folder": nearest == folder}
+    try:
+        # Its last line: what people's start-up files print comes before.
+        answer = json.loads(printed.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise OSError(f"{python} says {printed[:80]!r} when it is asked what it is") from None
+    return {"answer": answer, "has_folder": nearest == folder}
 
 
 def read_engine(asked: dict[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,9 @@ def _judge_gpu(gpu: Mapping[str, str], xids: list[int], where: str) -> Finding:
         return failed("GPU", place, f"{found}, {errors} uncorrected ECC errors", fix)
     if xids:
         numbers = ", ".join(map(str, xids))
-        return failed("GPU", place, f"{found}, XID {numbers} in the kernel's log", fix)
+        # Since the boot: a GPU that was reset since then may be sound again.
+        told = f"{found}, XID {numbers} in the kernel's log"
+        return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
     if used.isdigit() and int(used) > BUSY_MIB:
         return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, found)

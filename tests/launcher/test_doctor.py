@@ -115,9 +115,10 @@ def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
     assert xids == [("0000:3b:00", 79), ("0000:5e:00", 31)]
     (node,) = [{**GOOD, "gpus": gpus, "xids": xids}]
     first, second = (f for f in judge_machine(node, "gpu1", meets_others=False))
-    assert (first.status, first.where) == (Status.FAILED, "gpu1, GPU 0")
+    assert (first.status, first.where) == (Status.WARNING, "gpu1, GPU 0")
     assert first.found.endswith("1 of 81559 MiB used, XID 79 in the kernel's log")
-    # 31 is a program's own mistake; memory in use is not.
+    # 31 is a program's own mistake, and no word of it is said.
+    assert second.found.endswith("61022 of 81559 MiB used")
     assert (second.status, second.where) == (Status.WARNING, "gpu1, GPU 1")
 
 
@@ -226,6 +227,26 @@ def test_a_folder_that_cannot_be_written_is_named(launcher: Runner) -> None:
     assert done.returncode == 1
     assert "the folder /dev/null/saved/.doctor cannot be made" in done.stdout
     assert "fix: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "told", "fix"),
+    [
+        ((), "no job file is named", "launcher doctor --hosts hosts.yaml"),
+        (("job.yaml", "--on", "hosts"), "no hosts are named", "--hosts hosts.yaml"),
+        (("job.yaml", "--on", "mars"), "--on mars: no such target", "one of: docker"),
+    ],
+)
+def test_bad_input_is_refused_with_the_fix(
+    launcher: Runner, argv: tuple[str, ...], told: str, fix: str
+) -> None:
+    launcher.write("", PREFIX)
+    launcher.env.pop("LAUNCHER_HOSTS", None)
+    done = launcher("doctor", *argv)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert fix in done.stderr
+    assert done.stderr.count("\n") <= 2
 
 
 def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None:

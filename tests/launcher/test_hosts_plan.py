@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher import launch
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import Host, HostFacts
@@ -23,6 +25,7 @@ from launcher.hosts_plan import (
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, parse_plan
 from launcher.render.hosts import render_hosts
+from launcher.targets.hosts import HostsTarget
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
 ADDRESSES = (
@@ -207,3 +210,12 @@ def test_a_folder_that_is_not_shared_is_named_with_its_host() -> None:
     told = "gpu2: checkpoint_dir /mnt/c is not the folder of the other hosts"
     assert error.value.what == told
     check_shared(["gpu1", "gpu2"], [{0, 1}, {0, 1}], "/mnt/c")
+
+
+def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    facts = replace(FACTS, run_root=str(tmp_path / "runs"))
+    plan = make_host_plan(facts, checkpoint_dir="/dev/null/theirs")
+    launch.create_run(plan, HostsTarget(tmp_path / "runs"))
+    assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()
