@@ -121,7 +121,8 @@ def describe_hosts(facts: TargetFacts) -> str:
         "ssh, torch, ports, leases, clocks" if facts.runs_bare else "ssh, Docker, ports, leases"
     )
     pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
-    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs})"
+    shared = ", one checkpoint folder" if len(names) > 1 and facts.shares_storage else ""
+    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs}{shared})"
 
 
 def _read_image_reason() -> str:

@@ -110,6 +110,46 @@ def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
         )
 
 
+def check_versions(hosts: Sequence[HostFacts]) -> None:
+    """Raises ``TargetError`` where hosts have torch in more than one version."""
+    versions = [facts.torch_version for facts in hosts]
+    usual = max(versions, key=versions.count)
+    odd = [f"{facts.host.name} {facts.torch_version}" for facts in hosts]
+    odd = [told for told, version in zip(odd, versions, strict=True) if version != usual]
+    if odd:
+        raise TargetError(
+            f"torch is {usual} on most hosts, but: {', '.join(odd)}",
+            f"install torch {usual} there, or name another python: in the inventory",
+        )
+
+
+def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
+    """Hosts outside of the largest group that see each other's files; ``seen`` by their place."""
+    groups = [
+        {other for other in range(len(seen)) if place in seen[other] and other in seen[place]}
+        for place in range(len(seen))
+    ]
+    largest = max(groups, key=len, default=set())
+    return tuple(place for place in range(len(seen)) if place not in largest)
+
+
+def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: str) -> None:
+    """Raises ``TargetError`` where hosts do not see what others write to the checkpoint folder."""
+    alone = decide_unshared(seen)
+    if alone:
+        listed = ", ".join(names[place] for place in alone)
+        raise TargetError(
+            f"{listed}: checkpoint_dir {folder} is not the folder of the other hosts",
+            "mount one there, or leave checkpoint_dir out: each host then keeps its own",
+        )
+
+
+def shared_folder(job: JobSpec, cwd: str) -> str | None:
+    """The folder that all hosts are to share, as they have it; None where each has its own."""
+    given = job.checkpoint_dir
+    return given if given is None or given.startswith("/") else f"{cwd}/{given}"
+
+
 def plan_on_hosts(
     job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
 ) -> LaunchPlan:
@@ -127,7 +167,7 @@ def plan_on_hosts(
     return replace(
         common,
         torch_version=facts.torch_version or job.torch_version,
-        checkpoint_dir=checkpoint_dir_on(job.checkpoint_dir, first, facts, run_id),
+        checkpoint_dir=checkpoint_dir_on(job, first, facts, run_id),
         agent=plan_agent(job, plan_stores(nodes, ())),
         nodes=nodes,
         hosts=facts.hosts,
@@ -141,11 +181,9 @@ def run_dir_on(host: HostFacts, run_id: str) -> str:
     return f"{host.state_dir}/{RUNS_DIR}/{run_id}"
 
 
-def checkpoint_dir_on(given: str | None, host: HostFacts, facts: TargetFacts, run_id: str) -> str:
+def checkpoint_dir_on(job: JobSpec, host: HostFacts, facts: TargetFacts, run_id: str) -> str:
     """The job's folder, which the hosts share, or one of the host's own, which outlives the run."""
-    if given is None:
-        return f"{host.state_dir}/{CHECKPOINTS_DIR}/{run_id}"
-    return given if given.startswith("/") else f"{facts.cwd}/{given}"
+    return shared_folder(job, facts.cwd) or f"{host.state_dir}/{CHECKPOINTS_DIR}/{run_id}"
 
 
 def _node(
@@ -153,7 +191,7 @@ def _node(
 ) -> NodePlan:
     host = facts.hosts[index]
     run_dir = run_dir_on(host, run_id)
-    checkpoint_dir = checkpoint_dir_on(job.checkpoint_dir, host, facts, run_id)
+    checkpoint_dir = checkpoint_dir_on(job, host, facts, run_id)
     inner = facts.cwd_in_code
     own = replace(
         facts,

@@ -47,14 +47,18 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
 
 
 def _check_here(plan: LaunchPlan) -> None:
-    """What nodes take from this machine: secrets by value, and the checkpoints' folder."""
+    """What nodes take from this machine: secrets by value, and the checkpoints' folder.
+
+    That of hosts is on none but them.
+    """
     missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
     if missing:
         raise InputError(
             f"secrets: {', '.join(missing)} not set in this environment",
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
-    check_folder(Path(plan.checkpoint_dir))
+    if not plan.hosts:
+        check_folder(Path(plan.checkpoint_dir))
 
 
 def follow_here(

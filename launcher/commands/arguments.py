@@ -128,10 +128,13 @@ def natural(text: str) -> int:
 # -- what is read from the arguments ------------------------------------------------------------
 
 
-def read_job(arguments: argparse.Namespace) -> JobSpec:
-    """The job file with its overrides, under the engine that the environment allows."""
+def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
+    """The job file with its overrides, under the engine that the environment allows.
+
+    ``otherwise`` is the text of a job file for where none is named.
+    """
     from launcher.choose import choose_engine
-    from launcher.jobfile import option_override, parse_override, read_job
+    from launcher.jobfile import option_override, parse_job, parse_override, read_job
 
     settings = [*arguments.set, *cluster.read_overrides(arguments)]
     overrides = [parse_override(setting) for setting in settings]
@@ -139,6 +142,8 @@ def read_job(arguments: argparse.Namespace) -> JobSpec:
         value = getattr(arguments, key)
         if value is not None:
             overrides.append(option_override(f"--{key.replace('_', '-')}", value))
+    if arguments.job is None:
+        return choose_engine(parse_job(otherwise, "no job file", overrides), os.environ)
     return choose_engine(read_job(arguments.job, overrides), os.environ)
 
 

@@ -8,8 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.arguments import add_command, add_job_file, read_job, run_root
-from launcher.errors import ExitCode
+from launcher.commands.arguments import (
+    add_command,
+    add_hosts,
+    add_job_file,
+    read_hosts,
+    read_job,
+    run_root,
+)
+from launcher.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
 
@@ -22,8 +29,13 @@ def add(commands: Any) -> None:
         _doctor,
         "check whether a target is fit for a job, and say how to mend it",
     )
-    add_job_file(doctor)
-    doctor.add_argument("--on", metavar="TARGET", help="docker or local (default: as run chooses)")
+    add_job_file(doctor, optional=True)
+    doctor.add_argument(
+        "--on",
+        metavar="TARGET",
+        help="docker, local, hosts or kubernetes (default: as run chooses)",
+    )
+    add_hosts(doctor)
     doctor.add_argument(
         "--limit",
         type=float,
@@ -38,9 +50,16 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from launcher.doctor import diagnose, is_fit
     from launcher.probes.finding import render_findings
 
-    job = read_job(arguments)
-    name = arguments.on or _usual_target(job, run_root(arguments))
-    findings = list(diagnose(job, name, arguments.limit))
+    inventory = read_hosts(arguments)
+    if arguments.job is None and inventory is None:
+        fix = "launcher doctor JOB; without one only: launcher doctor --hosts hosts.yaml"
+        raise InputError("no job file is named", fix)
+    on_all = (
+        f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts) if inventory else 1}\n"
+    )
+    job = read_job(arguments, otherwise=on_all)
+    name = arguments.on or ("hosts" if inventory else _usual_target(job, run_root(arguments)))
+    findings = list(diagnose(job, name, arguments.limit, inventory))
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:

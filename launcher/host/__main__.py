@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from launcher.host import keeper, requests
+from launcher.host.examine import Token
 from launcher.host.facts import Listener
 from launcher.host.frames import MAGIC, BrokenFrameError, read_frame, write_frame
 from launcher.host.watch import Watch
@@ -24,6 +25,7 @@ HANDLERS: dict[str, Handler] = {
     name: getattr(requests, name)
     for name in (
         *("facts", "reach", "take", "release", "leases", "has", "store"),
+        *("clock", "probe", "engine", "tokens"),
         *("prepare", "start", "stop", "remove", "runs", "image", "pull", "load"),
     )
 }
@@ -43,33 +45,69 @@ def converse(program: str) -> None:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
-    listener: Listener | None = None
-    while True:
-        signal.alarm(IDLE_LIMIT_S)
-        if listener is not None:
+    held = Held()
+    try:
+        while True:
+            signal.alarm(IDLE_LIMIT_S)
             # Nothing of the launcher is in Python's own buffer, which select does not see: it
             # says one thing at a time.
-            answer_callers(listener)
-        try:
-            frame = read_frame(stdin)
-        except BrokenFrameError:
-            return
-        if frame is None:
-            return
-        asked, blob = frame
-        signal.alarm(int(asked.get("limit_s", IDLE_LIMIT_S)) + 60)
-        if asked["op"] == "watch":
-            Watch(asked, stdout).run(sys.stdin.fileno())
-            return
-        if asked["op"] == "load":
-            signal.alarm(0)
-            write_frame(stdout, handle({"op": "load", "chunks": read_chunks(stdin)}, b""))
-            continue
-        if asked["op"] == "listen":
-            listener = Listener(asked["token"])
-            write_frame(stdout, {"port": listener.port})
-            continue
-        write_frame(stdout, handle({**asked, "program": program}, blob))
+            held.answer_callers()
+            try:
+                frame = read_frame(stdin)
+            except BrokenFrameError:
+                return
+            if frame is None:
+                return
+            asked, blob = frame
+            signal.alarm(int(asked.get("limit_s", IDLE_LIMIT_S)) + 60)
+            if asked["op"] == "watch":
+                Watch(asked, stdout).run(sys.stdin.fileno())
+                return
+            if asked["op"] == "load":
+                signal.alarm(0)
+                asked = {"op": "load", "chunks": read_chunks(stdin)}
+            write_frame(stdout, handle({**asked, "program": program}, blob, held))
+    finally:
+        held.remove()
+
+
+class Held:
+    """What is there as long as the conversation: open ports, and tokens in folders."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+        self._tokens: list[Token] = []
+
+    def listen(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        """Opens ``port``, or one that the kernel chooses for 0."""
+        self._listeners.append(Listener(asked["token"], asked["port"]))
+        return {"port": self._listeners[-1].port}
+
+    def token(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        """Leaves a file called ``name`` in ``folder``."""
+        self._tokens.append(Token(asked["folder"], asked["name"]))
+        return {}
+
+    def untoken(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        """Takes all tokens away, and the folders that were made for them."""
+        for token in self._tokens:
+            token.remove(folders=True)
+        return {}
+
+    def remove(self) -> None:
+        """Takes the tokens away; a folder that was made may be somebody's by now."""
+        for token in self._tokens:
+            token.remove()
+
+    def answer_callers(self) -> None:
+        """Greets whoever calls until the launcher has something to say."""
+        while self._listeners:
+            ready = select.select([sys.stdin.fileno(), *self._listeners], [], [])[0]
+            for listener in self._listeners:
+                if listener in ready:
+                    listener.answer()
+            if sys.stdin.fileno() in ready:
+                return
 
 
 def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
@@ -84,20 +122,15 @@ def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
     raise OSError("cut off while it was sent")
 
 
-def answer_callers(listener: Listener) -> None:
-    """Greets whoever calls until the launcher has something to say."""
-    while True:
-        ready = select.select([sys.stdin.fileno(), listener], [], [])[0]
-        if listener in ready:
-            listener.answer()
-        if sys.stdin.fileno() in ready:
-            return
-
-
-def handle(asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
+def handle(asked: dict[str, Any], blob: bytes, held: Held) -> dict[str, Any]:
     """One answer; ``error`` where it cannot be done."""
+    holding: dict[str, Handler] = {
+        "listen": held.listen,
+        "token": held.token,
+        "untoken": held.untoken,
+    }
     try:
-        return HANDLERS[asked["op"]](asked, blob)
+        return {**HANDLERS, **holding}[asked["op"]](asked, blob)
     except requests.RefusedError as error:
         return {"error": str(error)}
     except OSError as error:

@@ -14,7 +14,9 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 
 
-def read_output(argv: Sequence[str], timeout_s: float = 20.0) -> str | None:
+def read_output(
+    argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] | None = None
+) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
@@ -24,6 +26,7 @@ def read_output(argv: Sequence[str], timeout_s: float = 20.0) -> str | None:
             stderr=subprocess.DEVNULL,
             timeout=timeout_s,
             check=False,
+            env=None if env is None else dict(env),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

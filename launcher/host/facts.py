@@ -28,7 +28,6 @@ def read_facts(asked: dict[str, Any]) -> dict[str, Any]:
     python = os.path.expanduser(asked["python"] or "python3")
     facts = {
         "host_name": socket.gethostname(),
-        "at": time.time(),
         "cpu_count": len(os.sched_getaffinity(0)),
         "gpus": read_gpus() if asked["gpus"] else [],
         "python": shutil.which(python) or "",
@@ -104,12 +103,13 @@ def is_free(port: int) -> bool:
 class Listener:
     """An open port that says who it is, so that others can find out which addresses lead here."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, port: int = 0) -> None:
+        """Raises ``OSError`` where somebody else listens at ``port``."""
         self._token = token.encode()
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         self._socket = socket.create_server(
-            ("", 0), family=family, dualstack_ipv6=dual, backlog=512
+            ("", port), family=family, dualstack_ipv6=dual, backlog=512
         )
         self.port = self._socket.getsockname()[1]
 

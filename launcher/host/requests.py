@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.host import commands, keeper, processes
+from launcher.host import commands, examine, keeper, processes
 from launcher.host.facts import read_facts, read_reachable
 from launcher.host.leases import HeldError, LeaseBook
 
@@ -37,6 +37,23 @@ def facts(asked: Asked, blob: bytes) -> Asked:
 def reach(asked: Asked, blob: bytes) -> Asked:
     """Tries other hosts' listeners."""
     return {"reached": read_reachable(asked["calls"], asked["wait_s"])}
+
+
+def clock(asked: Asked, blob: bytes) -> Asked:
+    return examine.read_clock(asked)
+
+
+def probe(asked: Asked, blob: bytes) -> Asked:
+    """Runs the program in ``blob`` and brings what it says."""
+    return examine.run_program(asked, blob.decode())
+
+
+def engine(asked: Asked, blob: bytes) -> Asked:
+    return examine.read_engine(asked)
+
+
+def tokens(asked: Asked, blob: bytes) -> Asked:
+    return examine.read_tokens(asked)
 
 
 def take(asked: Asked, blob: bytes) -> Asked:

@@ -1,7 +1,8 @@
 """Runs in every worker in the job's place: tells what its node is, then all-reduces.
 
 Standard library and torch only, because it is mounted into any image. What it finds lies in
-RUN_DIR/doctor: ``node-<index>.json`` of every node, ``all-reduce.json`` of rank 0.
+RUN_DIR/doctor: ``node-<index>.json`` of every node, ``all-reduce.json`` of rank 0. With the one
+argument ``node`` it prints what the node is, and does nothing else.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
+import runpy
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from importlib import metadata
+from ctypes.util import find_library
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,14 @@ SMALLEST_BYTES, LARGEST_BYTES = 1 << 12, 1 << 26
 REPETITIONS = 5
 LONGEST_S = 15.0
 """No larger message is tried once all so far have taken this long."""
+RESOLVE_LIMIT_S = 5.0
+GPU_KEYS = (
+    *("index", "name", "driver_version", "pci.bus_id", "memory.used", "memory.total"),
+    "ecc.errors.uncorrected.volatile.total",
+)
+NCCL_VARIABLES = ("NCCL_IB_DISABLE", "NCCL_NET")
+SMI_FORMAT = ("--format=csv,noheader,nounits",)
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
 def main() -> None:
@@ -52,18 +65,27 @@ def read_node() -> dict[str, Any]:
     """What this node is and has; ``None`` where it does not say."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shm = Path("/dev/shm")
+    host = socket.gethostname()
+    others = os.environ.get("DOCTOR_NAMES", "").split()
+    names = resolve((host, *others))
     return {
-        "host": socket.gethostname(),
-        "addresses": _addresses(),
+        "host": host,
+        "addresses": names[host],
+        "names": {name: names[name] for name in others},
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": _version("torch"),
+        "cuda": _cuda(),
         "nccl": _nccl(),
         "shm_bytes": shutil.disk_usage(shm).total if shm.is_dir() else None,
         "memlock_bytes": None if soft == resource.RLIM_INFINITY else soft,
         "checkpoint_free_bytes": _free(os.environ["CHECKPOINT_DIR"]),
         "checkpoint_error": _write_error(os.environ["CHECKPOINT_DIR"]),
-        "gpus": _gpus(),
-        "infiniband": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
+        "gpus": parse_gpus(_output("nvidia-smi", f"--query-gpu={','.join(GPU_KEYS)}", *SMI_FORMAT)),
+        "xids": parse_xids(_output("dmesg")),
+        "infiniband": _infiniband(),
+        "verbs_devices": any(Path("/dev/infiniband").glob("uverbs*")),
+        "verbs_library": find_library("ibverbs") is not None,
+        "nccl_env": {name: os.environ[name] for name in NCCL_VARIABLES if name in os.environ},
     }
 
 
@@ -120,17 +142,53 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _cuda() -> str | None:
+    """What torch was built for, without the seconds that its import takes."""
+    with contextlib.suppress(Exception):
+        spec = util.find_spec("torch")
+        origin = Path(getattr(spec, "origin", None) or "")
+        cuda = runpy.run_path(str(origin.with_name("version.py"))).get("cuda")
+        return None if cuda is None else str(cuda)
+    return None
+
+
 def _nccl() -> str | None:
     names = (d.metadata["Name"] or "" for d in metadata.distributions())
     found = sorted(name for name in names if name.startswith("nvidia-nccl-"))
     return _version(found[0]) if found else None
 
 
-def _addresses() -> list[str]:
+def resolve(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Addresses of each name, none where it has none or nobody answers in time."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+
+    def look(name: str) -> None:
+        with contextlib.suppress(OSError):
+            found[name] = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)})
+
+    # A resolver whose server is gone takes half a minute for each name.
+    threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in found]
+    deadline = time.monotonic() + RESOLVE_LIMIT_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {name: list(addresses) for name, addresses in found.items()}
+
+
+def _infiniband() -> dict[str, bool]:
+    """Devices, and whether a port of each is up."""
+    return {
+        device.name: any("ACTIVE" in _text(port) for port in device.glob("ports/*/state"))
+        for device in sorted(Path("/sys/class/infiniband").glob("*"))
+    }
+
+
+def _text(path: Path) -> str:
     try:
-        return sorted({str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)})
+        return path.read_text()
     except OSError:
-        return []
+        return ""
 
 
 def _free(folder: str) -> int | None:
@@ -151,23 +209,31 @@ def _write_error(folder: str) -> str:
     return ""
 
 
-def _gpus() -> list[dict[str, str]]:
-    """What nvidia-smi says of each GPU; empty where there is none."""
-    keys = (
-        "name",
-        "driver_version",
-        "memory.used",
-        "memory.total",
-        "ecc.errors.uncorrected.volatile.total",
-    )
-    command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
+def _output(*command: str) -> str:
+    """What a program prints; empty where it is missing, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return []
-    rows = (line.split(", ") for line in done.stdout.splitlines())
-    return [dict(zip(keys, row, strict=False)) for row in rows]
+        return ""
+    return done.stdout
+
+
+def parse_gpus(text: str) -> list[dict[str, str]]:
+    """What nvidia-smi says of each GPU, by the names it has for it."""
+    rows = (line.split(", ") for line in text.splitlines())
+    # Not strict=: a host's own Python may be 3.9.
+    return [dict(zip(GPU_KEYS, row)) for row in rows if len(row) == len(GPU_KEYS)]  # noqa: B905
+
+
+def parse_xids(text: str) -> list[tuple[str, int]]:
+    """(PCI address, number) of each kind of error that the driver told the kernel's log."""
+    return sorted({(bus.lower(), int(number)) for bus, number in XID.findall(text)})
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["node"]:
+        sys.stdout.write(json.dumps(read_node()))
+        sys.stdout.flush()
+        # A thread that still waits for a name must not hold up the end.
+        os._exit(0)
     main()

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import secrets
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import TargetError
 from launcher.hosts import Host, HostFacts
-from launcher.hosts_plan import Address, check_clocks, decide_addresses, decide_hosts
+from launcher.hosts_plan import (
+    Address,
+    check_clocks,
+    check_shared,
+    check_versions,
+    decide_addresses,
+    decide_hosts,
+    shared_folder,
+)
 from launcher.inventory import Inventory
 from launcher.job import JobSpec
 from launcher.rendezvous import plan_backend
+from launcher.targets.host_reach import Gathering
 from launcher.targets.ssh import Session, Ssh
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
 OWN_IMAGE = "fabric-train"
 PROPOSED_PORTS = 16
-REACH_LIMIT_S = 5.0
+CLOCK_LOOKS = 3
 
 
 class Survey:
@@ -47,6 +55,7 @@ class Survey:
         ]
         chosen = decide_hosts(all_facts, busy, self._job)
         check_clocks(chosen, plan_backend(self._job))
+        check_versions(chosen)
         by_name = dict(zip((h.name for h in self._inventory.hosts), told, strict=True))
         free = [set(by_name[facts.host.name]["free_ports"]) for facts in chosen]
         common = [port for port in proposed if all(port in ports for ports in free)]
@@ -59,22 +68,8 @@ class Survey:
         return self._with_addresses(chosen, by_name)
 
     def _read_one(self, host: Host, ports: list[int]) -> dict[str, Any]:
-        job = self._job
         with self._ssh.open(host) as session:
-            asked_at = time.time()
-            found = session.call(
-                "facts",
-                state_dir=host.state_dir,
-                lease_dir=host.lease_dir,
-                python=host.python or job.hosts.python,
-                ports=ports,
-                gpus=job.resources.gpus != 0,
-                runtime=job.hosts.runtime,
-                image=job.image or "",
-                own_image=OWN_IMAGE,
-            )
-            found["clock_offset_s"] = found["at"] - (asked_at + time.time()) / 2
-            return found
+            return read_host(session, self._job, ports)
 
     def _with_addresses(
         self, chosen: tuple[HostFacts, ...], told: dict[str, dict[str, Any]]
@@ -82,44 +77,54 @@ class Survey:
         if len(chosen) == 1:
             return chosen
         hosts = [facts.host for facts in chosen]
-        candidates = [
-            [Address(interface=i, address=a, speed=s) for i, a, s in told[h.name]["interfaces"]]
-            for h in hosts
-        ]
-        reached = self._try_all(hosts, candidates)
-        found = decide_addresses(hosts, candidates, reached)
+        candidates = [candidates_of(told[host.name]) for host in hosts]
+        folder = shared_folder(self._job, str(Path.cwd()))
+        folders = [folder] * len(hosts) if folder else []
+        gathering = Gathering(self._ssh, hosts, candidates, folders=folders)
+        met = gathering.meet(keep_folders=True)
+        found = decide_addresses(hosts, candidates, {call[:3] for call in met.reached})
+        for error in (*met.closed.values(), *met.unwritten.values()):
+            raise error
+        if folder:
+            check_shared([host.name for host in hosts], met.seen, folder)
         return tuple(
             replace(facts, address=a.address, interface=a.interface)
             for facts, a in zip(chosen, found, strict=True)
         )
 
-    def _try_all(
-        self, hosts: list[Host], candidates: list[list[Address]]
-    ) -> set[tuple[int, int, str]]:
-        """Every ordered pair of hosts at every address, all at once."""
-        with contextlib.ExitStack() as stack:
-            listening = self._ssh.each(self._listen, hosts)
-            for session, _, _ in listening:
-                stack.callback(session.close)
 
-            def call(place: int) -> list[tuple[int, int, str]]:
-                calls = [
-                    (to, a.address, listening[to][1], listening[to][2])
-                    for to in range(len(hosts))
-                    if to != place
-                    for a in candidates[to]
-                ]
-                with self._ssh.open(hosts[place]) as session:
-                    answer = session.call(
-                        "reach", calls=[c[1:] for c in calls], wait_s=REACH_LIMIT_S
-                    )
-                return [(place, calls[i][0], calls[i][1]) for i in answer["reached"]]
+def read_host(session: Session, job: JobSpec, ports: list[int]) -> dict[str, Any]:
+    """What one host is, in plain data; of ``ports`` it says which are free."""
+    host = session.host
+    offset_s = read_clock_offset_s(session)
+    found = session.call(
+        "facts",
+        state_dir=host.state_dir,
+        lease_dir=host.lease_dir,
+        python=host.python or job.hosts.python,
+        ports=ports,
+        gpus=job.resources.gpus != 0,
+        runtime=job.hosts.runtime,
+        image=job.image or "",
+        own_image=OWN_IMAGE,
+    )
+    return {**found, "clock_offset_s": offset_s}
 
-            return {found for row in self._ssh.each(call, range(len(hosts))) for found in row}
 
-    def _listen(self, host: Host) -> tuple[Session, int, str]:
-        session, token = self._ssh.open(host), secrets.token_hex(8)
-        return session, session.call("listen", token=token)["port"], token
+def read_clock_offset_s(session: Session) -> float:
+    """The host's wall clock less this machine's, to half of the shortest round trip."""
+    found = []
+    for _ in range(CLOCK_LOOKS):
+        asked_at, started = time.time(), time.monotonic()
+        there = session.call("clock")["at"]
+        took_s = time.monotonic() - started
+        found.append((took_s, there - (asked_at + took_s / 2)))
+    return float(min(found)[1])
+
+
+def candidates_of(found: dict[str, Any]) -> list[Address]:
+    """All addresses that others might reach a host at."""
+    return [Address(interface=i, address=a, speed=s) for i, a, s in found["interfaces"]]
 
 
 def why_not(host: Host, found: dict[str, Any], job: JobSpec) -> str:
@@ -131,13 +136,18 @@ def why_not(host: Host, found: dict[str, Any], job: JobSpec) -> str:
             return f"{found['python']} has no torch: set python: for it, or runtime: docker"
     elif not found["docker"]:
         return "has no Docker engine that answers: docker version there says why"
+    return why_held(host, found, job)
+
+
+def why_held(host: Host, found: dict[str, Any], job: JobSpec) -> str:
+    """Which runs hold what the job needs of a host; empty where none does."""
     live = [lease for lease in found["leases"] if lease["live"]]
+    holders = ", ".join(sorted({f"{le['owner']} with {le['run_id']}" for le in live}))
     if found["gpus"] and not free_gpus(host, found):
-        return f"all its GPUs are held by {', '.join(sorted({le['run_id'] for le in live}))}"
+        return f"all its GPUs are held by {holders}"
     taken = sum(lease["slots"] for lease in live)
     wanted = job.nproc_per_node if isinstance(job.nproc_per_node, int) else host.slots or 1
     if not found["gpus"] and host.slots is not None and taken + wanted > host.slots:
-        holders = ", ".join(sorted({f"{le['owner']} with {le['run_id']}" for le in live}))
         return f"{taken} of its {host.slots} slots are held by {holders or 'nobody'}"
     return ""
 

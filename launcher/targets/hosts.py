@@ -44,13 +44,19 @@ class HostsTarget:
     name = "hosts"
 
     def __init__(
-        self, run_root: Path, inventory: Inventory | None = None, clock: Clock | None = None
+        self,
+        run_root: Path,
+        inventory: Inventory | None = None,
+        clock: Clock | None = None,
+        code: Code | None = None,
     ) -> None:
+        """``code`` is sent in place of the files of the current folder."""
         self._run_root = run_root
         self._inventory = inventory
         self._clock = clock or SystemClock()
         self._ssh: Ssh | None = None
-        self._code: Code | None = None
+        self._given_code = code
+        self._code = code
         self._image: Image | None = None
         self._lines: dict[str, HostLine] = {}
         self._pulse: Pulse | None = None
@@ -70,7 +76,7 @@ class HostsTarget:
         survey = Survey(self._connect(), self._inventory, job)
         hosts = survey.read()
         bare = job.hosts.runtime == "python"
-        self._code = read_code(Path.cwd()) if bare else None
+        self._code = self._given_code or (read_code(Path.cwd()) if bare else None)
         self._image = None if bare else read_image(hosts[0].image or "")
         return TargetFacts(
             target=self.name,

@@ -38,6 +38,11 @@ PLURALS = {
     "PyTorchJob": "pytorchjobs",
     "TrainJob": "trainjobs",
     "TrainingRuntime": "trainingruntimes",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Secret": "secrets",
+    "ServiceAccount": "serviceaccounts",
+    "ResourceQuota": "resourcequotas",
+    "LimitRange": "limitranges",
 }
 OPERATORS = {
     "PyTorchJob": "Kubeflow's training operator",
@@ -189,6 +194,37 @@ class Cluster:
         place = Place(api_version=api_version, kind=kind, name="")
         query = {"labelSelector": selector}
         return self._call("GET", self._path(place, named=False), query, place=place)
+
+    # -- what a diagnosis asks --------------------------------------------------------------------
+
+    def look(self, path: str) -> Object | None:
+        """What lies at a path of the API, such as ``/api/v1/nodes``; None where nothing does."""
+        try:
+            return self._call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def has_kind(self, item: Object) -> bool:
+        """Whether the server knows the kind of an object; any user may ask."""
+        version = item["apiVersion"]
+        found = self.look(f"{'/apis' if '/' in version else '/api'}/{version}") or {}
+        return any(one["kind"] == item["kind"] for one in found.get("resources") or [])
+
+    def may(self, verb: str, resource: str) -> bool:
+        """Whether this user may, in the namespace; ``pods/log``, ``jobs.batch`` as for kubectl."""
+        name, _, group = resource.partition(".")
+        plural, _, inner = name.partition("/")
+        attributes = {"namespace": self.namespace, "verb": verb, "group": group}
+        attributes |= {"resource": plural, **({"subresource": inner} if inner else {})}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self._call("POST", path, {}, review)["status"].get("allowed"))
 
     # -- streams ---------------------------------------------------------------------------------
 

@@ -23,8 +23,20 @@ from urllib.parse import parse_qs, urlparse
 from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse
 
 Object = dict[str, Any]
-KINDS = {*CORE, *CUSTOM}
+NAMED = {"persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas", "limitranges"}
+"""Kinds of which objects are only read."""
+KINDS = {*CORE, *CUSTOM, *NAMED}
 BUILT_IN = set(CORE)
+GROUPS = {
+    "/api/v1": {"ConfigMap": "configmaps", "Service": "services", "Pod": "pods"},
+    "/apis/kubeflow.org/v1": {"PyTorchJob": "pytorchjobs"},
+    "/apis/trainer.kubeflow.org/v1alpha1": {
+        "TrainJob": "trainjobs",
+        "TrainingRuntime": "trainingruntimes",
+    },
+    "/apis/jobset.x-k8s.io/v1alpha2": {"JobSet": "jobsets"},
+    "/apis/batch/v1": {"Job": "jobs"},
+}
 
 
 @dataclass
@@ -59,6 +71,8 @@ class FakeCluster:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.kinds = set(KINDS)
         self.namespaces = {"team"}
+        self.denied: set[tuple[str, str]] = set()
+        """Verbs and resources that the user may not, as an access review tells."""
         self.oldest_version = 0
         self.version = 100
         self._closing = False
@@ -157,6 +171,8 @@ class _CutError(Exception):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Else each answer waits 40 ms for the acknowledgement of its headers.
+    disable_nagle_algorithm = True
     cluster: FakeCluster
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -200,7 +216,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, path: str, query: dict[str, str], body: Object) -> None:
         if path == "/version":
             return self._send(200, {"gitVersion": "v1.31.0"})
+        if path.endswith("/selfsubjectaccessreviews"):
+            return self._review(body)
+        if path in GROUPS:
+            return self._discover(path)
         parts = path.strip("/").split("/")
+        if "namespaces" not in parts or len(parts) == parts.index("namespaces") + 2:
+            return self._of_cluster(parts)
         at = parts.index("namespaces") + 2
         namespace, plural, rest = parts[at - 1], parts[at], parts[at + 1 :]
         if plural not in self.cluster.kinds:
@@ -223,6 +245,31 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "GET":
             return self._fail(404, f'{plural} "{rest[0]}" not found', "NotFound")
         return self._fail(404, f'namespaces "{namespace}" not found', "NotFound")
+
+    def _review(self, body: Object) -> None:
+        asked = body["spec"]["resourceAttributes"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        allowed = (asked["verb"], resource) not in self.cluster.denied
+        self._send(201, {**body, "status": {"allowed": allowed}})
+
+    def _discover(self, path: str) -> None:
+        known = GROUPS[path].items()
+        kinds = [{"kind": kind} for kind, plural in known if plural in self.cluster.kinds]
+        if not kinds:
+            return self._text(404, "404 page not found\n")
+        return self._send(200, {"resources": kinds})
+
+    def _of_cluster(self, parts: list[str]) -> None:
+        """Objects without a namespace: lists and single ones, to be read alone."""
+        known = ("nodes", "namespaces", "priorityclasses")
+        at = next((i for i, part in enumerate(parts) if part in known), None)
+        if at is None:
+            return self._text(404, "404 page not found\n")
+        if parts[at + 1 :]:
+            held = self.cluster.objects.get((parts[at], parts[at + 1]))
+            return self._send(200, held) if held else self._fail(404, "not found", "NotFound")
+        items = [o for (plural, _), o in self.cluster.objects.items() if plural == parts[at]]
+        return self._send(200, {"items": items})
 
     def _object(
         self, method: str, plural: str, name: str, query: dict[str, str], body: Object
@@ -262,7 +309,8 @@ class _Handler(BaseHTTPRequestHandler):
             items = [o for (p, _), o in self.cluster.objects.items() if p == plural]
             found = [o for o in items if _selected(o, query.get("labelSelector", ""))]
             version = str(self.cluster.version)
-        names = {"kind": f"{(CORE | CUSTOM)[plural]}List", "apiVersion": self._api_version()}
+        kind = (CORE | CUSTOM).get(plural, "")
+        names = {"kind": f"{kind}List", "apiVersion": self._api_version()}
         self._send(200, {**names, "metadata": {"resourceVersion": version}, "items": found})
 
     def _api_version(self) -> str:

@@ -8,27 +8,37 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor import MOUNTED_PROGRAM, OWN_FOLDER, as_probe, is_fit
+from launcher.doctor import is_fit
 from launcher.job import JobSpec
+from launcher.probe_run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.probes.finding import Status, failed, ok, render_findings, warning
-from launcher.probes.judge import judge_all_reduce, judge_nodes, judge_shared
+from launcher.probes.judge import judge_all_reduce, judge_machine, judge_nodes, judge_shared
+from launcher.probes.program import parse_gpus, parse_xids
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner
 
 GOOD = {
     "host": "gpu1",
     "addresses": ["10.0.0.1"],
+    "names": {},
     "python": "3.11.2",
     "torch": "2.13.0",
+    "cuda": None,
     "nccl": "2.28.3",
     "shm_bytes": 2 << 30,
     "memlock_bytes": None,
     "checkpoint_free_bytes": 100 << 30,
     "checkpoint_error": "",
     "gpus": [],
-    "infiniband": [],
+    "xids": [],
+    "infiniband": {},
+    "verbs_devices": True,
+    "verbs_library": True,
+    "nccl_env": {},
 }
 GPU = {
+    "index": "0",
+    "pci.bus_id": "00000000:3B:00.0",
     "name": "NVIDIA H200",
     "driver_version": "570.1",
     "memory.used": "1",
@@ -39,7 +49,7 @@ GPU = {
 
 def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
     found = judge_nodes(
-        {index: {**GOOD, **facts} for index, facts in enumerate(nodes)}, meets_others=True
+        {f"node {i}": {**GOOD, **facts} for i, facts in enumerate(nodes)}, meets_others=True
     )
     return [(f.status.value, f.check, f.where) for f in found if f.status is not Status.OK]
 
@@ -54,13 +64,14 @@ def test_nodes_that_have_all_they_need_are_fit() -> None:
         ({"shm_bytes": 64 << 20}, ("warning", "/dev/shm", "node 1")),
         ({"checkpoint_error": "Permission denied"}, ("failed", "checkpoint folder", "node 1")),
         ({"checkpoint_free_bytes": 1 << 30}, ("warning", "checkpoint folder", "node 1")),
-        ({"addresses": ["127.0.1.1"]}, ("warning", "own name", "node 1")),
+        ({"addresses": ["127.0.1.1"]}, ("failed", "own name", "node 1")),
         ({"addresses": []}, ("warning", "own name", "node 1")),
-        ({"torch": "2.12.0"}, ("failed", "same torch", "all nodes")),
-        ({"python": "3.12.1"}, ("failed", "same python", "all nodes")),
-        ({"nccl": None}, ("failed", "same nccl", "all nodes")),
+        ({"cuda": "12.6"}, ("failed", "same cuda", "node 1")),
+        ({"torch": "2.12.0"}, ("failed", "same torch", "node 1")),
+        ({"python": "3.12.1"}, ("failed", "same python", "node 1")),
+        ({"nccl": None}, ("failed", "same nccl", "node 1")),
         (
-            {"infiniband": ["mlx5_0"], "memlock_bytes": 65536},
+            {"infiniband": {"mlx5_0": True}, "memlock_bytes": 65536},
             ("failed", "memlock", "node 1"),
         ),
     ],
@@ -87,6 +98,55 @@ def test_a_gpu_that_is_held_or_broken_is_named(
     assert not_ok({"gpus": [{**GPU, **gpu}]}) == [row]
 
 
+DMESG = """\
+[    5.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20
+[ 1029.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
+[ 1030.4] NVRM: Xid (PCI:0000:5e:00): 31, pid=3221, name=python, Ch 00000008, intr 00000000
+[ 1031.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
+"""
+NVIDIA_SMI = """\
+0, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:3B:00.0, 1, 81559, 0
+1, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:5E:00.0, 61022, 81559, [N/A]
+"""
+
+
+def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
+    gpus, xids = parse_gpus(NVIDIA_SMI), parse_xids(DMESG)
+    assert xids == [("0000:3b:00", 79), ("0000:5e:00", 31)]
+    (node,) = [{**GOOD, "gpus": gpus, "xids": xids}]
+    first, second = (f for f in judge_machine(node, "gpu1", meets_others=False))
+    assert (first.status, first.where) == (Status.WARNING, "gpu1, GPU 0")
+    assert first.found.endswith("1 of 81559 MiB used, XID 79 in the kernel's log")
+    # 31 is a program's own mistake, and no word of it is said.
+    assert second.found.endswith("61022 of 81559 MiB used")
+    assert (second.status, second.where) == (Status.WARNING, "gpu1, GPU 1")
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "Failed to initialize NVML\n"])
+def test_without_gpus_nvidia_smi_says_none(text: str) -> None:
+    assert parse_gpus(text) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({"infiniband": {"mlx5_0": False}}, "no port of mlx5_0 is active"),
+        ({"verbs_devices": False}, "mlx5_0 without /dev/infiniband"),
+        ({"verbs_library": False}, "mlx5_0 without libibverbs"),
+        ({"nccl_env": {"NCCL_IB_DISABLE": "1"}}, "mlx5_0 not used: NCCL_IB_DISABLE=1"),
+        ({"nccl_env": {"NCCL_NET": "Socket"}}, "mlx5_0 not used: NCCL_NET=Socket"),
+    ],
+)
+def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
+    facts: dict[str, Any], found: str
+) -> None:
+    node = {**GOOD, "gpus": [GPU], "infiniband": {"mlx5_0": True}, **facts}
+    _, row = judge_machine(node, "gpu1", meets_others=False)
+    assert (row.status, row.check) == (Status.WARNING, "InfiniBand")
+    assert row.found == f"{found}, so that NCCL falls back to sockets"
+    assert row.fix
+
+
 def test_different_gpus_are_warned_of() -> None:
     other = {**GPU, "name": "NVIDIA A100"}
     assert not_ok({"gpus": [GPU]}, {"gpus": [other]}) == [("warning", "same GPUs", "all nodes")]
@@ -99,13 +159,13 @@ def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
         "checkpoint_error": "x",
         "addresses": [],
         "torch": "1",
-        "infiniband": ["mlx5_0"],
+        "infiniband": {"mlx5_0": True},
         "memlock_bytes": 1,
         "gpus": [{**GPU, "ecc.errors.uncorrected.volatile.total": "1"}],
     }
     found = [
-        *judge_nodes({0: GOOD, 1: broken}, meets_others=True),
-        *judge_shared({0: True, 1: False}),
+        *judge_nodes({"node 0": GOOD, "node 1": broken}, meets_others=True),
+        *judge_shared({"node 0": True, "node 1": False}),
         judge_all_reduce(None, "2 x 1"),
     ]
     assert sum(f.status is Status.FAILED for f in found) >= 6
@@ -132,7 +192,7 @@ def test_the_probe_is_the_job_but_for_its_command_and_its_checkpoint_folder(
     job = make_job(
         checkpoint_dir="/shared/ckpt", max_restarts=3, mounts=["./data:/data"], env={"A": "1"}
     )
-    probe = as_probe(job, "docker")
+    probe = as_probe(job, MOUNTED_PROGRAM, mounts_program=True)
     assert probe.command == (MOUNTED_PROGRAM,)
     assert [mount.target for mount in probe.mounts] == ["/data", MOUNTED_PROGRAM]
     assert probe.checkpoint_dir == f"/shared/ckpt/{OWN_FOLDER}"
@@ -167,6 +227,26 @@ def test_a_folder_that_cannot_be_written_is_named(launcher: Runner) -> None:
     assert done.returncode == 1
     assert "the folder /dev/null/saved/.doctor cannot be made" in done.stdout
     assert "fix: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "told", "fix"),
+    [
+        ((), "no job file is named", "launcher doctor --hosts hosts.yaml"),
+        (("job.yaml", "--on", "hosts"), "no hosts are named", "--hosts hosts.yaml"),
+        (("job.yaml", "--on", "mars"), "--on mars: no such target", "one of: docker"),
+    ],
+)
+def test_bad_input_is_refused_with_the_fix(
+    launcher: Runner, argv: tuple[str, ...], told: str, fix: str
+) -> None:
+    launcher.write("", PREFIX)
+    launcher.env.pop("LAUNCHER_HOSTS", None)
+    done = launcher("doctor", *argv)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert fix in done.stderr
+    assert done.stderr.count("\n") <= 2
 
 
 def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None:

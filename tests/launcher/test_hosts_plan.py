@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher import launch
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import Host, HostFacts
-from launcher.hosts_plan import Address, check_clocks, decide_addresses, decide_hosts, plan_on_hosts
+from launcher.hosts_plan import (
+    Address,
+    check_clocks,
+    check_shared,
+    check_versions,
+    decide_addresses,
+    decide_hosts,
+    plan_on_hosts,
+)
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, parse_plan
 from launcher.render.hosts import render_hosts
+from launcher.targets.hosts import HostsTarget
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
 ADDRESSES = (
@@ -182,3 +193,29 @@ def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
     assert f"type=bind,source={run_dir},target=/launcher/run" in words
     assert "/home/gpu2/.launcher/checkpoints/digits-0a1b2c" in node.folders
     assert node.container == "digits-0a1b2c-1"
+
+
+def test_another_torch_is_named_with_its_host() -> None:
+    first, second = (replace(facts, torch_version="2.13.0") for facts in FACTS.hosts)
+    hosts = (first, replace(second, torch_version="2.12.0"), replace(first, host=Host(name="gpu3")))
+    with pytest.raises(TargetError) as error:
+        check_versions(hosts)
+    assert error.value.what == "torch is 2.13.0 on most hosts, but: gpu2 2.12.0"
+    check_versions((first, hosts[2]))
+
+
+def test_a_folder_that_is_not_shared_is_named_with_its_host() -> None:
+    with pytest.raises(TargetError) as error:
+        check_shared(["gpu1", "gpu2", "gpu3"], [{0, 2}, {1}, {0, 2}], "/mnt/c")
+    told = "gpu2: checkpoint_dir /mnt/c is not the folder of the other hosts"
+    assert error.value.what == told
+    check_shared(["gpu1", "gpu2"], [{0, 1}, {0, 1}], "/mnt/c")
+
+
+def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    facts = replace(FACTS, run_root=str(tmp_path / "runs"))
+    plan = make_host_plan(facts, checkpoint_dir="/dev/null/theirs")
+    launch.create_run(plan, HostsTarget(tmp_path / "runs"))
+    assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()

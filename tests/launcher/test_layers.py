@@ -31,6 +31,7 @@ HOST = {"host", "host.__main__"} | {
     f"host.{name}"
     for name in (
         "commands",
+        "examine",
         "facts",
         "frames",
         "keeper",
@@ -108,14 +109,20 @@ LAYERS: dict[float, set[str]] = {
             "host_line",
             "host_nodes",
             "host_facts",
+            "host_reach",
             "host_images",
             "code",
         )
     },
-    4.5: {"probes", "probes.finding", "probes.judge", "probes.program"},
+    4.5: {"probes"}
+    | {f"probes.{name}" for name in ("finding", "judge", "judge_hosts", "host_answers", "program")}
+    | {"probes.judge_cluster", "probes.references"},
     5: {
         "follow_kubernetes",
         "doctor",
+        "doctor_hosts",
+        "doctor_kubernetes",
+        "probe_run",
         "host_table",
         "adopting",
         "decide",

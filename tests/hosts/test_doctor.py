@@ -1,0 +1,327 @@
+"""``doctor`` on real hosts: every planted fault is found, with the host that has it and the fix."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.hosts import LEASE_DIR
+from launcher.inventory import Inventory, parse_host_list
+from launcher.targets.ssh import Ssh
+from tests.conftest import DOCKER_IMAGE
+from tests.hosts.places import Host, Network
+from tests.hosts.typist import Typist
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
+
+CLOCK = Path(__file__).parents[1] / "launcher/agent/skewed_clock.c"
+SKEW_S = 60
+PORT = 23456
+LEASE = {
+    "run_id": "other-0a1b2c",
+    "node_index": 0,
+    "owner": "anna@desk",
+    "launcher": "1",
+    "gpus": ["0", "1"],
+    "slots": 0,
+    "detached": True,
+}
+SMI = """#!/bin/sh
+case "$*" in
+*query-gpu=index\\ *) printf '0\\n1\\n' ;;
+*) for i in 0 1; do
+    echo "$i, NVIDIA H200, 570.1, 0000000$i:3B:00.0, 1, 143771, 0"
+done ;;
+esac
+"""
+IN_DOCKER = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\n"
+Row = dict[str, str]
+
+
+def diagnosed(typist: Typist, *argv: str) -> tuple[int, list[Row]]:
+    done = typist("doctor", "job.yaml", "--json", *argv)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+# -- what is wrong with a host --------------------------------------------------------------------
+
+
+@contextmanager
+def at_login(host: Host, *lines: str) -> Iterator[None]:
+    """What bash does before it runs what ssh asks for."""
+    # Written from inside: a file that the host has looked at before is remembered there.
+    text = shlex.quote("".join(f"{line}\n" for line in lines))
+    with done_and_undone(host, f"printf %s {text} >/root/.bashrc", "rm /root/.bashrc"):
+        yield
+
+
+@contextmanager
+def done_and_undone(host: Host, do: str, undo: str) -> Iterator[None]:
+    host.run("sh", "-c", do)
+    try:
+        yield
+    finally:
+        host.run("sh", "-c", undo)
+
+
+@contextmanager
+def named_wrong(host: Host) -> Iterator[None]:
+    """As some distributions' installers write it."""
+    path = host.folder / "etc/hosts"
+    text = path.read_text()
+    path.write_text(text.replace(f"{host.address} {host.name}", f"127.0.1.1 {host.name}"))
+    yield
+    path.write_text(text)
+
+
+@contextmanager
+def held(host: Host, network: Network) -> Iterator[None]:
+    inventory = Inventory(hosts=parse_host_list(host.name), ssh_config=str(network.ssh_config))
+    with Ssh(inventory).open(inventory.hosts[0]) as session:
+        session.call("take", leases=[LEASE], lease_dir=LEASE_DIR, ttl_s=600, slots_limit=None)
+        yield
+        session.call("release", lease_dir=LEASE_DIR, run_id=LEASE["run_id"])
+
+
+def skewed_clock(folder: Path) -> str:
+    library = folder / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, CLOCK], check=True)
+    return f"export LD_PRELOAD={library} CLOCK_SKEW_S={SKEW_S}"
+
+
+def other_torch(folder: Path) -> str:
+    metadata = folder / "site/torch-2.12.0.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n")
+    return f"export PYTHONPATH={folder}/site"
+
+
+def two_gpus(folder: Path) -> str:
+    program = folder / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(SMI)
+    program.chmod(0o755)
+    return f"export PATH={program.parent}:$PATH"
+
+
+@pytest.fixture(scope="module")
+def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[Row]]:
+    """All faults at once, on different hosts: the exit code, and the rows."""
+    folder = tmp_path_factory.mktemp("sick")
+    shared = folder / "shared"
+    shared.mkdir()
+    _, second, third, fourth = four_hosts.hosts
+    rule = f"INPUT -s {second.address} -p tcp --dport {PORT} -j DROP"
+    typist = Typist(folder, four_hosts)
+    typist.write("", f"nnodes: 4\nrdzv: {{backend: c10d, port: {PORT}}}\n")
+    with ExitStack() as stack:
+        for fault in (
+            at_login(second, skewed_clock(folder), other_torch(folder)),
+            done_and_undone(third, f"iptables -A {rule}", f"iptables -D {rule}"),
+            done_and_undone(
+                third,
+                "mount -o remount,size=64m /dev/shm",
+                "mount -o remount,size=50% /dev/shm",
+            ),
+            named_wrong(third),
+            at_login(fourth, two_gpus(folder)),
+            done_and_undone(fourth, f"mount -t tmpfs t {shared}", f"umount {shared}"),
+            held(fourth, four_hosts),
+        ):
+            stack.enter_context(fault)
+        code, rows = diagnosed(typist, "--set", f"checkpoint_dir={shared}")
+    assert list(shared.iterdir()) == []
+    return code, rows
+
+
+PLANTED = {
+    "a skewed clock": ("clock", "gpu2", "failed", "+60", "timedatectl set-ntp true"),
+    "another torch": ("same torch", "gpu2", "failed", "has 2.12.0", "install torch"),
+    "a port closed one way": (
+        *("pair", "gpu2 -> gpu3", "failed"),
+        *(f"gpu3 cannot be reached at the rendezvous port {PORT}", f"--dport {PORT} -j ACCEPT"),
+    ),
+    "a small /dev/shm": ("/dev/shm", "gpu3", "warning", "0.1 GiB", "mount -o remount,size=2G"),
+    "a name that leads to itself": (
+        *("own name", "gpu3", "failed", "gpu3 leads to 127.0.1.1"),
+        "give gpu3 the node's own address in /etc/hosts",
+    ),
+    "held GPUs": (
+        *("leases", "gpu4", "failed"),
+        *("held by anna@desk with other-0a1b2c", "launcher stop other-0a1b2c --hosts gpu4"),
+    ),
+    "a folder of its own": (
+        *("shared checkpoints", "gpu4", "failed", "is not the folder of the others", "mount"),
+    ),
+}
+
+
+@pytest.mark.cc
+@pytest.mark.parametrize("fault", PLANTED)
+def test_each_planted_fault_is_found_with_host_and_fix(
+    sick: tuple[int, list[Row]], fault: str
+) -> None:
+    check, where, status, found, fix = PLANTED[fault]
+    (row,) = [row for row in sick[1] if (row["check"], row["where"]) == (check, where)]
+    assert row["status"] == status, row
+    assert found in row["found"]
+    assert fix in row["fix"]
+
+
+@pytest.mark.cc
+def test_nothing_else_is_found_failed_and_no_run_is_tried(
+    sick: tuple[int, list[Row]],
+) -> None:
+    code, rows = sick
+    planted = {
+        (check, where) for check, where, status, *_ in PLANTED.values() if status != "warning"
+    }
+    assert {(r["check"], r["where"]) for r in rows if r["status"] == "failed"} == planted
+    assert (rows[-1]["check"], rows[-1]["found"]) == ("all-reduce", "not tried")
+    assert code == 1
+
+
+@pytest.fixture
+def connections() -> Iterator[str]:
+    """A folder for connections of one test alone; a socket's path must be short."""
+    folder = tempfile.mkdtemp(prefix="lt", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_words(
+    typist: Typist, four_hosts: Network, connections: str
+) -> None:
+    other = typist.folder / "other_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    inventory: dict[str, Any] = json.loads((typist.folder / "hosts.yaml").read_text())
+    config = typist.folder / "config"
+    text = four_hosts.ssh_config.read_text()
+    key = f"  IdentityFile {four_hosts.folder}/id\n"
+    # A connection that is open already would go on with the right key.
+    typist.env["XDG_RUNTIME_DIR"] = connections
+    # The first value that ssh finds wins, but for keys, which add up.
+    right, wrong = f"Host * !gpu2\n{key}", f"Host gpu2\n  IdentityFile {other}\n"
+    config.write_text(f"{right}{wrong}Host gpu3\n  Port 2\n{text.replace(key, '')}")
+    config.chmod(0o600)
+    inventory |= {"ssh_config": str(config), "hosts": ["gpu1", "gpu2", "gpu3", "gpu9.invalid"]}
+    (typist.folder / "hosts.yaml").write_text(json.dumps(inventory))
+    typist.write("")
+    code, rows = diagnosed(typist)
+    found = {row["where"]: row for row in rows if row["check"] == "reachable"}
+    assert code == 1
+    assert found["gpu1"]["status"] == "ok"
+    told = {name: (row["status"], row["found"], row["fix"]) for name, row in found.items()}
+    assert told["gpu2"][:2] == (
+        "failed",
+        "it does not accept any key of yours (a password is never asked for)",
+    )
+    assert "ssh-copy-id gpu2" in told["gpu2"][2]
+    assert told["gpu3"][:2] == (
+        "failed",
+        "nothing listens at its ssh port (ssh: connect to host "
+        f"{four_hosts.hosts[2].address} port 2: Connection refused)",
+    )
+    assert "its name is not resolved" in told["gpu9.invalid"][1]
+
+
+def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
+    shared = typist.folder / "shared"
+    typist.write("raise SystemExit('never run')", f"nnodes: 2\ncheckpoint_dir: {shared}\n")
+    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    assert code == 0, rows
+    found = {(row["check"], row["where"]): row["found"] for row in rows}
+    assert found["pairs", "all hosts"].startswith("2 ways")
+    assert found["shared checkpoints", "all hosts"] == f"{shared} is one folder"
+    assert found["all-reduce", "2 x 1"].startswith("gloo: ")
+    assert not shared.exists()
+    for host in typist.network.hosts:
+        assert list(host.home.glob(".launcher/runs/*")) == []
+
+
+def test_without_a_job_all_hosts_are_looked_at(typist: Typist) -> None:
+    given = ("--nproc-per-node", "1", "--set", "hosts.runtime=python", "--json")
+    done = typist("doctor", *given, "--include", "gpu3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row["where"] for row in json.loads(done.stdout)} == {"gpu3", "1 x 1"}
+
+
+def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist: Typist) -> None:
+    shared = typist.folder / "shared"
+    shared.mkdir()
+    typist.write("", f"nnodes: 2\ncheckpoint_dir: {shared}\n")
+    second = typist.network.hosts[1]
+    with done_and_undone(second, f"mount -t tmpfs t {shared}", f"umount {shared}"):
+        done = typist("run", "job.yaml")
+    assert done.returncode == 3
+    assert f"gpu2: checkpoint_dir {shared} is not the folder of the other hosts" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
+    typist: Typist, four_engines: Network
+) -> None:
+    first, second = four_engines.hosts[:2]
+    image = f"docker --host unix://{first.folder}/docker.sock save {DOCKER_IMAGE}"
+    load = f"docker --host unix://{second.folder}/docker.sock load -q"
+    subprocess.run(["sh", "-c", f"{image} | {load}"], check=True)
+    typist.write("", f"image: {DOCKER_IMAGE}\nnnodes: 2\nengine: agent\n", prefix=IN_DOCKER)
+    typist.limit_s = 300.0
+    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    found = {(row["check"], row["where"]): row for row in rows}
+    assert code == 0, rows
+    assert found["image", "gpu2"]["status"] == "ok"
+    assert "torch 2." in found["python, torch", "gpu2"]["found"]
+    assert found["all-reduce", "2 x 1"]["status"] == "ok"
+    second.docker("image", "rm", "--force", DOCKER_IMAGE)
+    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    found = {(row["check"], row["where"]): row for row in rows}
+    assert found["image", "gpu2"]["status"] == "warning"
+    assert f"docker save {DOCKER_IMAGE} | ssh gpu2 docker load" in found["image", "gpu2"]["fix"]
+    assert found["all-reduce", "2 hosts"]["found"] == "not tried"
+    for host in (first, second):
+        assert host.docker("ps", "--all", "--quiet") == ""
+
+
+# -- networks that are slow, or swallow what is large ---------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("do", "undo"),
+    [
+        (
+            "tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 200ms",
+            "tc qdisc del dev eth0 root",
+        ),
+        (
+            "iptables -A OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
+            "iptables -D OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
+        ),
+    ],
+    ids=["a slow link", "large packets are lost"],
+)
+def test_the_host_that_makes_the_all_reduce_slow_is_named(
+    typist: Typist, do: str, undo: str
+) -> None:
+    typist.write("", "nnodes: 4\n")
+    typist.limit_s = 350.0
+    with done_and_undone(typist.network.hosts[2], do, undo):
+        code, rows = diagnosed(typist, "--limit", "60")
+    found = {(row["check"], row["where"]): row["status"] for row in rows}
+    assert found["all-reduce of two", "gpu3"] == "failed", rows
+    assert [
+        k for k, status in found.items() if status == "failed" and k[0] == "all-reduce of two"
+    ] == [("all-reduce of two", "gpu3")]
+    assert code == 1

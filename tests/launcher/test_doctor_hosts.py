@@ -1,0 +1,225 @@
+"""What follows from the answers of hosts, without any host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.errors import TargetError
+from launcher.hosts import Host
+from launcher.hosts_plan import Address, decide_unshared
+from launcher.job import JobSpec
+from launcher.probes import judge_hosts
+from launcher.probes.finding import Finding, Status
+from launcher.probes.host_answers import HostAnswer
+from launcher.targets.host_images import Image
+from launcher.targets.host_reach import Met
+
+HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
+CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]
+EVERY_WAY = frozenset(
+    (source, to, f"10.0.0.{to + 1}", port)
+    for source in range(3)
+    for to in range(3)
+    if source != to
+    for port in (0, 1)
+)
+LEASE = {"run_id": "digits-1", "owner": "anna@desk", "gpus": ["0"], "slots": 0, "live": True}
+
+
+def rows(findings: Any) -> list[tuple[str, str, str]]:
+    assert all(f.fix for f in findings if f.status is not Status.OK)
+    return [(f.status.value, f.where, f.found) for f in findings]
+
+
+def met(**fields: Any) -> Met:
+    given = {"reached": EVERY_WAY, "seen": ({0, 1, 2},) * 3, "closed": {}, "unwritten": {}}
+    return Met(**{**given, **fields})
+
+
+def answer(host: Host, *, engine: dict[str, Any] | None = None, **found: Any) -> HostAnswer:
+    usual = {"gpus": ["0", "1"], "leases": [], "host_name": host.name, "interfaces": []}
+    return HostAnswer(host=host, found={**usual, **found}, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("offsets_s", "backend", "not_ok"),
+    [
+        ((0.1, -0.2, 0.0), "c10d", []),
+        # This machine's clock is wrong, and theirs agree: nothing is wrong with them.
+        ((60.0, 60.1, 59.9), "c10d", []),
+        ((0.0, 60.0, 0.1), "c10d", [("failed", "gpu2")]),
+        ((0.0, -7.0, 0.1), "roster", [("warning", "gpu2")]),
+        ((0.0, 4.9, 0.0), "c10d", []),
+    ],
+)
+def test_clocks_are_held_against_the_middle_one(
+    offsets_s: tuple[float, ...], backend: str, not_ok: list[tuple[str, str]]
+) -> None:
+    given = {host.name: offset_s for host, offset_s in zip(HOSTS, offsets_s, strict=True)}
+    found = list(judge_hosts.judge_clocks(given, backend))
+    assert [(f.status.value, f.where) for f in found if f.status is not Status.OK] == not_ok
+
+
+ENGINE = {"version": "27.1", "runtimes": ["nvidia", "runc"], "hook": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpus", "expected"),
+    [
+        ({}, ["0"], [("ok", "27.1"), ("ok", "nvidia, runc")]),
+        ({"runtimes": ["runc"]}, [], [("ok", "27.1")]),
+        ({"runtimes": ["runc"], "hook": True}, ["0"], [("ok", "27.1"), ("ok", "runc")]),
+        (
+            {"runtimes": ["runc"]},
+            ["0"],
+            [("ok", "27.1"), ("failed", "not among the engine's runtimes: runc")],
+        ),
+        ({"version": ""}, ["0"], [("failed", "no engine answers")]),
+    ],
+)
+def test_an_engine_must_answer_and_give_gpus_to_containers(
+    engine: dict[str, Any], gpus: list[str], expected: list[tuple[str, str]]
+) -> None:
+    found = judge_hosts.judge_engine(answer(HOSTS[0], engine={**ENGINE, **engine}, gpus=gpus))
+    assert [(status, text) for status, _, text in rows(list(found))] == expected
+
+
+def images(own: str, *ids: str) -> list[tuple[str, str]]:
+    answers = [
+        answer(host, engine={**ENGINE, "image_id": id, "digests": []})
+        for host, id in zip(HOSTS, ids, strict=True)
+    ]
+    found = list(judge_hosts.judge_images(answers, Image(name="a:1", id=own)))
+    return [(status, text) for status, _, text in rows(found)]
+
+
+def test_an_image_is_held_against_the_launchers_own() -> None:
+    assert images("sha256:aa", "sha256:aa", "sha256:bb", "") == [
+        ("ok", "a:1: aa"),
+        ("warning", "a:1: bb, others have aa"),
+        ("warning", "a:1 is not there"),
+    ]
+
+
+def test_without_one_here_the_hosts_must_have_the_same() -> None:
+    assert images("", "sha256:aa", "sha256:bb", "sha256:aa")[1] == (
+        "failed",
+        "a:1: bb, others have aa",
+    )
+    assert [status for status, _ in images("", "", "", "")] == ["warning"] * 3
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "status"), [("2", "warning"), ("3", "failed"), ("1:3", "warning")]
+)
+def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
+    make_job: Callable[..., JobSpec], nnodes: str, status: str
+) -> None:
+    job = make_job(nnodes=nnodes, nproc_per_node=2)
+    answers = [answer(HOSTS[0], leases=[LEASE]), answer(HOSTS[1]), answer(HOSTS[2])]
+    found = rows(list(judge_hosts.judge_leases(answers, job)))
+    held = "1 GPUs free of 2 wanted; held by anna@desk with digits-1"
+    assert found == [
+        (status, "gpu1", held),
+        ("ok", "gpu2", "GPUs 0,1 free"),
+        ("ok", "gpu3", "GPUs 0,1 free"),
+    ]
+
+
+def pairs(**fields: Any) -> list[Finding]:
+    return list(judge_hosts.judge_pairs(HOSTS, CANDIDATES, met(**fields), 29500))
+
+
+def test_each_way_between_hosts_counts() -> None:
+    assert rows(pairs()) == [("ok", "all hosts", "6 ways, each at port 29500 and an ephemeral one")]
+
+
+def test_a_port_that_is_closed_one_way_is_named_with_both_ends() -> None:
+    (row,) = pairs(reached=EVERY_WAY - {(0, 2, "10.0.0.3", 1)})
+    assert (row.where, row.found) == (
+        "gpu1 -> gpu3",
+        "gpu3 cannot be reached at an ephemeral port",
+    )
+    assert row.fix == (
+        "on gpu3, and between: iptables -I INPUT -s 10.0.0.1 -p tcp --dport 1024:65535 -j ACCEPT"
+    )
+
+
+def test_a_taken_rendezvous_port_is_named_and_its_pairs_are_not() -> None:
+    closed = {(1, 0): TargetError("gpu2: Address already in use")}
+    reached = frozenset(call for call in EVERY_WAY if (call[1], call[3]) != (1, 0))
+    together = met(closed=closed, reached=reached)
+    assert rows(list(judge_hosts.judge_ports(HOSTS, together, 29500))) == [
+        ("failed", "gpu2", "29500, of the rendezvous, is taken")
+    ]
+    assert rows(pairs(closed=closed, reached=reached))[0][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("seen", "alone"),
+    [
+        (({0, 1, 2},) * 3, ()),
+        (({0, 1}, {0, 1}, {2}), (2,)),
+        (({0}, {1, 2}, {1, 2}), (0,)),
+        (({0}, {1}), (1,)),
+        # Sees the others' files, which do not see its own: read from a copy.
+        (({0, 1}, {0, 1}, {0, 1, 2}), (2,)),
+        ((), ()),
+    ],
+)
+def test_the_largest_group_that_sees_one_folder_is_right(
+    seen: tuple[set[int], ...], alone: tuple[int, ...]
+) -> None:
+    assert decide_unshared(seen) == alone
+
+
+def test_a_folder_that_cannot_be_written_is_told_once() -> None:
+    unwritten = {1: TargetError("gpu2: /mnt/c: Permission denied")}
+    seen = ({0, 2}, set(), {0, 2})
+    found = list(judge_hosts.judge_folder(HOSTS, met(unwritten=unwritten, seen=seen), "/mnt/c"))
+    assert rows(found) == [
+        ("failed", "gpu2", "/mnt/c cannot be written: /mnt/c: Permission denied")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["10.0.0.2"], []),
+        (["127.0.1.1"], [("failed", "gpu2 lead to loopback")]),
+        ([], [("warning", "not resolved: gpu2")]),
+        (["10.9.9.9"], [("warning", "not an address of it: gpu2 at 10.9.9.9")]),
+    ],
+)
+def test_names_of_others_must_lead_to_them(
+    addresses: list[str], expected: list[tuple[str, str]]
+) -> None:
+    first = answer(HOSTS[0], interfaces=[["eth0", "10.0.0.1", 0]])
+    first.node = {"names": {"gpu2": addresses}}
+    second = answer(HOSTS[1], interfaces=[["eth0", "10.0.0.2", 0]])
+    found = rows(list(judge_hosts.judge_names([first, second])))
+    assert [(status, text) for status, _, text in found] == expected
+
+
+NAMES = ["gpu1", "gpu2", "gpu3", "gpu4"]
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [
+        ((False, True, True, False), [("failed", "gpu3")]),
+        ((True, True, True, True), [("warning", "all hosts")]),
+        ((False, False, False, False), [("warning", "all hosts")]),
+        # One link alone: neither of its ends is slow with its other neighbour.
+        ((False, True, False, False), [("warning", "all hosts")]),
+    ],
+)
+def test_the_host_that_is_slow_with_both_neighbours_is_named(
+    slow: tuple[bool, ...], expected: list[tuple[str, str]]
+) -> None:
+    ring = dict(zip(zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True), slow, strict=True))
+    found = rows(judge_hosts.judge_neighbours(NAMES, ring))
+    assert [(status, where) for status, where, _ in found] == expected

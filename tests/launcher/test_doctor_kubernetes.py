@@ -1,0 +1,327 @@
+"""``doctor --on kubernetes`` against a server that speaks the wire format: each fault is a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.doctor import diagnose, is_fit
+from launcher.job import JobSpec
+from launcher.probes.finding import Finding, Status
+from launcher.probes.references import Reference, parse_amount, parse_references, parse_template
+from tests.launcher.fake_cluster import FakeCluster, Fault
+from tests.launcher.runner import Runner
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+JOB = {
+    "name": "digits",
+    "command": ["-m", "train"],
+    "image": "example/train:1",
+    "nnodes": "2",
+    "secrets": ["WANDB_API_KEY"],
+    "resources": {"gpus": 2, "cpus": 4, "memory": "8Gi"},
+    "kubernetes": {
+        "kind": "pytorchjob",
+        "checkpoint": "pvc/ckpt",
+        "image_pull_secrets": ["registry"],
+        "service_account": "training",
+        "priority_class": "high",
+    },
+}
+PULL = "kubernetes.io/dockerconfigjson"
+
+
+def item(name: str, **fields: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, **fields}
+
+
+def node(name: str, gpus: str = "8", **spec: Any) -> dict[str, Any]:
+    allocatable = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": gpus, "pods": "110"}
+    return item(name, spec=spec, status={"allocatable": allocatable})
+
+
+def claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> dict[str, Any]:
+    status = {"phase": phase, "capacity": {"storage": "1Ti"}}
+    return item("ckpt", spec={"accessModes": [mode]}, status=status)
+
+
+SOUND: dict[str, list[dict[str, Any]]] = {
+    "namespaces": [item("team")],
+    "persistentvolumeclaims": [claim()],
+    "secrets": [
+        item("digits-secrets", data={"WANDB_API_KEY": "eA=="}, type="Opaque"),
+        item("registry", data={".dockerconfigjson": "eA=="}, type=PULL),
+    ],
+    "serviceaccounts": [item("training")],
+    "priorityclasses": [item("high")],
+    "nodes": [node("n1"), node("n2")],
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    fake = FakeCluster()
+    monkeypatch.setenv("KUBECONFIG", str(fake.write_kubeconfig(tmp_path / "kubeconfig")))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for plural, items in SOUND.items():
+        for one in items:
+            fake.put(plural, json.loads(json.dumps(one)))
+    yield fake
+    fake.close()
+
+
+def found(**fields: Any) -> list[Finding]:
+    return list(diagnose(JobSpec.model_validate({**JOB, **fields}), "kubernetes", 60.0))
+
+
+def not_ok(**fields: Any) -> list[tuple[str, str, str, str]]:
+    rows = [row for row in found(**fields) if row.status is not Status.OK]
+    assert all(row.fix for row in rows), rows
+    return [(row.status.value, row.check, row.where, row.found) for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
+def test_a_sound_cluster_is_fit_and_nothing_is_made(server: FakeCluster, kind: str) -> None:
+    server.kinds |= {"trainingruntimes"}
+    held = dict(server.objects)
+    rows = found(kubernetes={**JOB["kubernetes"], "kind": kind})  # type: ignore[dict-item]
+    assert [row for row in rows if row.status is Status.FAILED] == []
+    assert {"reachable", "namespace", "rights", "nodes", "dry run", "pod"} <= {
+        r.check for r in rows
+    }
+    assert server.objects == held
+    asked = [query for method, _, query in server.requests if method in ("PATCH", "DELETE")]
+    assert all(query["dryRun"] == "All" for query in asked)
+
+
+FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str], str]] = {
+    "no namespace": (
+        lambda server: server.remove("namespaces", "team"),
+        ("failed", "namespace", "team", "is not there"),
+        "kubectl create namespace team",
+    ),
+    "no operator": (
+        lambda server: server.kinds.remove("pytorchjobs"),
+        (
+            *("failed", "kind", "PyTorchJob"),
+            "this cluster has no kubeflow.org/v1, which Kubeflow's training operator brings",
+        ),
+        "kubernetes.kind=job",
+    ),
+    "no right": (
+        lambda server: server.denied.update({("create", "pytorchjobs"), ("get", "pods/log")}),
+        ("failed", "rights", "pytorchjobs.kubeflow.org", "you may not create it"),
+        "kubectl create role launcher-pytorchjobs -n team --verb=create "
+        "--resource=pytorchjobs.kubeflow.org",
+    ),
+    "no claim": (
+        lambda server: server.remove("persistentvolumeclaims", "ckpt"),
+        ("failed", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt", "is not there"),
+        "k8s/base/storage.yaml",
+    ),
+    "claim not bound": (
+        lambda server: server.put("persistentvolumeclaims", claim("Pending")),
+        ("warning", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt", "is not bound yet"),
+        "kubectl describe pvc ckpt -n team",
+    ),
+    "claim lost": (
+        lambda server: server.put("persistentvolumeclaims", claim("Lost")),
+        ("failed", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt", "is Lost"),
+        "kubectl describe pvc ckpt -n team",
+    ),
+    "claim of one node": (
+        lambda server: server.put("persistentvolumeclaims", claim(mode="ReadWriteOnce")),
+        (
+            *("warning", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt"),
+            "bound, 1Ti, ReadWriteOnce, for 2 nodes: pods on different nodes cannot share it",
+        ),
+        "ReadWriteMany",
+    ),
+    "no secret": (
+        lambda server: server.remove("secrets", "digits-secrets"),
+        ("failed", "Secret", "Secret digits-secrets", "is not there"),
+        "kubectl create secret generic digits-secrets -n team --from-literal=WANDB_API_KEY=...",
+    ),
+    "no key in the secret": (
+        lambda server: server.put("secrets", item("digits-secrets", data={})),
+        ("failed", "Secret", "Secret digits-secrets", "has no WANDB_API_KEY"),
+        """kubectl patch secret digits-secrets -n team -p '{"stringData": {"WANDB_API_KEY": "...""",
+    ),
+    "no pull secret": (
+        lambda server: server.remove("secrets", "registry"),
+        ("failed", "image pull secret", "Secret registry", "is not there"),
+        "kubectl create secret docker-registry registry -n team",
+    ),
+    "pull secret of another type": (
+        lambda server: server.put("secrets", item("registry", data={}, type="Opaque")),
+        (
+            *("failed", "image pull secret", "Secret registry"),
+            "is of type Opaque, with which no image is pulled",
+        ),
+        "kubectl create secret docker-registry registry -n team",
+    ),
+    "no service account": (
+        lambda server: server.remove("serviceaccounts", "training"),
+        ("failed", "ServiceAccount", "ServiceAccount training", "is not there"),
+        "kubectl create serviceaccount training -n team",
+    ),
+    "no priority class": (
+        lambda server: server.remove("priorityclasses", "high"),
+        ("failed", "PriorityClass", "PriorityClass high", "is not there"),
+        "kubectl get priorityclasses",
+    ),
+    "too few GPUs": (
+        lambda server: [server.put("nodes", node(name, "1")) for name in ("n1", "n2")],
+        (
+            *("failed", "nodes", "cluster"),
+            "0 of 2 nodes have room for pods with cpu 4, memory 8Gi, nvidia.com/gpu 2; "
+            "2 with less nvidia.com/gpu; the job has 2 pods",
+        ),
+        "lower resources:",
+    ),
+    "a quota": (
+        lambda server: server.put(
+            "resourcequotas",
+            item(
+                "q",
+                status={
+                    "hard": {"requests.nvidia.com/gpu": "4"},
+                    "used": {"requests.nvidia.com/gpu": "1"},
+                },
+            ),
+        ),
+        (
+            *("failed", "quota", "ResourceQuota q"),
+            "requests.nvidia.com/gpu: 1 of 4 used, the job wants 4 more",
+        ),
+        "have q raised",
+    ),
+    "a limit range": (
+        lambda server: server.put(
+            "limitranges", item("l", spec={"limits": [{"type": "Container", "max": {"cpu": "2"}}]})
+        ),
+        ("failed", "limits", "LimitRange l", "max cpu of a Container is 2, the job has 4"),
+        "change resources:",
+    ),
+    "an object of that name": (
+        lambda server: server.put("pytorchjobs", item("digits")),
+        ("failed", "dry run", "PyTorchJob digits", "is there already"),
+        "kubectl delete pytorchjobs.kubeflow.org digits -n team; or --set name=OTHER",
+    ),
+    "an admission webhook": (
+        lambda server: server.faults.append(
+            Fault("POST", "/pytorchjobs?dryRun", 403, "admission webhook denied the request: no")
+        ),
+        (
+            *("failed", "dry run", "PyTorchJob digits"),
+            "the cluster of context fake cannot post PyTorchJob digits: "
+            "admission webhook denied the request: no",
+        ),
+        "kubectl auth can-i",
+    ),
+    "pod security": (
+        lambda server: server.faults.append(
+            Fault("POST", "/pods?dryRun", 403, 'violates PodSecurity "restricted:latest"')
+        ),
+        (
+            *("failed", "pod", "one of the job's"),
+            "the cluster of context fake cannot post Pod digits-doctor: "
+            'violates PodSecurity "restricted:latest"',
+        ),
+        "kubectl describe",
+    ),
+    "nodes that may not be seen": (
+        lambda server: server.faults.append(Fault("GET", "/api/v1/nodes", 403, "forbidden")),
+        ("warning", "nodes", "namespace team", "you may not look at it"),
+        "kubectl auth can-i --list",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found_with_the_fix_to_type(server: FakeCluster, fault: str) -> None:
+    plant, row, fix = FAULTS[fault]
+    plant(server)
+    rows = found()
+    status, check, where, told = row
+    (bad,) = [r for r in rows if (r.check, r.where) == (check, where)]
+    assert (bad.status.value, bad.found) == (status, told)
+    assert fix in bad.fix
+    assert is_fit(rows) == (status == "warning")
+    others = [r for r in rows if r.status is Status.FAILED and r is not bad]
+    assert [r.where for r in others] == (["pods/log"] if fault == "no right" else [])
+
+
+def test_a_cluster_that_does_not_answer_is_the_only_row(server: FakeCluster) -> None:
+    server.close()
+    ((status, check, _, told),) = not_ok()
+    assert (status, check) == ("failed", "reachable")
+    assert "does not answer" in told
+
+
+def test_room_counts_taints_labels_and_cordons(server: FakeCluster) -> None:
+    taint = {"key": "dedicated", "value": "x", "effect": "NoSchedule"}
+    server.put("nodes", node("n1", taints=[taint]))
+    server.put("nodes", node("n2", unschedulable=True))
+    ((_, _, _, told),) = not_ok(nnodes="1")
+    assert told.split("; ")[1:3] == ["1 tainted dedicated", "1 cordoned"]
+    tolerant = {"tolerations": [{"key": "dedicated"}], "node_selector": {"gpu": "h200"}}
+    rows = not_ok(nnodes="1", kubernetes={**JOB["kubernetes"], **tolerant})  # type: ignore[dict-item]
+    assert "2 without the labels of node_selector" in rows[0][3]
+
+
+def test_an_elastic_job_that_has_room_for_its_least_is_warned_of(server: FakeCluster) -> None:
+    rows = not_ok(nnodes="1:20", max_restarts=3)
+    assert [(status, check) for status, check, _, _ in rows] == [("warning", "nodes")]
+
+
+def test_the_command_prints_the_table_and_exits_with_1(
+    server: FakeCluster, launcher: Runner, tmp_path: Path
+) -> None:
+    launcher.env["KUBECONFIG"] = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
+    (launcher.folder / "job.yaml").write_text(json.dumps({**JOB, "nnodes": 2}))
+    done = launcher("doctor", "job.yaml", "--on", "kubernetes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    server.remove("secrets", "registry")
+    done = launcher("doctor", "job.yaml", "--on", "kubernetes")
+    assert done.returncode == 1
+    assert "fix: kubectl create secret docker-registry registry -n team" in done.stdout
+
+
+# -- what objects name ------------------------------------------------------------------------
+
+
+def test_references_are_those_to_objects_of_others() -> None:
+    container = {
+        "env": [
+            {"valueFrom": {"secretKeyRef": {"name": "s", "key": "A"}}},
+            {"valueFrom": {"secretKeyRef": {"name": "s", "key": "B"}}},
+            {"valueFrom": {"secretKeyRef": {"name": "t", "key": "A", "optional": True}}},
+        ],
+        "envFrom": [{"configMapRef": {"name": "theirs"}}],
+    }
+    spec = {
+        "containers": [container],
+        "volumes": [{"configMap": {"name": "ours"}}, {"persistentVolumeClaim": {"claimName": "c"}}],
+    }
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {"spec": spec}}}
+    ours = {"kind": "ConfigMap", "metadata": {"name": "ours"}}
+    assert parse_references([ours, job]) == (
+        Reference(kind="Secret", name="s", keys=("A", "B")),
+        Reference(kind="ConfigMap", name="theirs"),
+        Reference(kind="PersistentVolumeClaim", name="c"),
+    )
+    assert parse_template([ours, job]) == {"spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "amount"), [("500m", 0.5), ("1Gi", 2**30), ("8", 8), (2, 2), ("1k", 1000)]
+)
+def test_quantities_are_numbers(quantity: str | int, amount: float) -> None:
+    assert parse_amount(quantity) == amount

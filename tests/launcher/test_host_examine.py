@@ -1,0 +1,81 @@
+"""What a host tells a diagnosis, asked in this process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.host.examine import Token, read_clock, read_engine, read_tokens, run_program
+
+ASKED = {"python": sys.executable, "arguments": [], "env": {}, "wait_s": 20.0}
+
+
+def run(source: str, folder: Path, **asked: object) -> dict[str, object]:
+    return run_program({**ASKED, "checkpoint_dir": str(folder), **asked}, source)
+
+
+def test_a_program_is_told_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
+    source = "import json, os; print('hello'); print(json.dumps(os.environ['CHECKPOINT_DIR']))"
+    assert run(source, tmp_path) == {"answer": str(tmp_path), "has_folder": True}
+    missing = tmp_path / "not" / "there"
+    assert run(source, missing) == {"answer": str(tmp_path), "has_folder": False}
+
+
+def test_a_program_has_the_jobs_variables_and_its_arguments(tmp_path: Path) -> None:
+    source = "import json, os, sys; print(json.dumps([os.environ['A'], sys.argv[1:]]))"
+    told = run(source, tmp_path, env={"A": "1 2"}, arguments=["node"])
+    assert told["answer"] == ["1 2", ["node"]]
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "words"),
+    [
+        ("raise SystemExit(1)", {}, "does not start"),
+        ("print('welcome')", {}, "says 'welcome"),
+        ("", {}, "says ''"),
+        ("import time; time.sleep(60)", {"wait_s": 0.2}, "takes longer than 0.2 s"),
+        ("", {"python": "/nowhere/python"}, "/nowhere/python does not start"),
+    ],
+)
+def test_a_program_that_tells_nothing_is_an_error(
+    source: str, asked: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match=words):
+        run(source, tmp_path, **asked)
+
+
+def test_tokens_are_seen_and_go_with_the_folders_that_were_made_for_them(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    token = Token(str(folder), "one")
+    seen = read_tokens({"folder": str(folder), "names": ["one", "two"], "wait_s": 0.2})
+    assert seen == {"seen": ["one"]}
+    assert [path.name for path in folder.iterdir()] == ["one"]
+    token.remove(folders=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_or_is_in_use_stays(tmp_path: Path) -> None:
+    own, made = Token(str(tmp_path), "one"), Token(str(tmp_path / "new"), "one")
+    (tmp_path / "new" / "theirs").touch()
+    own.remove(folders=True)
+    made.remove(folders=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "theirs"]
+
+
+def test_a_folder_that_is_not_there_shows_no_tokens(tmp_path: Path) -> None:
+    asked = {"folder": str(tmp_path / "none"), "names": ["one"], "wait_s": 0.0}
+    assert read_tokens(asked) == {"seen": []}
+
+
+def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    told = read_engine({"image": "a:1"})
+    assert told == {"version": "", "runtimes": [], "hook": False, "image_id": "", "digests": []}
+
+
+def test_the_clock_is_the_wall_clock() -> None:
+    before = time.time()
+    assert before <= read_clock({})["at"] <= time.time()
