@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import TargetError
+from launcher.targets.kubernetes_config import (
+    MALFORMED,
+    config_files,
+    official_client,
+    open_client,
+)
 
 Object = dict[str, Any]
 
@@ -22,9 +28,6 @@ REQUEST_LIMIT_S = 30.0
 STREAM_SILENCE_S = 330.0
 """Longer than an API server lets a watch live without an event."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-CONNECTIONS = 1024
-"""Kept open at once. The client's own default is a few for each core, and a pod's log takes one: it
-would warn on the terminal of each one more."""
 FIELD_MANAGER = "launcher"
 IN_CLUSTER = "in-cluster"
 """The name of the context of a pod that has no kubeconfig."""
@@ -90,31 +93,13 @@ class Cluster:
 
     @functools.cached_property
     def _client(self) -> Any:
-        client, config = _official_client()
-        settings = client.Configuration()
-        try:
-            if self._in_cluster:
-                config.load_incluster_config(client_configuration=settings)
-            else:
-                # What the client refreshes must not be written into a person's kubeconfig.
-                config.load_kube_config(
-                    config_file=_config_files(),
-                    context=self._context,
-                    client_configuration=settings,
-                    persist_config=False,
-                )
-        except config.ConfigException as error:
-            raise TargetError(
-                f"no cluster: {str(error).splitlines()[0]}",
-                "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
-            ) from error
-        settings.connection_pool_maxsize = CONNECTIONS
-        return client.ApiClient(settings)
+        context = None if self._in_cluster else self._context
+        return open_client(in_cluster=self._in_cluster, context=context)
 
     @property
     def _in_cluster(self) -> bool:
         """As kubectl: inside of a pod where no kubeconfig says otherwise."""
-        files = (Path(name).expanduser() for name in _config_files().split(os.pathsep) if name)
+        files = (Path(name).expanduser() for name in config_files().split(os.pathsep) if name)
         inside = "KUBERNETES_SERVICE_HOST" in os.environ
         return inside and self._context is None and not any(file.is_file() for file in files)
 
@@ -137,9 +122,9 @@ class Cluster:
         return found
 
     def _active(self) -> Object:
-        _, config = _official_client()
-        with contextlib.suppress(config.ConfigException):
-            contexts, active = config.list_kube_config_contexts(_config_files())
+        _, config = official_client()
+        with contextlib.suppress(config.ConfigException, *MALFORMED):
+            contexts, active = config.list_kube_config_contexts(config_files())
             named = [one for one in contexts if one["name"] == self._context]
             found: Object = named[0] if named else active
             return found
@@ -318,23 +303,6 @@ class Cluster:
             return found
 
 
-def _official_client() -> tuple[Any, Any]:
-    """The official client and its reader of kubeconfigs."""
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        raise TargetError(
-            "a cluster is asked through the Python package kubernetes, which is not installed",
-            "pip install 'fabric-train[kubernetes]' (or: pip install 'kubernetes>=31,<37')",
-        ) from error
-    return client, config
-
-
-def _config_files() -> str:
-    """Asked for each time: the official client remembers what it was when it was imported."""
-    return os.environ.get("KUBECONFIG") or "~/.kube/config"
-
-
 def _namespace_inside() -> str:
     """As client-go's ``inClusterClientConfig.Namespace``: POD_NAMESPACE, else the account's own."""
     if named := os.environ.get("POD_NAMESPACE"):
@@ -350,7 +318,7 @@ def _namespace_inside() -> str:
 @contextlib.contextmanager
 def api_errors(doing: str, cluster: Cluster, place: Place | None = None) -> Iterator[None]:
     """Turns the client's errors into ``TargetError`` with the fix."""
-    client, _ = _official_client()
+    client, _ = official_client()
     import urllib3
 
     try:
@@ -358,7 +326,9 @@ def api_errors(doing: str, cluster: Cluster, place: Place | None = None) -> Iter
     except client.ApiException as error:
         raise _api_error(error, doing, cluster, place) from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = getattr(error, "reason", None) or error
+        why = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        why = why.rpartition("Failed to establish a new connection: ")[2]
         raise TargetError(
             f"the cluster of context {cluster.context} does not answer: {why}",
             "kubectl cluster-info; kubectl config get-contexts lists others",

@@ -107,6 +107,41 @@ def test_a_context_that_is_not_there_is_told_before_anything_is_made(
     assert not Path("runs").exists()
 
 
+BROKEN: dict[str, tuple[dict[str, object] | str, str]] = {
+    "no YAML": ("{{{{", "is no kubeconfig"),
+    "a list": ("- 1", "is no kubeconfig"),
+    "empty": ("", "is empty"),
+    "no such cluster": ({"clusters": []}, "Expected object with name"),
+    "no current context": ({"current-context": ""}, "Expected object with name"),
+    "a login command that is not there": (
+        {"users": [{"name": "me", "user": {"exec": {"command": "/no/login", "args": []}}}]},
+        "the login command of context in use failed: [Errno 2]",
+    ),
+    "nobody there": (
+        {"clusters": [{"name": "fake", "cluster": {"server": "http://127.0.0.1:1"}}]},
+        "the cluster of context fake does not answer: [Errno 111] Connection refused",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_kubeconfig_that_leads_nowhere_is_told_in_two_lines(
+    broken: str, server: FakeCluster, launcher: Command, tmp_path: Path
+) -> None:
+    change, told = BROKEN[broken]
+    file = tmp_path / "kubeconfig"
+    if isinstance(change, dict):
+        for user in change.get("users", ()):  # type: ignore[attr-defined]
+            user["user"]["exec"]["apiVersion"] = "client.authentication.k8s.io/v1"
+        change = json.dumps({**json.loads(file.read_text()), **change})
+    file.write_text(change)
+    code, said = launcher("run", "job.yaml", "--on", "kubernetes")
+    assert code == ExitCode.TARGET_UNREACHABLE, said
+    error, fix = said.splitlines()
+    assert told in error
+    assert fix.startswith("  fix: kubectl ")
+
+
 # -- a run that is there --------------------------------------------------------------------------
 
 

@@ -94,6 +94,7 @@ LAYERS: dict[float, set[str]] = {
         "targets.docker_play",
         "targets.kubernetes",
         "targets.kubernetes_api",
+        "targets.kubernetes_config",
         "targets.kubernetes_logs",
         "targets.kubernetes_output",
         "targets.kubernetes_watch",

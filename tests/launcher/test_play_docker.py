@@ -203,6 +203,7 @@ def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
     assert nothing_is_left(engine, played)
 
 
+@pytest.mark.slow
 def test_the_job_fails_when_restarts_reach_the_backoff_limit(
     play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:
@@ -215,8 +216,9 @@ def test_the_job_fails_when_restarts_reach_the_backoff_limit(
 @pytest.mark.parametrize(
     ("policy", "code", "ending", "told"),
     [
-        ("Never", 1, 1, "which Never does not restart"),
-        ("ExitCode", 1, 1, "which ExitCode does not restart"),
+        # What each policy decides is in test_play.py; one is carried out here.
+        pytest.param("Never", 1, 1, "which Never does not restart", marks=pytest.mark.slow),
+        pytest.param("ExitCode", 1, 1, "which ExitCode does not restart", marks=pytest.mark.slow),
         ("ExitCode", 137, 0, "replaced by a new pod (ExitCode)"),
     ],
 )
@@ -244,6 +246,7 @@ def test_a_worker_that_is_killed_is_restarted_while_the_others_go_on(
     assert container(engine, "worker-1").id == other
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_removed_is_made_anew(
     play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:
@@ -253,7 +256,9 @@ def test_a_pod_that_is_removed_is_made_anew(
     played.until(lambda text: text.count("[worker-1] up") == 2)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_play_leaves_nothing_behind(
     signum: signal.Signals, play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:

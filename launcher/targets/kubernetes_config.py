@@ -1,0 +1,89 @@
+"""The official client, opened with the configuration that kubectl would use."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from launcher.errors import TargetError
+
+CONNECTIONS = 1024
+"""Kept open at once. The client's own default is a few for each core, and a pod's log takes one: it
+would warn on the terminal of each one more."""
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
+"""What the client raises for a kubeconfig that is no such thing."""
+
+
+def official_client() -> tuple[Any, Any]:
+    """The official client and its reader of kubeconfigs. Raises ``TargetError``."""
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise TargetError(
+            "a cluster is asked through the Python package kubernetes, which is not installed",
+            "pip install 'fabric-train[kubernetes]' (or: pip install 'kubernetes>=31,<37')",
+        ) from error
+    return client, config
+
+
+def config_files() -> str:
+    """Asked for each time: the official client remembers what it was when it was imported."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def open_client(*, in_cluster: bool, context: str | None) -> Any:
+    """A client for a context of the kubeconfig (None: its current one), or for the pod's account.
+
+    Raises ``TargetError``. Connects to nothing, but runs the context's login command, if any.
+    """
+    client, config = official_client()
+    settings = client.Configuration()
+    # Told by what is raised in the end, and not on the terminal for each try.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    said: list[str] = []
+    try:
+        with _logged_errors(said):
+            if in_cluster:
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                # What the client refreshes must not be written into a person's kubeconfig.
+                config.load_kube_config(
+                    config_file=config_files(),
+                    context=context,
+                    client_configuration=settings,
+                    persist_config=False,
+                )
+    except (config.ConfigException, *MALFORMED) as error:
+        known = isinstance(error, config.ConfigException)
+        why = str(error).splitlines()[0] if known else f"{config_files()} is no kubeconfig"
+        raise TargetError(
+            f"no cluster: {why}",
+            "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
+        ) from error
+    if said:
+        what = f"the login command of context {context or 'in use'} failed: {said[0]}"
+        raise TargetError(what, "kubectl get pods runs the same command, and tells more")
+    settings.connection_pool_maxsize = CONNECTIONS
+    return client.ApiClient(settings)
+
+
+@contextlib.contextmanager
+def _logged_errors(said: list[str]) -> Iterator[None]:
+    """Collects what the client logs as an error: a login command that fails it only logs, and goes
+    on without one."""
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Collector(level=logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
