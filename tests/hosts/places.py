@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-SSHD = "/usr/sbin/sshd"
+SSH_PORT = 22
 HOME = "/root"
 INIT = Path(__file__).with_name("host_init.sh")
 START_LIMIT_S = 60.0
@@ -31,10 +31,14 @@ def sh(*argv: str | Path) -> str:
     return done.stdout
 
 
-def wait_until(condition: Callable[[], object], limit_s: float = 30.0, what: str = "") -> None:
+def wait_until(
+    condition: Callable[[], object], limit_s: float = 30.0, what: str | Callable[[], str] = ""
+) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what or condition}"
+        if time.monotonic() > deadline:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {limit_s} s: {told or condition}")
         time.sleep(0.05)
 
 
@@ -82,7 +86,7 @@ class Host:
     def _write_sshd_config(self) -> None:
         (self.folder / "etc/sshd_config").write_text(
             textwrap.dedent(f"""\
-                Port 22
+                Port {SSH_PORT}
                 HostKey {self.folder}/etc/host_key
                 AuthorizedKeysFile {self.network.folder}/id.pub
                 PidFile {self.folder}/etc/sshd.pid
@@ -124,6 +128,10 @@ class Host:
 
     def _engine_answers(self) -> bool:
         return bool(self.docker("version", "--format", "{{.Server.Version}}", check=False))
+
+    @property
+    def has_engine(self) -> bool:
+        return (self.folder / "etc/start").exists()
 
     def docker(self, *argv: str, check: bool = True) -> str:
         """The docker command line on the host's engine."""
@@ -215,6 +223,17 @@ class Host:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if line and not any(word in line for word in SERVICES):
                     found.append(line)
+        return found
+
+    def listening(self) -> list[str]:
+        """Its TCP ports that somebody listens on, without its sshd's."""
+        found = []
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for line in self.run("cat", table).splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                port = int(local.rpartition(":")[2], 16)
+                if state == "0A" and port != SSH_PORT:
+                    found.append(f"port {port}")
         return found
 
     def remove(self) -> None:
