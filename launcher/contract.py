@@ -23,6 +23,11 @@ PROGRESS = "LAUNCHER_PROGRESS"
 """``bar`` where a terminal shows rank 0, ``lines`` where none does."""
 STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
+COMES_BACK = "LAUNCHER_COMES_BACK"
+"""Set where an engine starts the node anew whenever it has ended: an agent that had reported an end
+of its own only repeats it."""
+SIGNAL_CODES = range(129, 160)
+"""Exit codes of a node that was ended from outside, and goes on when it is started again."""
 NODE_DIR = "LAUNCHER_NODE_DIR"
 """This incarnation's folder inside RUN_DIR, set by the agent: the place of the stop files."""
 NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"

@@ -21,9 +21,9 @@ SUFFIX = ".lease"
 LOCK = "lock"
 
 Lease = dict[str, Any]
-"""run_id, node_index, owner, launcher, gpus (ids), slots, detached, taken_at (epoch); when read also
-expires_s (since boot), which is the file's time of change: to renew it is to touch a file that is
-there, which neither a full disk nor a release at the same moment turns into something else."""
+"""run_id, node_index, owner, launcher, gpus (ids), slots, detached, taken_at (epoch); when read
+also expires_s (since boot), which is the file's time of change: to renew it is to touch a file that
+is there, which neither a full disk nor a release at the same moment turns into something else."""
 
 
 class HeldError(Exception):
@@ -63,11 +63,17 @@ class LeaseBook:
             self._write({**lease, "taken_at": time.time()}, ttl_s)
 
     def renew(self, run_id: str, ttl_s: float, nodes: tuple[int, ...] | None = None) -> int:
-        """Moves the expiry of a run's leases, of ``nodes`` alone if given; how many there were."""
+        """Moves the expiry of a run's leases, of ``nodes`` alone if given; how many there were.
+
+        One that has expired meanwhile is taken again, if nobody else has what it holds by now.
+        """
         own = [le for le in self._of(run_id) if nodes is None or le["node_index"] in nodes]
         for lease in own:
-            with suppress(FileNotFoundError):
-                _set_expiry(self._path(lease), ttl_s)
+            with suppress(FileNotFoundError, HeldError):
+                if lease["expires_s"] < time.monotonic():
+                    self.take(lease, ttl_s, None)
+                else:
+                    _set_expiry(self._path(lease), ttl_s)
         return len(own)
 
     def release(self, run_id: str, nodes: tuple[int, ...] | None = None) -> None:

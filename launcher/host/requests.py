@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import signal
-import sys
 import tarfile
 import time
 from contextlib import suppress
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.host import commands, keeper, processes
+from launcher.host import commands, keeper, processes, revive
 from launcher.host.facts import read_facts, read_reachable
 from launcher.host.leases import HeldError, LeaseBook
 
@@ -109,20 +107,7 @@ def start(asked: Asked, blob: bytes) -> Asked:
     """Starts the keepers of ``nodes``; an earlier incarnation of the same node is ended first."""
     for spec in asked["nodes"]:
         end_nodes(spec["run_id"], (spec["node_index"],), 0.0)
-        env = {
-            **os.environ,
-            contract.RUN_ID: spec["run_id"],
-            contract.NODE_INDEX: str(spec["node_index"]),
-            processes.KEEPER: "1",
-        }
-        folder = Path(spec["node_dir"])
-        for stale in (keeper.RECORD, keeper.GRACE_FILE):
-            (folder / stale).unlink(missing_ok=True)
-        data = json.dumps(spec).encode()
-        argv = (sys.executable, asked["program"], "keep")
-        pid = commands.start_keeper(argv, env, data, folder / "keeper.log")
-        # Else an observer that is quick would find no record, and take the node for lost.
-        keeper.write_record(folder, {"pid": pid, "start": processes.start_of(pid)})
+        revive.start(spec, asked["program"])
     return {}
 
 

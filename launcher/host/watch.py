@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -31,10 +32,12 @@ REWRITTEN_BYTES = 1 << 16
 class Watch:
     """One launcher's view of one run on this host.
 
-    ``have`` is the size of each file that the launcher has, by its path in the run folder.
+    ``have`` is the size of each file that the launcher has, by its path in the run folder;
+    ``revive`` is called now and then while a node is on its way back.
     """
 
-    def __init__(self, asked: dict[str, Any], out: IO[bytes]) -> None:
+    def __init__(self, asked: dict[str, Any], out: IO[bytes], revive: Callable[[], None]) -> None:
+        self._revive = revive
         self._run_id = asked["run_id"]
         self._run_dir = Path(asked["run_dir"])
         self._nodes = tuple(asked["nodes"])
@@ -60,6 +63,8 @@ class Watch:
                 if time.monotonic() - beat_at >= BEAT_S:
                     beat_at = time.monotonic()
                     write_frame(self._out, {"beat": time.time()})
+                    if any(state["state"] == "pending" for state in self._states.values()):
+                        self._revive()
             if not os.read(stdin, 4096):
                 return
             if self._ttl_s:

@@ -23,11 +23,10 @@ SEND_LIMIT_S = 600.0
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
     """Takes the node's lease, or raises ``TargetError`` saying who holds what it needs."""
-    owner = f"{getpass.getuser()}@{socket.gethostname()}"
     host = node.host.host
     answer = session.call(
         "take",
-        leases=[lease_of(plan, node.node, owner, str(os.getpid()))],
+        leases=[own_lease(plan, node)],
         lease_dir=host.lease_dir,
         ttl_s=LEASE_TTL_S,
         slots_limit=host.slots,
@@ -37,6 +36,18 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
             f"{host.name}: held by {describe_leases(answer['held'])}",
             "wait for it, or name other hosts; launcher hosts shows all leases",
         )
+
+
+def own_lease(plan: LaunchPlan, node: HostNode) -> dict[str, object]:
+    """The node's lease, with who takes it."""
+    owner = f"{getpass.getuser()}@{socket.gethostname()}"
+    return lease_of(plan, node.node, owner, str(os.getpid()))
+
+
+def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session) -> None:
+    """Starts the node's keeper, which starts the node."""
+    spec = {**node.spec(plan, secrets), "lease": own_lease(plan, node)}
+    session.call("start", nodes=[spec])
 
 
 def describe_leases(leases: list[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import HostFacts
+from launcher.hosts_plan import comes_back
 from launcher.inventory import Inventory, read_inventory
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
@@ -29,7 +30,7 @@ from launcher.targets.code import Code, read_code
 from launcher.targets.host_facts import Survey
 from launcher.targets.host_images import Image, parse_labels, provide_image, read_image
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
-from launcher.targets.host_nodes import end_on, prepare, read_secrets, remove_on, take
+from launcher.targets.host_nodes import end_on, launch, prepare, read_secrets, remove_on, take
 from launcher.targets.ssh import Session, Ssh
 
 LOST_AFTER_S = 12.0
@@ -178,7 +179,7 @@ class HostsTarget:
     def _launch(
         self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
     ) -> None:
-        session.call("start", nodes=[node.spec(plan, secrets)])
+        launch(plan, node, secrets, session)
         self._lines[node.host.host.name].started(_key(node.node))
 
     def _start_later(
@@ -214,13 +215,15 @@ class HostsTarget:
     def observe(self, plan: LaunchPlan) -> Observation:
         """As ``Target.observe``. Asks the hosts where this launcher does not follow the run."""
         states = {} if self._lines else self._ask(plan)
+        # Its own engine may start it again when the host is back: the others go on meanwhile.
+        away = "pending" if comes_back(plan) else "missing"
         nodes = tuple(
-            self._observe(plan.hosts[node.node_index], node, states) for node in plan.nodes
+            self._observe(plan.hosts[node.node_index], node, states, away) for node in plan.nodes
         )
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe(
-        self, host: HostFacts, node: Any, states: dict[str, dict[str, Any]]
+        self, host: HostFacts, node: Any, states: dict[str, dict[str, Any]], away: str
     ) -> NodeObservation:
         line = self._lines.get(host.host.name)
         found = line.state(_key(node)) if line else states.get(_key(node), {"state": "missing"})
@@ -228,7 +231,7 @@ class HostsTarget:
         if node.node_index in self._late:
             found = {"state": "pending"}
         elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
-            found, detail = {"state": "missing"}, f"{host.host.name} does not answer"
+            found, detail = {"state": away}, f"{host.host.name} does not answer"
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,

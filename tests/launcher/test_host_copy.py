@@ -33,7 +33,7 @@ class Pair:
             "ttl_s": 0,
             "have": read_sizes(self.here),
         }
-        self.watch = Watch(asked, self.wire)
+        self.watch = Watch(asked, self.wire, lambda: None)
 
     def copy(self) -> int:
         """Bytes of files that travelled."""

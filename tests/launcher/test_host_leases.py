@@ -60,6 +60,13 @@ def test_a_renewed_lease_goes_on(book: LeaseBook) -> None:
         book.take(lease("b", "0"), 10, None)
 
 
+def test_a_renewal_that_comes_too_late_takes_nothing_from_another(book: LeaseBook) -> None:
+    book.take(lease("a", "0"), -1, None)
+    book.take(lease("b", "0"), 10, None)
+    book.renew("a", 10)
+    assert [(le["run_id"], le["live"]) for le in book.read()] == [("a", False), ("b", True)]
+
+
 def test_only_the_runs_own_nodes_are_given_back(book: LeaseBook) -> None:
     book.take(lease("a", "0"), 10, None)
     book.take(lease("a", "1", node_index=1), 10, None)

@@ -31,6 +31,7 @@ HOST = {"host", "host.__main__"} | {
     f"host.{name}"
     for name in (
         "commands",
+        "revive",
         "facts",
         "frames",
         "keeper",
