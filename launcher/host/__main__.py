@@ -25,7 +25,7 @@ Handler = Callable[[dict[str, Any], bytes], dict[str, Any]]
 HANDLERS: dict[str, Handler] = {
     name: getattr(requests, name)
     for name in (
-        *("facts", "reach", "take", "release", "leases", "has", "store"),
+        *("facts", "clock", "reach", "take", "release", "leases", "has", "store"),
         *("prepare", "start", "stop", "remove", "runs", "image", "pull", "load"),
     )
 }

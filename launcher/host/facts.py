@@ -28,7 +28,6 @@ def read_facts(asked: dict[str, Any]) -> dict[str, Any]:
     python = os.path.expanduser(asked["python"] or "python3")
     facts = {
         "host_name": socket.gethostname(),
-        "at": time.time(),
         "cpu_count": len(os.sched_getaffinity(0)),
         "gpus": read_gpus() if asked["gpus"] else [],
         "python": shutil.which(python) or "",

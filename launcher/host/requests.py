@@ -32,6 +32,11 @@ def facts(asked: Asked, blob: bytes) -> Asked:
     return read_facts(asked)
 
 
+def clock(asked: Asked, blob: bytes) -> Asked:
+    """This host's time of day."""
+    return {"at": time.time()}
+
+
 def reach(asked: Asked, blob: bytes) -> Asked:
     """Tries other hosts' listeners."""
     return {"reached": read_reachable(asked["calls"], asked["wait_s"])}

@@ -97,7 +97,8 @@ class Watch:
             # Without a byte, a new file and one that was emptied are news too.
             first = self._sent.get(name, -1) not in range(offset + 1)
             while (data := file.read(CHUNK_BYTES)) or first:
-                write_frame(self._out, {"file": name, "offset": offset, "new": offset == 0}, data)
+                told = {"file": name, "offset": offset, "new": offset == 0, "at": stat.st_mtime}
+                write_frame(self._out, told, data)
                 offset += len(data)
                 first = False
         self._seen[name] = mark

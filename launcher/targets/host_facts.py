@@ -22,6 +22,7 @@ PORTS = range(20000, 32000)
 OWN_IMAGE = "fabric-train"
 PROPOSED_PORTS = 16
 REACH_LIMIT_S = 5.0
+CLOCK_READINGS = 3
 
 
 class Survey:
@@ -61,7 +62,6 @@ class Survey:
     def _read_one(self, host: Host, ports: list[int]) -> dict[str, Any]:
         job = self._job
         with self._ssh.open(host) as session:
-            asked_at = time.time()
             found = session.call(
                 "facts",
                 state_dir=host.state_dir,
@@ -73,7 +73,7 @@ class Survey:
                 image=job.image or "",
                 own_image=OWN_IMAGE,
             )
-            found["clock_offset_s"] = found["at"] - (asked_at + time.time()) / 2
+            found["clock_offset_s"] = read_clock_offset_s(session)
             return found
 
     def _with_addresses(
@@ -120,6 +120,17 @@ class Survey:
     def _listen(self, host: Host) -> tuple[Session, int, str]:
         session, token = self._ssh.open(host), secrets.token_hex(8)
         return session, session.call("listen", token=token)["port"], token
+
+
+def read_clock_offset_s(session: Session) -> float:
+    """The host's wall clock less this machine's: at half of the shortest of some round trips."""
+    found = []
+    for _ in range(CLOCK_READINGS):
+        asked_at, began = time.time(), time.monotonic()
+        there_at = session.call("clock")["at"]
+        round_trip_s = time.monotonic() - began
+        found.append((round_trip_s, there_at - (asked_at + round_trip_s / 2)))
+    return float(min(found)[1])
 
 
 def why_not(host: Host, found: dict[str, Any], job: JobSpec) -> str:

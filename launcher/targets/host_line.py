@@ -174,11 +174,14 @@ def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:
         # Another file by that name: a reader sees the old one or the new one.
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
         temporary.write_bytes(blob)
+        os.utime(temporary, (message["at"], message["at"]))
         temporary.replace(path)
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(descriptor, blob, message["offset"])
+        # The host's own time, as in all that its nodes write: a report corrects for its clock.
+        os.utime(descriptor, (message["at"], message["at"]))
     finally:
         os.close(descriptor)
 

@@ -52,6 +52,8 @@ class Steps:
         self.typist, self.shared = typist, typist.folder / "shared"
         self.shared.mkdir()
         mount = f"mounts: ['{typist.folder}:/code']\nworkdir: /code\n"
+        # What a run without a folder that hosts share does not do: go on with half of its nodes.
+        mount += f"checkpoint_dir: {self.shared}/checkpoints\n"
         typist.write(STEPS, prefix=PREFIX + mount + "agent: {detection_limit_s: 2}\n")
         typist.limit_s = 400.0
         started = typist("run", "job.yaml", "--nnodes", "1:2", "--detach")
