@@ -64,6 +64,7 @@ class Host:
             (self.folder / name).mkdir(parents=True)
         sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "etc/host_key")
         self._write_sshd_config()
+        self.set_session_env()
         names = (f"{host.address} {host.name}\n" for host in self.network.hosts)
         (self.folder / "etc/hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
         sh("ip", "netns", "add", self.namespace)
@@ -98,7 +99,6 @@ class Host:
                 MaxStartups 200
                 MaxSessions 200
                 UseDNS no
-                SetEnv DOCKER_HOST=unix://{self.folder}/docker.sock
                 """)
         )
 
@@ -126,6 +126,14 @@ class Host:
         self.run(str(script))
         wait_until(self._engine_answers, 90, f"engine of {self.name}")
 
+    def restart_engine(self) -> None:
+        """As an upgrade does: the engine stops its containers, and ends; then a new one starts."""
+        pid = int((self.folder / "docker.pid").read_text())
+        self.run("kill", "-TERM", str(pid))
+        wait_until(lambda: not (self.folder / "docker.pid").exists(), 60, "the engine's end")
+        self.run(str(self.folder / "etc/start"))
+        wait_until(self._engine_answers, 90, f"engine of {self.name}")
+
     def _engine_answers(self) -> bool:
         return bool(self.docker("version", "--format", "{{.Server.Version}}", check=False))
 
@@ -139,6 +147,33 @@ class Host:
         return self.run("docker", "--host", host, *argv, check=check).strip()
 
     # -- power and services -------------------------------------------------------------------
+
+    def set_session_env(self, **variables: str) -> None:
+        """What later sessions find in their environment; without any, the usual."""
+        docker = f"DOCKER_HOST=unix://{self.folder}/docker.sock"
+        words = [docker, *(f"{name}={value}" for name, value in variables.items())]
+        config = self.folder / "etc/sshd_config"
+        kept = [line for line in config.read_text().splitlines() if "SetEnv" not in line]
+        config.write_text("\n".join([*kept, f"SetEnv {' '.join(words)}"]) + "\n")
+        if self._init is not None:
+            self.stop_sshd()
+            self.start_sshd()
+
+    def stop_sshd(self) -> None:
+        """The listener and all sessions; what a session left running goes on."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self._answers(), what=f"{self.name} refuses sessions")
+
+    def start_sshd(self) -> None:
+        self.run("/usr/sbin/sshd", "-f", f"{self.folder}/etc/sshd_config", "-E", self.log)
+        wait_until(self._answers, START_LIMIT_S, f"sshd of {self.name}")
+
+    @property
+    def log(self) -> str:
+        return f"{self.folder}/etc/sshd.log"
 
     def start(self) -> None:
         """Switches it on and waits for its sshd."""

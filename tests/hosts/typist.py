@@ -45,6 +45,6 @@ class Typist(Runner):
 def left_on(host: Host) -> list[str]:
     """What one host still holds that a run brought there."""
     shared = host.run("ls", "-A", "/dev/shm").split()
-    files = [str(path) for path in host.home.glob(".launcher/runs/*/**/*")]
+    files = host.run("find", "/root/.launcher/runs", "-mindepth", "1", check=False).split()
     containers = host.docker("ps", "--all", "--quiet").split() if host.has_engine else []
     return [*host.commands(), *host.listening(), *shared, *containers, *files]
