@@ -18,6 +18,7 @@ from launcher.runs import list_runs as list_folders
 from launcher.scaling import read_withdrawn, without
 from launcher.state import NodeState, RunState
 from launcher.tails import Output, RunTails
+from launcher.targets.base import Target
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -79,7 +80,8 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
         except TargetError:
             return "unknown", None
         if outcome is None:
-            return ORPHANED, None
+            # Of a run that another machine started, its launcher may be there.
+            return (RunState.RUNNING.value if run.is_foreign else ORPHANED), None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
 
 
@@ -166,20 +168,33 @@ def show_logs(
         # Nobody writes the pods' output into the folder: it is read now.
         open_target(plan.target, run.path.parent).collect(plan)
     tails = RunTails(run, workers_in_consoles=plan.target == KUBERNETES)
-    while follow and goes_on(run, plan):
+    target = open_target(plan.target, run.path.parent)
+    if follow and plan.target == "hosts" and goes_on(run, plan, target):
+        look_on(run, plan, target)
+    while follow and goes_on(run, plan, target):
         _write(tails.poll(), plan, stream, rank, agents)
         time.sleep(POLL_S)
     _write(tails.close(), plan, stream, rank, agents)
 
 
-def goes_on(run: RunFolder, plan: LaunchPlan) -> bool:
+def look_on(run: RunFolder, plan: LaunchPlan, target: Target) -> None:
+    """Brings the output of a run on hosts that nobody here follows."""
+    from launcher.targets.hosts import HostsTarget
+
+    if run.launcher_pid() is None:
+        assert isinstance(target, HostsTarget), "plan and target belong together"
+        target.look_on(plan)
+
+
+def goes_on(run: RunFolder, plan: LaunchPlan, target: Target) -> bool:
     """Whether more output may come; of a run that nobody here follows, brings what hosts have."""
     if run.read_outcome() is not None:
         return False
     if run.launcher_pid() is not None:
         return True
-    nodes = open_target(plan.target, run.path.parent).observe(plan).nodes
-    return plan.target == "hosts" and any(node.state is NodeState.RUNNING for node in nodes)
+    alive = (NodeState.RUNNING, NodeState.PENDING)
+    nodes = target.observe(plan).nodes
+    return plan.target == "hosts" and any(node.state in alive for node in nodes)
 
 
 def _write(

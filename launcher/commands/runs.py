@@ -5,10 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.arguments import add_command, add_run, find, natural, run_root
+from launcher.commands.arguments import (
+    add_command,
+    add_hosts,
+    add_run,
+    find,
+    natural,
+    read_hosts,
+    run_root,
+)
 from launcher.errors import ExitCode
 
 
@@ -17,6 +26,7 @@ def add(commands: Any) -> None:
     listing = add_command(commands, "ps", _ps, "list runs")
     listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
     listing.add_argument("--json", action="store_true")
+    add_hosts(listing)
 
     status = add_command(commands, "status", _status, "show one run and its nodes")
     add_run(status)
@@ -58,6 +68,12 @@ def _ps(arguments: argparse.Namespace) -> int:
     from launcher.listing import list_runs, render_table
 
     rows = list_runs(run_root(arguments), everything=arguments.all)
+    if (inventory := read_hosts(arguments)) is not None:
+        from launcher.adopting import list_on_hosts
+        from launcher.runs import list_runs as list_folders
+
+        known = [run.run_id for run in list_folders(run_root(arguments))]
+        rows += list_on_hosts(inventory, known, time.time())
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     else:

@@ -26,7 +26,7 @@ HANDLERS: dict[str, Handler] = {
     name: getattr(requests, name)
     for name in (
         *("facts", "clock", "reach", "take", "release", "leases", "has", "store"),
-        *("prepare", "start", "stop", "remove", "runs", "image", "pull", "load"),
+        *("prepare", "start", "stop", "remove", "ask", "is_asked", "runs", "image", "pull", "load"),
     )
 }
 

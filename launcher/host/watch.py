@@ -22,6 +22,8 @@ from launcher.host.leases import LeaseBook
 POLL_S = 0.1
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
+FOLLOWED_S = 10.0
+"""How long a run counts as followed after its launcher's last beat."""
 """After that much silence of the launcher this session ends: a cut connection may never do."""
 CHUNK_BYTES = 1 << 20
 LEFT_OUT = ("code", contract.AGENT_ARCHIVE, contract.CHECKPOINTS_DIR)
@@ -41,7 +43,7 @@ class Watch:
         self._run_id = asked["run_id"]
         self._run_dir = Path(asked["run_dir"])
         self._nodes = tuple(asked["nodes"])
-        self._once = asked["once"]
+        self._once, self._follows = asked["once"], asked["follows"]
         self._book = LeaseBook(asked["lease_dir"])
         self._ttl_s = asked["ttl_s"]
         self._out = out
@@ -54,7 +56,7 @@ class Watch:
         beat_at = 0.0
         if self._once:
             self.send_new()
-            write_frame(self._out, {"done": True})
+            write_frame(self._out, {"done": True, "followed": is_followed(self._run_dir)})
             return
         while True:
             signal.alarm(SILENCE_LIMIT_S)
@@ -67,6 +69,8 @@ class Watch:
                         self._revive()
             if not os.read(stdin, 4096):
                 return
+            if self._follows:
+                mark_followed(self._run_dir)
             if self._ttl_s:
                 self._book.renew(self._run_id, self._ttl_s, self._nodes)
 
@@ -78,8 +82,12 @@ class Watch:
             for folder in (self._run_dir / contract.NODES_DIR / str(index)).glob("[0-9]*")
         }
         for path in sorted(_files(self._run_dir)):
+            is_request = path.parent == self._run_dir and path.name in contract.RUN_REQUESTS
             with suppress(OSError):
-                self._send_file(path)
+                if self._follows or not is_request:
+                    self._send_file(path)
+                if self._follows and is_request:
+                    path.unlink()
         if states != self._states:
             self._states = states
             write_frame(self._out, {"nodes": states})
@@ -113,6 +121,23 @@ class Watch:
         rewritten = sent >= now[1] and now[1] <= REWRITTEN_BYTES and before is not None
         unknown = before is None and name.endswith(".json")
         return 0 if replaced or rewritten or unknown or sent > now[1] else sent
+
+
+def mark_followed(run_dir: Path) -> None:
+    """Notes that a launcher has just been heard."""
+    path = run_dir / contract.FOLLOWED_FILE
+    with suppress(OSError):
+        path.touch()
+        now_ns = time.monotonic_ns()
+        os.utime(path, ns=(now_ns, now_ns))
+
+
+def is_followed(run_dir: Path) -> bool:
+    """Whether a launcher somewhere follows the run."""
+    with suppress(OSError):
+        heard_s = (run_dir / contract.FOLLOWED_FILE).stat().st_mtime_ns / 1e9
+        return 0 <= time.monotonic() - heard_s < FOLLOWED_S
+    return False
 
 
 def _files(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+import time
 from typing import Any
 
 from launcher import contract
@@ -19,6 +20,7 @@ from launcher.targets.ssh import Session
 
 STOP_MARGIN_S = 20.0
 SEND_LIMIT_S = 600.0
+ANSWER_LIMIT_S = 30.0
 
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
@@ -61,17 +63,40 @@ def describe_leases(leases: list[dict[str, Any]]) -> str:
 
 
 def end_on(
-    session: Session, plan: LaunchPlan, host: HostFacts, nodes: list[int] | None, grace_s: float
+    session: Session,
+    plan: LaunchPlan,
+    host: HostFacts,
+    nodes: list[int] | None,
+    grace_s: float,
+    *,
+    tell_launcher: bool,
 ) -> None:
-    """Ends a run's nodes on a host, ``nodes`` alone if given, and gives their leases back."""
+    """Ends a run's nodes on a host, ``nodes`` alone if given, and gives their leases back.
+
+    ``tell_launcher`` lets one elsewhere that follows the run end it too, in place of new nodes.
+    """
     session.call(
         "stop",
         run_id=plan.run_id,
         nodes=nodes,
         grace_s=grace_s,
+        run_dir=run_dir_on(host, plan.run_id),
+        tell_launcher=tell_launcher,
         lease_dir=host.host.lease_dir,
         limit_s=grace_s + STOP_MARGIN_S,
     )
+
+
+def ask_on(session: Session, plan: LaunchPlan, host: HostFacts, name: str, text: str) -> bool:
+    """Leaves a request for the launcher that follows the run; whether it was taken up in time."""
+    run_dir = run_dir_on(host, plan.run_id)
+    session.call("ask", run_dir=run_dir, name=name, text=text)
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    while session.call("is_asked", run_dir=run_dir, name=name)["waits"]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> None:

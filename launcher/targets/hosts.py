@@ -30,13 +30,22 @@ from launcher.targets.code import Code, read_code
 from launcher.targets.host_facts import Survey
 from launcher.targets.host_images import Image, parse_labels, provide_image, read_image
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
-from launcher.targets.host_nodes import end_on, launch, prepare, read_secrets, remove_on, take
+from launcher.targets.host_nodes import (
+    ask_on,
+    end_on,
+    launch,
+    prepare,
+    read_secrets,
+    remove_on,
+    take,
+)
 from launcher.targets.ssh import Session, Ssh
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
 STOP_MARGIN_S = 20.0
 STARTS_LATER_S = 2.0
+FIRST_WORD_LIMIT_S = 20.0
 
 
 class HostsTarget:
@@ -200,12 +209,20 @@ class HostsTarget:
 
     # -- while it runs ----------------------------------------------------------------------------
 
-    def _open_lines(self, plan: LaunchPlan) -> None:
+    def look_on(self, plan: LaunchPlan) -> None:
+        """Brings what a run writes as it comes, of one that nobody on this machine follows."""
+        self._open_lines(plan, follows=False)
+        for line in self._lines.values():
+            line.has_told.wait(FIRST_WORD_LIMIT_S)
+
+    def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
         ssh = self._connect_as(plan)
         for host, nodes in _by_host(plan).values():
             if host.host.name not in self._lines:
-                ttl_s = 0.0 if plan.detached else LEASE_TTL_S
-                line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s)
+                ttl_s = LEASE_TTL_S if follows and not plan.detached else 0.0
+                line = HostLine(
+                    ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s, follows=follows
+                )
                 self._lines[host.host.name] = line
                 line.open()
         if self._pulse is None:
@@ -214,7 +231,7 @@ class HostsTarget:
 
     def observe(self, plan: LaunchPlan) -> Observation:
         """As ``Target.observe``. Asks the hosts where this launcher does not follow the run."""
-        states = {} if self._lines else self._ask(plan)
+        states = {} if self._lines else self._ask(plan)[0]
         # Its own engine may start it again when the host is back: the others go on meanwhile.
         away = "pending" if comes_back(plan) else "missing"
         nodes = tuple(
@@ -241,25 +258,41 @@ class HostsTarget:
             detail=detail,
         )
 
-    def _ask(self, plan: LaunchPlan) -> dict[str, dict[str, Any]]:
-        """States of all nodes, and all their files, from hosts that nobody here follows."""
+    def _ask(self, plan: LaunchPlan) -> tuple[dict[str, dict[str, Any]], bool]:
+        """States of all nodes, and all their files, from hosts that nobody here follows.
+
+        Also whether a launcher elsewhere does.
+        """
         ssh = self._connect_as(plan)
         lines = [
-            HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes, 0.0)
+            HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes)
             for host, nodes in _by_host(plan).values()
         ]
         found: dict[str, dict[str, Any]] = {}
         copied = ssh.each(lambda ln: copy_once(ssh, ln, plan.run_id, Path(plan.run_dir)), lines)
-        for states in copied:
+        for states, _ in copied:
             found.update(states)
-        return found
+        return found, any(followed for _, followed in copied)
+
+    def ask_launcher(self, plan: LaunchPlan, name: str, text: str) -> None:
+        """Has the launcher that follows the run, on whatever machine, take up a request.
+
+        Raises ``TargetError`` where there is none, or it does not answer.
+        """
+        host, _ = next(iter(_by_host(plan).values()))
+        with self._connect_as(plan).open(host.host) as session:
+            if not ask_on(session, plan, host, name, text):
+                raise TargetError(
+                    f"the launcher of {plan.run_id} does not answer",
+                    f"launcher status {plan.run_id}",
+                )
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``; a host that is not reached keeps what it has."""
         ssh = self._connect_as(plan)
 
         def copy(item: tuple[HostFacts, list[int]]) -> None:
-            line = HostLine(ssh, plan.run_id, Path(plan.run_dir), item[0], item[1], 0.0)
+            line = HostLine(ssh, plan.run_id, Path(plan.run_dir), item[0], item[1])
             if self._answers(item[0]):
                 with contextlib.suppress(TargetError):
                     copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
@@ -311,9 +344,12 @@ class HostsTarget:
                 if not self._answers(host):
                     raise TargetError(f"{host.host.name}: it does not answer")
                 with ssh.open(host.host) as session:
-                    end_on(session, plan, host, None if only is None else chosen, grace_s)
+                    nodes = None if only is None else chosen
+                    # One elsewhere that follows the run would only start its nodes anew.
+                    foreign = remove and not self._lines
+                    end_on(session, plan, host, nodes, grace_s, tell_launcher=foreign)
                     if remove:
-                        line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, indices, 0.0)
+                        line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, indices)
                         copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
                         remove_on(session, plan, host)
             except TargetError as error:
@@ -339,8 +375,10 @@ class HostsTarget:
             plan = self._plan_of(run.run_id)
             if plan is None or plan.target != self.name or run.read_outcome() is not None:
                 continue
-            states = self._ask(plan)
+            states, followed = self._ask(plan)
             running = sum(state["state"] == "running" for state in states.values())
+            # Between two attempts no node runs, but the run does.
+            running = max(running, int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
         return tuple(found)
 

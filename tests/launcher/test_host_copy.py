@@ -29,6 +29,7 @@ class Pair:
             "run_dir": str(self.there),
             "nodes": [0],
             "once": True,
+            "follows": False,
             "lease_dir": str(self.there / "leases"),
             "ttl_s": 0,
             "have": read_sizes(self.here),
