@@ -24,6 +24,7 @@ RECORD = "keeper.json"
 """In the node's folder: pid, start; once it has ended exit_code, out_of_memory, detail."""
 SPEC = "keeper-spec.json"
 """Beside it, of a node that Docker brings back: what its next keeper is started with."""
+RECORD_BYTES = 4096
 OF_THE_KEEPER = ("pid", "start", "waits_since", "gone")
 POLL_S = 0.05
 ENGINE_POLL_S = 0.5
@@ -178,11 +179,17 @@ GRACE_FILE = "stop-grace"
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Replaces the record; a full disk must not keep a node from ending."""
-    with suppress(OSError):
-        temporary = folder / f".{RECORD}"
-        temporary.write_text(json.dumps(record))
+    """Replaces the record; on a full disk in the place that the first one took."""
+    data = json.dumps(record).encode().ljust(RECORD_BYTES)
+    temporary = folder / f".{RECORD}"
+    try:
+        temporary.write_bytes(data)
         temporary.replace(folder / RECORD)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            with (folder / RECORD).open("r+b") as file:
+                file.write(data[:RECORD_BYTES])
 
 
 def read_record(folder: Path) -> dict[str, Any]:

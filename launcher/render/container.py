@@ -105,7 +105,7 @@ class Container:
             return agent_argv(self.plan.python, contract.CONTAINER_AGENT, self.node)[1:]
         torch_version = parse_torch_version(self.plan.torch_version)
         settings = plan_settings(self.node, torch_version, self.plan.stop_grace_s)
-        return render_argv((), settings, self.node.command)
+        return render_argv((), settings, self.node.literal_command)
 
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.

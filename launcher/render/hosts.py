@@ -203,4 +203,4 @@ def _argv(plan: LaunchPlan, node: NodePlan, host: HostFacts, run_dir: str) -> tu
         return agent_argv(host.python, f"{run_dir}/{contract.AGENT_ARCHIVE}", node)
     torch_version = parse_torch_version(plan.torch_version)
     settings = plan_settings(node, torch_version, plan.stop_grace_s)
-    return render_argv((host.python, "-m", "torch.distributed.run"), settings, node.command)
+    return render_argv((host.python, "-m", "torch.distributed.run"), settings, node.literal_command)

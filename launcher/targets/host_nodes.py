@@ -12,6 +12,7 @@ from launcher import contract
 from launcher.errors import InputError, TargetError
 from launcher.hosts import HostFacts
 from launcher.hosts_plan import lease_of, run_dir_on
+from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.hosts import HostNode
 from launcher.targets.code import Code
@@ -87,16 +88,20 @@ def end_on(
     )
 
 
-def ask_on(session: Session, plan: LaunchPlan, host: HostFacts, name: str, text: str) -> bool:
-    """Leaves a request for the launcher that follows the run; whether it was taken up in time."""
+def ask_on(session: Session, plan: LaunchPlan, host: HostFacts, name: str, text: str) -> None:
+    """Leaves a request for the launcher that follows the run, and waits until it is taken up.
+
+    Raises ``TargetError`` where nobody follows the run, or the launcher does not answer.
+    """
     run_dir = run_dir_on(host, plan.run_id)
     session.call("ask", run_dir=run_dir, name=name, text=text)
     deadline = time.monotonic() + ANSWER_LIMIT_S
     while session.call("is_asked", run_dir=run_dir, name=name)["waits"]:
         if time.monotonic() > deadline:
-            return False
+            raise TargetError(
+                f"the launcher of {plan.run_id} does not answer", f"launcher status {plan.run_id}"
+            )
         time.sleep(0.1)
-    return True
 
 
 def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> None:
@@ -147,3 +152,17 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
             f"export {missing[0]}=..., or take it out of secrets",
         )
     return {name: os.environ[name] for name in names}
+
+
+def by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
+    """Each host of a plan by name, with the indices of its nodes. Pure."""
+    found: dict[str, tuple[HostFacts, list[int]]] = {}
+    for node in plan.nodes:
+        host = plan.hosts[node.node_index]
+        found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
+    return found
+
+
+def key_of(node: NodePlan) -> str:
+    """A node's name among a host's states. Pure."""
+    return f"{node.node_index}.{node.incarnation}"

@@ -21,6 +21,7 @@ from launcher.hosts import HostFacts
 from launcher.hosts_plan import comes_back
 from launcher.inventory import Inventory, read_inventory
 from launcher.job import JobSpec
+from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.hosts import HostNode, HostsArtifact, render_hosts
 from launcher.runs import RunFolder, list_runs
@@ -32,18 +33,19 @@ from launcher.targets.host_images import Image, parse_labels, provide_image, rea
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
 from launcher.targets.host_nodes import (
     ask_on,
+    by_host,
     end_on,
+    key_of,
     launch,
     prepare,
     read_secrets,
     remove_on,
     take,
 )
-from launcher.targets.ssh import Session, Ssh
+from launcher.targets.ssh import RefusedByHostError, Session, Ssh
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
-STOP_MARGIN_S = 20.0
 STARTS_LATER_S = 2.0
 FIRST_WORD_LIMIT_S = 20.0
 
@@ -66,6 +68,8 @@ class HostsTarget:
         self._pulse: Pulse | None = None
         self._late: set[int] = set()
         """Nodes that are to be started as soon as their host is reached again."""
+        self._refused: dict[int, str] = {}
+        """Nodes that their host, though it is reached, could not start, and why."""
 
     # -- before a run -----------------------------------------------------------------------------
 
@@ -132,16 +136,26 @@ class HostsTarget:
         """As ``Target.submit``: leases first, then everything in place, then all are started."""
         artifact = self.render(plan, only)
         secrets = read_secrets(plan)
+        for node in artifact.nodes:
+            self._refused.pop(node.node.node_index, None)
         self._open_lines(plan)
         try:
             self._start(plan, artifact, secrets)
-        except TargetError:
+        except TargetError as error:
             if only is None:
                 with contextlib.suppress(TargetError):
                     self.stop(plan.run_id, 0)
                 raise
-            # A host that was lost may be back in a minute: its node is started then.
-            self._start_later(plan, artifact, secrets)
+            if not self._is_refused(artifact, error):
+                # A host that was lost may be back in a minute: its node is started then.
+                self._start_later(plan, artifact, secrets)
+
+    def _is_refused(self, artifact: HostsArtifact, error: TargetError) -> bool:
+        """Notes what a host said that is there and cannot do it: the run's own limit counts."""
+        if not isinstance(error, RefusedByHostError):
+            return False
+        self._refused |= {node.node.node_index: error.what for node in artifact.nodes}
+        return True
 
     def _start(self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]) -> None:
         sessions = self._open_sessions(artifact)
@@ -189,7 +203,7 @@ class HostsTarget:
         self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
     ) -> None:
         launch(plan, node, secrets, session)
-        self._lines[node.host.host.name].started(_key(node.node))
+        self._lines[node.host.host.name].started(key_of(node.node))
 
     def _start_later(
         self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]
@@ -200,9 +214,13 @@ class HostsTarget:
         def keep_trying() -> None:
             while indices <= self._late:
                 time.sleep(STARTS_LATER_S)
-                with contextlib.suppress(TargetError):
-                    if indices <= self._late:
-                        self._start(plan, artifact, secrets)
+                if not indices <= self._late:
+                    return
+                try:
+                    self._start(plan, artifact, secrets)
+                    self._late -= indices
+                except TargetError as error:
+                    if self._is_refused(artifact, error):
                         self._late -= indices
 
         threading.Thread(target=keep_trying, daemon=True).start()
@@ -217,7 +235,7 @@ class HostsTarget:
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
         ssh = self._connect_as(plan)
-        for host, nodes in _by_host(plan).values():
+        for host, nodes in by_host(plan).values():
             if host.host.name not in self._lines:
                 ttl_s = LEASE_TTL_S if follows and not plan.detached else 0.0
                 line = HostLine(
@@ -240,13 +258,15 @@ class HostsTarget:
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe(
-        self, host: HostFacts, node: Any, states: dict[str, dict[str, Any]], away: str
+        self, host: HostFacts, node: NodePlan, states: dict[str, dict[str, Any]], away: str
     ) -> NodeObservation:
         line = self._lines.get(host.host.name)
-        found = line.state(_key(node)) if line else states.get(_key(node), {"state": "missing"})
+        found = line.state(key_of(node)) if line else states.get(key_of(node), {"state": "missing"})
         detail = found.get("detail", "")
         if node.node_index in self._late:
             found = {"state": "pending"}
+        elif node.node_index in self._refused:
+            found, detail = {"state": "missing"}, self._refused[node.node_index]
         elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
             found, detail = {"state": away}, f"{host.host.name} does not answer"
         return NodeObservation(
@@ -266,7 +286,7 @@ class HostsTarget:
         ssh = self._connect_as(plan)
         lines = [
             HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes)
-            for host, nodes in _by_host(plan).values()
+            for host, nodes in by_host(plan).values()
         ]
         found: dict[str, dict[str, Any]] = {}
         copied = ssh.each(lambda ln: copy_once(ssh, ln, plan.run_id, Path(plan.run_dir)), lines)
@@ -279,13 +299,9 @@ class HostsTarget:
 
         Raises ``TargetError`` where there is none, or it does not answer.
         """
-        host, _ = next(iter(_by_host(plan).values()))
+        host, _ = next(iter(by_host(plan).values()))
         with self._connect_as(plan).open(host.host) as session:
-            if not ask_on(session, plan, host, name, text):
-                raise TargetError(
-                    f"the launcher of {plan.run_id} does not answer",
-                    f"launcher status {plan.run_id}",
-                )
+            ask_on(session, plan, host, name, text)
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``; a host that is not reached keeps what it has."""
@@ -297,7 +313,7 @@ class HostsTarget:
                 with contextlib.suppress(TargetError):
                     copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
 
-        ssh.each(copy, _by_host(plan).values())
+        ssh.each(copy, by_host(plan).values())
 
     def _answers(self, host: HostFacts) -> bool:
         """False for a host known to be silent: nobody shall wait for it again."""
@@ -355,7 +371,7 @@ class HostsTarget:
             except TargetError as error:
                 unreached.append(error.what)
 
-        ssh.each(end, _by_host(plan).values())
+        ssh.each(end, by_host(plan).values())
         if unreached and (plan.detached or not self._lines):
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
 
@@ -381,15 +397,3 @@ class HostsTarget:
             running = max(running, int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
         return tuple(found)
-
-
-def _by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
-    found: dict[str, tuple[HostFacts, list[int]]] = {}
-    for node in plan.nodes:
-        host = plan.hosts[node.node_index]
-        found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
-    return found
-
-
-def _key(node: Any) -> str:
-    return f"{node.node_index}.{node.incarnation}"
