@@ -65,6 +65,17 @@ def run(argv: Sequence[str], extra_env: Mapping[str, str] | None = None) -> Ran:
     return Ran(started_at=started_at, duration_s=duration_s)
 
 
+def read(argv: Sequence[str]) -> str:
+    """What a short command prints. Raises BenchmarkError where it fails."""
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BenchmarkError(f"{' '.join(argv)}: {error}") from error
+    if done.returncode != 0:
+        raise BenchmarkError(_describe_failure(argv, done.returncode, done.stderr))
+    return done.stdout.decode(errors="replace")
+
+
 def measured_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of both sides: nothing of an outer run, and one thread per process.
 

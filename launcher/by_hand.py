@@ -63,7 +63,7 @@ def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:
     """Lines for ``eval`` in a POSIX shell, and in a comment what to type after them."""
     node = plan.nodes[node_rank]
     settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
-    then = render_line(("torchrun", *node.command))
+    then = render_line(("torchrun", *node.literal_command))
     lines = render_exports((*_classic(node), *node.env, *settings.variables()))
     return f"{lines}# then, in the folder of the training code: {then}\n"
 

@@ -22,7 +22,7 @@ from launcher.targets.base import Observation, Target
 from launcher.torchrun import WorkerLog
 
 POLL_S = 0.1
-STOP_REQUEST_FILE = "stop-request"
+STOP_REQUEST_FILE = contract.STOP_REQUEST
 
 
 class Follower:

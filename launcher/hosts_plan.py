@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.agent.settings import ROSTER
 from launcher.agent_task import plan_agent, plan_stores
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import Host, HostFacts
 from launcher.job import JobSpec
-from launcher.node_plan import NodePlan
+from launcher.node_plan import Elastic, NodePlan
 from launcher.plan import LaunchPlan, NodeDevices, SharedByNodes, plan_run
 
 RUNS_DIR = "runs"
@@ -174,6 +175,13 @@ def plan_on_hosts(
         code=facts.code,
         ssh_config=facts.ssh_config,
     )
+
+
+def comes_back(plan: LaunchPlan) -> bool:
+    """Whether a host that is started anew starts its node again, without any launcher."""
+    rendezvous = plan.nodes[0].rendezvous
+    joins_again = isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
+    return plan.detached and plan.image is not None and plan.agent is not None and joins_again
 
 
 def run_dir_on(host: HostFacts, run_id: str) -> str:

@@ -83,7 +83,8 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
         except TargetError:
             return "unknown", None
         if outcome is None and plan.target != KUBERNETES:
-            return ORPHANED, None
+            # Of a run that another machine started, its launcher may be there.
+            return (RunState.RUNNING.value if run.is_foreign else ORPHANED), None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
 
 
@@ -193,8 +194,11 @@ def show_logs(
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
     """One turn for each look at the files, until there is nothing more to come."""
+    target = open_target(plan.target, run.path.parent)
+    if follow and plan.target == "hosts" and goes_on(run, plan, target):
+        look_on(run, plan, target)
     while follow and (run.launcher_pid() is not None or plan.target != KUBERNETES):
-        if not goes_on(run, plan):
+        if not goes_on(run, plan, target):
             return
         yield
         time.sleep(POLL_S)
@@ -205,24 +209,34 @@ def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
     ):
         return
     # Nobody writes the pods' output into the folder: this process does.
-    target = _on_cluster(open_target(plan.target, run.path.parent))
+    on_cluster = _on_cluster(target)
     if not follow:
-        return target.read_logs(plan)
+        return on_cluster.read_logs(plan)
     from launcher.follow_kubernetes import bring_logs
 
-    for _ in bring_logs(run, plan, target, SystemClock()):
+    for _ in bring_logs(run, plan, on_cluster, SystemClock()):
         yield
         time.sleep(POLL_S)
 
 
-def goes_on(run: RunFolder, plan: LaunchPlan) -> bool:
+def look_on(run: RunFolder, plan: LaunchPlan, target: Target) -> None:
+    """Brings the output of a run on hosts that nobody here follows."""
+    from launcher.targets.hosts import HostsTarget
+
+    if run.launcher_pid() is None:
+        assert isinstance(target, HostsTarget), "plan and target belong together"
+        target.look_on(plan)
+
+
+def goes_on(run: RunFolder, plan: LaunchPlan, target: Target) -> bool:
     """Whether more output may come; of a run that nobody here follows, brings what hosts have."""
     if run.read_outcome() is not None:
         return False
     if run.launcher_pid() is not None:
         return True
-    nodes = open_target(plan.target, run.path.parent).observe(plan).nodes
-    return plan.target == "hosts" and any(node.state is NodeState.RUNNING for node in nodes)
+    alive = (NodeState.RUNNING, NodeState.PENDING)
+    nodes = target.observe(plan).nodes
+    return plan.target == "hosts" and any(node.state in alive for node in nodes)
 
 
 def _write(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,26 @@ def refine_reason(
 
 
 def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:
-    """Of the incarnations that the plan has; nodes that left none are missing."""
+    """Of the incarnations that the plan has, by the launcher's clock; some may have left none."""
+    offsets = clock_offsets(plan)
     found = (read_node_outcome(run, node.node_index, node.incarnation) for node in plan.nodes)
-    return tuple(outcome for outcome in found if outcome is not None)
+    return tuple(
+        replace(told, finished_at=told.finished_at - offsets.get(told.node_index, 0.0))
+        for told in found
+        if told is not None
+    )
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
+    """Each node's wall clock less the launcher's, in seconds, as measured before the run. Pure."""
+    return {index: facts.clock_offset_s for index, facts in enumerate(plan.hosts)}
+
+
+def by_launchers_clock(
+    events: Iterable[dict[str, Any]], offsets: Mapping[int, float]
+) -> tuple[dict[str, Any], ...]:
+    """Events with the times at which the launcher's own clock would have seen them. Pure."""
+    return tuple({**e, "at": e["at"] - offsets.get(e["node_index"], 0.0)} for e in events)

@@ -6,6 +6,7 @@ Standard library only, because the node reads it where this project is not insta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import Template
 
 Env = tuple[tuple[str, str], ...]
 """Variables in a fixed order, so that equal plans render to equal bytes."""
@@ -73,3 +74,15 @@ class NodePlan:
     mounts: tuple[Mount, ...]
     device_ids: tuple[str, ...]
     log_dir: str
+
+    @property
+    def literal_command(self) -> tuple[str, ...]:
+        """The command for torch's agent, which takes each word for a template: ``$$`` would reach
+        the worker as ``$``, and ``$local_rank`` as a number."""
+        return tuple(
+            word.replace("$", "$$") if _is_template(word) else word for word in self.command
+        )
+
+
+def _is_template(word: str) -> bool:
+    return Template(word).safe_substitute(local_rank="") != word

@@ -11,6 +11,8 @@ from launcher.goodput import measure_goodput
 from launcher.listing import read_state
 from launcher.node_outcomes import (
     agent_ledger,
+    by_launchers_clock,
+    clock_offsets,
     read_ledger,
     read_node_outcome,
     read_restarts,
@@ -19,6 +21,7 @@ from launcher.node_outcomes import (
 from launcher.report import read_report
 from launcher.runs import Outcome, RunFolder
 from launcher.state import FAULT_OF_REASON, TERMINAL_STATES, RunState
+from launcher.summary import render_clocks
 from launcher.timeline import Event, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
@@ -36,13 +39,18 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
     """
     plan = run.read_plan()
     state, outcome = read_state(run, plan)
-    ledgers = {node: read_ledger(agent_ledger(run, *node)) for node in run.incarnations()}
+    offsets = clock_offsets(plan)
+    ledgers = {
+        node: by_launchers_clock(read_ledger(agent_ledger(run, *node)), offsets)
+        for node in run.incarnations()
+    }
     submitted_at = run.submitted_at()
     over = state in {ended.value for ended in TERMINAL_STATES}
     nodes = _read_nodes(run, ledgers, None if over else now)
     events = [event for events in ledgers.values() for event in events]
     ended_at = submitted_at + outcome.duration_s if outcome else now
-    goodput = measure_goodput(read_train_ledger(run), events, submitted_at, ended_at)
+    trained = by_launchers_clock(read_train_ledger(run), offsets)
+    goodput = measure_goodput(trained, events, submitted_at, ended_at)
     return {
         "run_id": run.run_id,
         "job": plan.job_name,
@@ -59,6 +67,7 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
         "failure": outcome.failure if outcome else read_report(run, plan).to_jsonable(),
         "restarts": (outcome.restarts if outcome else None) or read_restarts(run),
         "nodes": nodes,
+        "clock_offsets_s": {plan.hosts[i].host.name: offsets[i] for i in offsets},
         "phases_s": _sum_phases(nodes),
         "goodput": goodput.to_jsonable() if goodput else None,
         "timeline": [asdict(moment) for moment in tell_timeline(events, submitted_at)],
@@ -123,6 +132,7 @@ def render_postmortem(told: Mapping[str, Any]) -> str:
     if told["restarts"]:
         causes = ", ".join(f"{cause} {count}" for cause, count in told["restarts"].items())
         lines.append(f"  restarts by cause, over all nodes: {causes}")
+    lines += render_clocks(told.get("clock_offsets_s", {}))
     lines.append("  nodes:")
     lines += [_render_node(node, told) for node in told["nodes"]]
     if told["phases_s"]:
@@ -161,7 +171,8 @@ def _render_failure(failure: Mapping[str, Any], *, ended: bool) -> list[str]:
 
 
 def _who(failure: Mapping[str, Any]) -> str:
-    who = f"node {failure['node_index']}, rank {failure['rank']}"
+    host = f" ({failure['host']})" if failure.get("host") else ""
+    who = f"node {failure['node_index']}{host}, rank {failure['rank']}"
     return who + (f", attempt {failure['attempt']}" if "attempt" in failure else "")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """One worker that ended badly. ``failed_at`` is seconds since the epoch, for ordering only.
+    """One worker that ended badly.
 
+    ``failed_at`` is seconds since the epoch by the launcher's clock, for ordering only; ``host`` is
+    the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is ahead.
     ``cause`` is a word of ``contract``'s FAILURE; ``attempt`` counts the starts of this
     incarnation's workers, 0-based.
     """
@@ -49,6 +51,8 @@ class RankFailure:
     log_tail: tuple[str, ...]
     cause: str = "exit"
     attempt: int = 0
+    host: str = ""
+    clock_offset_s: float = 0.0
 
     @property
     def is_collateral(self) -> bool:
@@ -93,10 +97,21 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
             if (log.node_index, log.incarnation) == (node.node_index, node.incarnation)
         ]
         if plan.agent is None:
-            failures += _by_torchrun(run, own, node, console)
+            found = _by_torchrun(run, own, node, console)
         else:
-            failures += _by_agent(run, own, node)
+            found = _by_agent(run, own, node)
+        failures += [_placed(failure, plan) for failure in found]
     return decide_report(failures, tail)
+
+
+def _placed(failure: RankFailure, plan: LaunchPlan) -> RankFailure:
+    """With its machine, and its time by the launcher's clock."""
+    if failure.node_index >= len(plan.hosts):
+        return failure
+    facts = plan.hosts[failure.node_index]
+    offset_s = facts.clock_offset_s
+    failed_at = failure.failed_at - offset_s if failure.failed_at else 0.0
+    return replace(failure, failed_at=failed_at, host=facts.host.name, clock_offset_s=offset_s)
 
 
 # -- the node agent's word ---------------------------------------------------------------------

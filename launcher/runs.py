@@ -163,6 +163,11 @@ class RunFolder:
         mark = {"pid": os.getpid(), "start": process_start(os.getpid())}
         write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another machine's launcher started it, and its end is not known here."""
+        return not (self.path / LAUNCHER_FILE).exists() and self.read_outcome() is None
+
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
         with contextlib.suppress(OSError, ValueError, KeyError):

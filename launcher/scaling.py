@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from launcher import contract
 from launcher.choose import KUBERNETES
 from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
@@ -14,7 +15,7 @@ from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder, write_atomically
 from launcher.targets.base import Observation
 
-SCALE_REQUEST_FILE = "scale-request"
+SCALE_REQUEST_FILE = contract.SCALE_REQUEST
 """``{"nodes": N}`` in the run folder; the launcher that follows the run removes it."""
 SCALE_FILE = "scale.json"
 """``{"nodes": N}`` in the run folder: the size last asked for; absent where nobody asked."""
@@ -35,6 +36,12 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
 
         KubernetesTarget(run.path.parent).scale(plan, nodes)
         write_atomically(run.path / SCALE_FILE, json.dumps({"nodes": nodes}))
+        return f"{run.run_id}: {nodes} nodes asked for"
+    if plan.target == "hosts" and run.read_outcome() is None and run.launcher_pid() is None:
+        from launcher.targets.hosts import HostsTarget
+
+        text = json.dumps({"nodes": nodes})
+        HostsTarget(run.path.parent).ask_launcher(plan, SCALE_REQUEST_FILE, text)
         return f"{run.run_id}: {nodes} nodes asked for"
     if run.read_outcome() is not None or run.launcher_pid() is None:
         raise InputError(

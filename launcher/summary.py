@@ -38,15 +38,32 @@ def render_failure(failure: Mapping[str, Any]) -> list[str]:
     if first is None:
         lines.append("  no worker left an error; the agent's last lines:")
         return lines + [f"    | {line}" for line in failure["console_tail"]]
-    lines.append(
-        f"  first failure: rank {first['rank']} on node {first['node_index']}: {first['exception']}"
-    )
+    lines.append(f"  first failure: {_who(first)}: {first['exception']}")
     lines += [f"    | {line}" for line in first["log_tail"]]
     lines.append(f"    log: {first['log']}")
     for other in failure["collateral"]:
-        who = f"rank {other['rank']} on node {other['node_index']}"
-        lines.append(f"  fell with it: {who}: {other['exception']}")
-    return lines
+        lines.append(f"  fell with it: {_who(other)}: {other['exception']}")
+    told = {
+        f["host"]: f["clock_offset_s"] for f in (first, *failure["collateral"]) if f.get("host")
+    }
+    return lines + render_clocks(told)
+
+
+def _who(failure: Mapping[str, Any]) -> str:
+    host = f" ({failure['host']})" if failure.get("host") else ""
+    return f"rank {failure['rank']} on node {failure['node_index']}{host}"
+
+
+def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:
+    """A line about hosts whose clocks are off by more than a second. Pure."""
+    off = {name: offset_s for name, offset_s in offsets_s.items() if abs(offset_s) > 1.0}
+    if not off:
+        return []
+    told = ", ".join(
+        f"{name} {abs(offset_s):.1f} s {'ahead' if offset_s > 0 else 'behind'}"
+        for name, offset_s in off.items()
+    )
+    return [f"  clocks, against this machine's: {told}; times here are corrected"]
 
 
 def _detail(outcome: Outcome) -> str:

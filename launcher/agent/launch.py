@@ -39,7 +39,7 @@ def run_elastic_agent(
     """Blocks until the workers are done for good. Call from the main thread."""
     _quieten_torch()
     config = _build_config(task, node, forks=forks)
-    command = task.node.command
+    command = task.node.literal_command
     try:
         if forks:
             elastic_launch(config, guard.enter_forked)(*command)

@@ -196,6 +196,16 @@ def write_outcome(path: Path, outcome: Mapping[str, Any]) -> None:
         write_atomically(path, json.dumps(outcome, indent=2) + "\n")
 
 
+def take_own_end(path: Path) -> int | None:
+    """The exit code of an earlier start that ended by itself; what a signal ended is forgotten."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        code = int(json.loads(path.read_text())["exit_code"])
+        if code not in contract.SIGNAL_CODES:
+            return code
+        path.unlink()
+    return None
+
+
 def write_termination(outcome: Mapping[str, Any], path: Path) -> None:
     """The outcome as a pod's termination message, if there is a place for one."""
     with contextlib.suppress(OSError), path.open("r+") as file:

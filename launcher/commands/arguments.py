@@ -207,15 +207,19 @@ def find(arguments: argparse.Namespace) -> RunFolder:
 def _find(arguments: argparse.Namespace) -> RunFolder:
     from launcher.runs import find_run
 
+    inventory = read_hosts(arguments)
+    name = arguments.run
     try:
-        return find_run(run_root(arguments), arguments.run)
+        run = find_run(run_root(arguments), arguments.run)
+        if inventory is None or not run.is_foreign:
+            return run
+        name = run.run_id
     except InputError:
-        inventory = read_hosts(arguments)
         if inventory is None:
             raise
     from launcher.adopting import adopt_run
 
-    return adopt_run(inventory, run_root(arguments), arguments.run)
+    return adopt_run(inventory, run_root(arguments), name)
 
 
 def run_root(arguments: argparse.Namespace) -> Path:

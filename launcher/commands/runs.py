@@ -5,11 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.commands import cluster
-from launcher.commands.arguments import add_command, add_run, find, natural, run_root
+from launcher.commands.arguments import (
+    add_command,
+    add_hosts,
+    add_run,
+    find,
+    natural,
+    read_hosts,
+    run_root,
+)
 from launcher.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -25,6 +34,7 @@ def add(commands: Any) -> None:
         "--on", choices=(cluster.KUBERNETES,), help="the runs of a cluster, whoever started them"
     )
     cluster.add_place(listing)
+    add_hosts(listing)
 
     status = add_command(commands, "status", _status, "show one run and its nodes")
     add_run(status)
@@ -69,6 +79,12 @@ def _ps(arguments: argparse.Namespace) -> int:
         rows = _list_cluster(arguments)
     else:
         rows = list_runs(run_root(arguments), everything=arguments.all)
+    if (inventory := read_hosts(arguments)) is not None:
+        from launcher.adopting import list_on_hosts
+        from launcher.runs import list_runs as list_folders
+
+        known = [run.run_id for run in list_folders(run_root(arguments))]
+        rows += list_on_hosts(inventory, known, time.time())
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
-from launcher.host import keeper, requests
+from launcher.host import keeper, requests, revive
 from launcher.host.examine import Token
 from launcher.host.facts import Listener
 from launcher.host.frames import MAGIC, BrokenFrameError, read_frame, write_frame
@@ -24,11 +26,14 @@ Handler = Callable[[dict[str, Any], bytes], dict[str, Any]]
 HANDLERS: dict[str, Handler] = {
     name: getattr(requests, name)
     for name in (
-        *("facts", "reach", "take", "release", "leases", "has", "store"),
-        *("clock", "probe", "engine", "tokens"),
-        *("prepare", "start", "stop", "remove", "runs", "image", "pull", "load"),
+        *("facts", "clock", "reach", "take", "release", "leases", "has", "store"),
+        *("probe", "engine", "tokens"),
+        *("prepare", "start", "stop", "remove", "ask", "is_asked", "runs", "image", "pull", "load"),
     )
 }
+
+LOOKING = ("facts", "leases", "runs", "watch")
+"""Requests before which nodes that a reboot ended get their keepers back."""
 
 
 def main(argv: list[str]) -> int:
@@ -46,6 +51,7 @@ def converse(program: str) -> None:
     stdout.write(MAGIC)
     stdout.flush()
     held = Held()
+    look = functools.partial(revive.revive, Path(program).parents[1], program)
     try:
         while True:
             signal.alarm(IDLE_LIMIT_S)
@@ -60,8 +66,10 @@ def converse(program: str) -> None:
                 return
             asked, blob = frame
             signal.alarm(int(asked.get("limit_s", IDLE_LIMIT_S)) + 60)
+            if asked["op"] in LOOKING:
+                look()
             if asked["op"] == "watch":
-                Watch(asked, stdout).run(sys.stdin.fileno())
+                Watch(asked, stdout, look).run(sys.stdin.fileno())
                 return
             if asked["op"] == "load":
                 signal.alarm(0)

@@ -2,7 +2,7 @@
 
 A process of its own on the host, which outlives the session that started it. A run that somebody
 follows has a lease which the follower renews: no launcher, no lease, no run. A detached run's
-lease is renewed here.
+lease is renewed here. Where Docker's restart policy brings a node back, the keeper goes on with it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ from launcher.host.leases import LeaseBook
 
 RECORD = "keeper.json"
 """In the node's folder: pid, start; once it has ended exit_code, out_of_memory, detail."""
+SPEC = "keeper-spec.json"
+"""Beside it, of a node that Docker brings back: what its next keeper is started with."""
+RECORD_BYTES = 4096
+OF_THE_KEEPER = ("pid", "start", "waits_since", "gone")
 POLL_S = 0.05
+ENGINE_POLL_S = 0.5
+BACK_LIMIT_S = 600.0
+"""How long an engine may be away, or a container down, before its node counts as gone."""
 RENEW_S = 2.0
 DETACHED_TTL_S = 20.0
 LOST_GRACE_S = 5.0
@@ -56,23 +64,43 @@ class _Keeper:
         self._asked = True
 
     def run(self) -> None:
-        start = {"pid": os.getpid(), "start": processes.start_of(os.getpid())}
-        write_record(self._folder, start)
+        self._record = {"pid": os.getpid(), "start": processes.start_of(os.getpid())}
+        write_record(self._folder, self._record)
         try:
-            child = commands.Child(
-                self._spec["argv"],
-                self._spec["cwd"],
-                self._env(),
-                self._folder / contract.CONSOLE_FILE,
-            )
+            code = self._follow(self._spec)
+            while self._may_come_back(code):
+                code = self._follow(attached(self._spec))
         except OSError as error:
             detail = f"cannot start {self._spec['argv'][0]}: {error.strerror}"
-            self._close({**start, "exit_code": SETUP_FAILED, "detail": detail})
+            self._close({**self._record, "exit_code": SETUP_FAILED, "detail": detail})
             return
+        ending = {"exit_code": code, "detail": self._why}
+        self._close({**self._record, **ending, **self._ending()})
+
+    def _follow(self, spec: Spec) -> int:
+        """The exit code of the program, which runs until it ends or is ended."""
+        console = self._folder / contract.CONSOLE_FILE
+        child = commands.Child(spec["argv"], spec["cwd"], self._env(), console)
         while (code := child.exit_code()) is None:
             self._turn(child)
             time.sleep(POLL_S)
-        self._close({**start, "exit_code": code, "detail": self._why, **self._ending()})
+        return code
+
+    def _may_come_back(self, code: int) -> bool:
+        """Waits until Docker has brought the container back; False where the node has ended."""
+        if not self._spec["comes_back"] or has_ended_by_itself(self._folder):
+            return False
+        name = self._spec["container"]
+        deadline = time.monotonic() + BACK_LIMIT_S
+        while self._kill_at is None and time.monotonic() < deadline:
+            self._turn(None)
+            found = inspect(name)
+            if found is not None and (found.is_running or found.out_of_memory):
+                return found.is_running
+            if found is not None and not found.is_there:
+                return False
+            time.sleep(ENGINE_POLL_S)
+        return False
 
     def _env(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if k != processes.KEEPER}
@@ -80,21 +108,30 @@ class _Keeper:
             inherited.pop(name, None)
         return {**inherited, **self._spec["env"], **self._spec["secrets"]}
 
-    def _turn(self, child: commands.Child) -> None:
+    def _turn(self, child: commands.Child | None) -> None:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s(now):
                 self._kill_at = now + grace_s
-                # To the agent alone: it ends its workers, and would report a worker that got a
-                # signal of its own as failed.
-                processes.send((child.pid,), signal.SIGTERM)
-                processes.send((child.pid,), signal.SIGCONT)
+                self._ask_to_end(child)
         elif now > self._kill_at:
             self._sweep()
+
+    def _ask_to_end(self, child: commands.Child | None) -> None:
+        # To the agent alone: it ends its workers, and would report a worker that got a signal of
+        # its own as failed.
+        if self._spec["comes_back"]:
+            commands.read_output(("docker", "kill", "--signal", "TERM", self._spec["container"]))
+        elif child is not None:
+            processes.send((child.pid,), signal.SIGTERM)
+            processes.send((child.pid,), signal.SIGCONT)
 
     def _grace_s(self, now: float) -> float:
         """Seconds for an orderly end where it is time to end, else 0."""
         if self._asked:
+            if self._spec["comes_back"] and not (self._folder / GRACE_FILE).exists():
+                # Nobody asked for the run's end: the host itself is going down.
+                os._exit(0)
             return max(0.01, read_grace_s(self._folder, self._spec["stop_grace_s"]))
         if now - self._renewed_at > (RENEW_S if self._spec["detached"] else 0.25):
             self._renewed_at = now
@@ -108,18 +145,15 @@ class _Keeper:
 
     def _ending(self) -> dict[str, Any]:
         name = self._spec.get("container")
-        if not name:
+        found = inspect(name) if name else None
+        if found is None:
             return {}
-        text = commands.read_output(
-            ("docker", "inspect", "--format", "{{.State.OOMKilled}} {{.State.Error}}", name)
-        )
-        oom, _, error = (text or "false ").strip().partition(" ")
-        return {"out_of_memory": oom == "true", "detail": error or self._why}
+        return {"out_of_memory": found.out_of_memory, "detail": found.error or self._why}
 
     def _sweep(self) -> None:
         run_id, node_index = self._spec["run_id"], self._spec["node_index"]
         if name := self._spec.get("container"):
-            commands.read_output(("docker", "rm", "--force", "--volumes", name))
+            remove_container(name)
         processes.end(processes.find(run_id, (node_index,)))
 
     def _close(self, record: dict[str, Any]) -> None:
@@ -145,21 +179,85 @@ GRACE_FILE = "stop-grace"
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Replaces the record; a full disk must not keep a node from ending."""
-    with suppress(OSError):
-        temporary = folder / f".{RECORD}"
-        temporary.write_text(json.dumps(record))
+    """Replaces the record; on a full disk in the place that the first one took."""
+    data = json.dumps(record).encode().ljust(RECORD_BYTES)
+    temporary = folder / f".{RECORD}"
+    try:
+        temporary.write_bytes(data)
         temporary.replace(folder / RECORD)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            with (folder / RECORD).open("r+b") as file:
+                file.write(data[:RECORD_BYTES])
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record as it is; empty where there is none."""
+    with suppress(OSError, ValueError):
+        record = json.loads((folder / RECORD).read_text())
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def write_spec(spec: Spec) -> None:
+    """What a later keeper of the same container needs, without the secrets."""
+    path = Path(spec["node_dir"]) / SPEC
+    path.write_text(json.dumps({**spec, "secrets": {}, "argv": []}))
+
+
+def attached(spec: Spec) -> Spec:
+    """As what runs already, with a keeper that only follows it. Pure."""
+    argv = ["docker", "attach", "--no-stdin", "--sig-proxy=false", spec["container"]]
+    return {**spec, "argv": argv, "cwd": "/"}
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """``state`` (of ``state.NodeState``, as text) with exit_code, out_of_memory and detail."""
-    try:
-        record = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError):
+    record = read_record(folder)
+    if not record:
         return {"state": "missing"}
     if "exit_code" in record:
-        record.pop("pid"), record.pop("start")
-        return {"state": "exited", **record}
-    alive = processes.start_of(record["pid"]) == record["start"]
-    return {"state": "running" if alive else "missing"}
+        return {"state": "exited", **{k: v for k, v in record.items() if k not in OF_THE_KEEPER}}
+    if processes.start_of(record["pid"]) == record["start"]:
+        return {"state": "running"}
+    waits = not record.get("gone") and (folder / SPEC).exists()
+    return {"state": "pending" if waits else "missing"}
+
+
+def has_ended_by_itself(folder: Path) -> bool:
+    """Whether the node's agent has reported an end that no signal brought about."""
+    with suppress(OSError, ValueError, KeyError):
+        outcome = json.loads((folder / contract.OUTCOME_FILE).read_text())
+        return outcome["exit_code"] not in contract.SIGNAL_CODES
+    return False
+
+
+# -- containers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """A container as its engine tells it."""
+
+    is_there: bool
+    is_running: bool = False
+    out_of_memory: bool = False
+    error: str = ""
+
+
+def inspect(name: str) -> Found | None:
+    """None where the engine does not answer."""
+    fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
+    text = commands.read_output(("docker", "inspect", "--format", fields, name))
+    if text is None:
+        answers = commands.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
+        return Found(is_there=False) if answers else None
+    running, oom, error = text.strip("\n").split(" ", 2)
+    return Found(True, running == "true", oom == "true", error.strip())
+
+
+def remove_container(name: str) -> None:
+    """Idempotent."""
+    commands.read_output(("docker", "rm", "--force", "--volumes", name))

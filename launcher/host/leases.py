@@ -1,7 +1,8 @@
 """Who holds what on this host: one small file for each node of a run, taken under one lock.
 
 No process serves them. Expiry is counted on the clock that runs since the boot, and the folder is
-gone with a reboot: a wrong time of day neither ends a lease nor keeps one.
+gone with a reboot: a wrong time of day neither ends a lease nor keeps one. The last lease takes the
+folder with it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any
 
 LOCK_LIMIT_S = 10.0
 SUFFIX = ".lease"
+LOCK = "lock"
 
 Lease = dict[str, Any]
-"""run_id, node_index, owner, launcher, gpus (ids), slots, detached, taken_at (epoch), expires_s
-(since boot)."""
+"""run_id, node_index, owner, launcher, gpus (ids), slots, detached, taken_at (epoch); when read
+also expires_s (since boot), which is the file's time of change: to renew it is to touch a file that
+is there, which neither a full disk nor a release at the same moment turns into something else."""
 
 
 class HeldError(Exception):
@@ -60,10 +63,17 @@ class LeaseBook:
             self._write({**lease, "taken_at": time.time()}, ttl_s)
 
     def renew(self, run_id: str, ttl_s: float, nodes: tuple[int, ...] | None = None) -> int:
-        """Moves the expiry of a run's leases, of ``nodes`` alone if given; how many there were."""
+        """Moves the expiry of a run's leases, of ``nodes`` alone if given; how many there were.
+
+        One that has expired meanwhile is taken again, if nobody else has what it holds by now.
+        """
         own = [le for le in self._of(run_id) if nodes is None or le["node_index"] in nodes]
         for lease in own:
-            self._write(lease, ttl_s)
+            with suppress(FileNotFoundError, HeldError):
+                if lease["expires_s"] < time.monotonic():
+                    self.take(lease, ttl_s, None)
+                else:
+                    _set_expiry(self._path(lease), ttl_s)
         return len(own)
 
     def release(self, run_id: str, nodes: tuple[int, ...] | None = None) -> None:
@@ -72,6 +82,9 @@ class LeaseBook:
             if nodes is None or lease["node_index"] in nodes:
                 with suppress(OSError):
                     self._path(lease).unlink()
+        if self._folder.is_dir():
+            with suppress(OSError), self._locked():
+                self._remove_if_empty()
 
     def seconds_left(self, run_id: str, node_index: int) -> float | None:
         """Until the lease expires, negative after that; None where there is none."""
@@ -100,48 +113,73 @@ class LeaseBook:
     def _write(self, lease: Lease, ttl_s: float) -> None:
         path = self._path(lease)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({**lease, "expires_s": time.monotonic() + ttl_s}))
+        temporary.write_text(json.dumps(lease))
         temporary.chmod(0o644)
+        _set_expiry(temporary, ttl_s)
         temporary.replace(path)
+
+    def _remove_if_empty(self) -> None:
+        """The lock's holder may: whoever waited for it finds it gone, and makes another."""
+        if os.listdir(self._folder) == [LOCK]:
+            (self._folder / LOCK).unlink()
+            self._folder.rmdir()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._make_folder()
-        lock = os.open(self._open_lock(), os.O_RDONLY)
+        deadline = time.monotonic() + LOCK_LIMIT_S
+        while (lock := self._try_lock()) is None:
+            if time.monotonic() > deadline:
+                raise OSError(f"{self._folder}/{LOCK} is held by another process")
+            time.sleep(0.01)
         try:
-            deadline = time.monotonic() + LOCK_LIMIT_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise OSError(f"{self._folder}/lock is held by another process") from None
-                    time.sleep(0.01)
             yield
         finally:
             os.close(lock)
 
-    def _make_folder(self) -> None:
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            # As /tmp: everybody takes leases, nobody removes another's.
-            with suppress(OSError):
-                self._folder.chmod(0o1777)
+    def _try_lock(self) -> int | None:
+        """The lock's descriptor; None where another has it, or removed it meanwhile."""
+        self._make_folder()
+        try:
+            lock = self._open_lock()
+        except FileNotFoundError:
+            return None
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == (self._folder / LOCK).stat().st_ino:
+                return lock
+        os.close(lock)
+        return None
 
-    def _open_lock(self) -> Path:
-        lock = self._folder / "lock"
+    def _make_folder(self) -> None:
+        if self._folder.is_dir():
+            return
+        temporary = self._folder.with_name(f".{self._folder.name}.{os.getpid()}")
+        temporary.mkdir(parents=True, exist_ok=True)
+        # As /tmp: everybody takes leases, nobody removes another's.
+        temporary.chmod(0o1777)
+        try:
+            temporary.rename(self._folder)
+        except OSError:
+            temporary.rmdir()
+
+    def _open_lock(self) -> int:
+        lock = self._folder / LOCK
         # Without O_CREAT where it is there: kernels refuse that for another's file here.
         if not lock.exists():
             lock.touch(0o666)
             with suppress(OSError):
                 lock.chmod(0o666)
-        return lock
+        return os.open(lock, os.O_RDONLY)
+
+
+def _set_expiry(path: Path, ttl_s: float) -> None:
+    at_ns = time.monotonic_ns() + int(ttl_s * 1e9)
+    os.utime(path, ns=(at_ns, at_ns))
 
 
 def _read(path: Path) -> Lease | None:
-    with suppress(OSError, ValueError):
-        lease = json.loads(path.read_text())
-        if isinstance(lease, dict) and "expires_s" in lease:
-            return lease
+    with suppress(OSError, ValueError), path.open() as file:
+        lease = json.load(file)
+        if isinstance(lease, dict) and "run_id" in lease:
+            return {**lease, "expires_s": os.fstat(file.fileno()).st_mtime_ns / 1e9}
     return None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import signal
-import sys
 import tarfile
 import time
 from contextlib import suppress
@@ -15,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.host import commands, examine, keeper, processes
+from launcher.host import commands, examine, keeper, processes, revive
 from launcher.host.facts import read_facts, read_reachable
 from launcher.host.leases import HeldError, LeaseBook
+from launcher.host.watch import is_followed
 
 Asked = dict[str, Any]
 
@@ -126,26 +125,16 @@ def start(asked: Asked, blob: bytes) -> Asked:
     """Starts the keepers of ``nodes``; an earlier incarnation of the same node is ended first."""
     for spec in asked["nodes"]:
         end_nodes(spec["run_id"], (spec["node_index"],), 0.0)
-        env = {
-            **os.environ,
-            contract.RUN_ID: spec["run_id"],
-            contract.NODE_INDEX: str(spec["node_index"]),
-            processes.KEEPER: "1",
-        }
-        folder = Path(spec["node_dir"])
-        for stale in (keeper.RECORD, keeper.GRACE_FILE):
-            (folder / stale).unlink(missing_ok=True)
-        data = json.dumps(spec).encode()
-        argv = (sys.executable, asked["program"], "keep")
-        pid = commands.start_keeper(argv, env, data, folder / "keeper.log")
-        # Else an observer that is quick would find no record, and take the node for lost.
-        keeper.write_record(folder, {"pid": pid, "start": processes.start_of(pid)})
+        revive.start(spec, asked["program"])
     return {}
 
 
 def stop(asked: Asked, blob: bytes) -> Asked:
-    """Ends a run's nodes, or ``nodes`` of them; with ``remove`` also what they wrote."""
+    """Ends a run's nodes, or ``nodes`` of them; ``tell_launcher`` lets one that follows end too."""
     nodes = None if asked["nodes"] is None else tuple(asked["nodes"])
+    if asked["tell_launcher"]:
+        with suppress(OSError):
+            _write(Path(asked["run_dir"], contract.STOP_REQUEST), b"stopped from elsewhere\n")
     end_nodes(asked["run_id"], nodes, asked["grace_s"])
     LeaseBook(asked["lease_dir"]).release(asked["run_id"], nodes)
     return {}
@@ -180,6 +169,20 @@ def load(asked: Asked, blob: bytes) -> Asked:
     return {}
 
 
+def ask(asked: Asked, blob: bytes) -> Asked:
+    """Leaves a request for the launcher that follows a run. Refused where none does."""
+    run_dir = Path(asked["run_dir"])
+    if asked["name"] not in contract.RUN_REQUESTS or not is_followed(run_dir):
+        raise RefusedError(f"nobody follows {run_dir.name}")
+    _write(run_dir / asked["name"], asked["text"].encode())
+    return {}
+
+
+def is_asked(asked: Asked, blob: bytes) -> Asked:
+    """Whether a request still waits to be taken up."""
+    return {"waits": Path(asked["run_dir"], asked["name"]).exists()}
+
+
 def runs(asked: Asked, blob: bytes) -> Asked:
     """Runs that this host knows, with their plans and which of their nodes are here."""
     found = []
@@ -187,10 +190,22 @@ def runs(asked: Asked, blob: bytes) -> Asked:
     for path in sorted(folder.glob(f"*/{PLAN_FILE}")):
         run_id = path.parent.name
         if run_id.startswith(asked["run_id"]):
-            nodes = (path.parent / contract.NODES_DIR).glob("[0-9]*")
-            indices = sorted(int(node.name) for node in nodes)
-            found.append({"run_id": run_id, "plan": path.read_text(), "nodes": indices})
+            nodes = list((path.parent / contract.NODES_DIR).glob("[0-9]*/[0-9]*"))
+            states = [keeper.read_state(node)["state"] for node in nodes]
+            told = {
+                "run_id": run_id,
+                "plan": path.read_text(),
+                "nodes": sorted({int(node.parent.name) for node in nodes}),
+                "lives": "running" in states or "pending" in states or is_followed(path.parent),
+                "began_at": min((_first_change(node) for node in nodes), default=0.0),
+            }
+            found.append(told)
     return {"runs": found}
+
+
+def _first_change(folder: Path) -> float:
+    """Of what lies in a folder, seconds since the epoch."""
+    return min((path.stat().st_mtime for path in folder.iterdir()), default=time.time())
 
 
 def end_nodes(run_id: str, nodes: tuple[int, ...] | None, grace_s: float) -> None:
@@ -252,5 +267,10 @@ def unpack(data: bytes, folder: Path) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,8 @@ from launcher.host.leases import LeaseBook
 POLL_S = 0.1
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
+FOLLOWED_S = 10.0
+"""How long a run counts as followed after its launcher's last beat."""
 """After that much silence of the launcher this session ends: a cut connection may never do."""
 CHUNK_BYTES = 1 << 20
 LEFT_OUT = ("code", contract.AGENT_ARCHIVE, contract.CHECKPOINTS_DIR)
@@ -31,14 +34,16 @@ REWRITTEN_BYTES = 1 << 16
 class Watch:
     """One launcher's view of one run on this host.
 
-    ``have`` is the size of each file that the launcher has, by its path in the run folder.
+    ``have`` is the size of each file that the launcher has, by its path in the run folder;
+    ``revive`` is called now and then while a node is on its way back.
     """
 
-    def __init__(self, asked: dict[str, Any], out: IO[bytes]) -> None:
+    def __init__(self, asked: dict[str, Any], out: IO[bytes], revive: Callable[[], None]) -> None:
+        self._revive = revive
         self._run_id = asked["run_id"]
         self._run_dir = Path(asked["run_dir"])
         self._nodes = tuple(asked["nodes"])
-        self._once = asked["once"]
+        self._once, self._follows = asked["once"], asked["follows"]
         self._book = LeaseBook(asked["lease_dir"])
         self._ttl_s = asked["ttl_s"]
         self._out = out
@@ -51,7 +56,7 @@ class Watch:
         beat_at = 0.0
         if self._once:
             self.send_new()
-            write_frame(self._out, {"done": True})
+            write_frame(self._out, {"done": True, "followed": is_followed(self._run_dir)})
             return
         while True:
             signal.alarm(SILENCE_LIMIT_S)
@@ -60,8 +65,12 @@ class Watch:
                 if time.monotonic() - beat_at >= BEAT_S:
                     beat_at = time.monotonic()
                     write_frame(self._out, {"beat": time.time()})
+                    if any(state["state"] == "pending" for state in self._states.values()):
+                        self._revive()
             if not os.read(stdin, 4096):
                 return
+            if self._follows:
+                mark_followed(self._run_dir)
             if self._ttl_s:
                 self._book.renew(self._run_id, self._ttl_s, self._nodes)
 
@@ -73,8 +82,12 @@ class Watch:
             for folder in (self._run_dir / contract.NODES_DIR / str(index)).glob("[0-9]*")
         }
         for path in sorted(_files(self._run_dir)):
+            is_request = path.parent == self._run_dir and path.name in contract.RUN_REQUESTS
             with suppress(OSError):
-                self._send_file(path)
+                if self._follows or not is_request:
+                    self._send_file(path)
+                if self._follows and is_request:
+                    path.unlink()
         if states != self._states:
             self._states = states
             write_frame(self._out, {"nodes": states})
@@ -92,7 +105,8 @@ class Watch:
             # Without a byte, a new file and one that was emptied are news too.
             first = self._sent.get(name, -1) not in range(offset + 1)
             while (data := file.read(CHUNK_BYTES)) or first:
-                write_frame(self._out, {"file": name, "offset": offset, "new": offset == 0}, data)
+                told = {"file": name, "offset": offset, "new": offset == 0, "at": stat.st_mtime}
+                write_frame(self._out, told, data)
                 offset += len(data)
                 first = False
         self._seen[name] = mark
@@ -107,6 +121,23 @@ class Watch:
         rewritten = sent >= now[1] and now[1] <= REWRITTEN_BYTES and before is not None
         unknown = before is None and name.endswith(".json")
         return 0 if replaced or rewritten or unknown or sent > now[1] else sent
+
+
+def mark_followed(run_dir: Path) -> None:
+    """Notes that a launcher has just been heard."""
+    path = run_dir / contract.FOLLOWED_FILE
+    with suppress(OSError):
+        path.touch()
+        now_ns = time.monotonic_ns()
+        os.utime(path, ns=(now_ns, now_ns))
+
+
+def is_followed(run_dir: Path) -> bool:
+    """Whether a launcher somewhere follows the run."""
+    with suppress(OSError):
+        heard_s = (run_dir / contract.FOLLOWED_FILE).stat().st_mtime_ns / 1e9
+        return 0 <= time.monotonic() - heard_s < FOLLOWED_S
+    return False
 
 
 def _files(folder: Path) -> list[Path]:

@@ -105,7 +105,7 @@ class Container:
             return agent_argv(self.plan.python, contract.CONTAINER_AGENT, self.node)[1:]
         torch_version = parse_torch_version(self.plan.torch_version)
         settings = plan_settings(self.node, torch_version, self.plan.stop_grace_s)
-        return render_argv((), settings, self.node.command)
+        return render_argv((), settings, self.node.literal_command)
 
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.
@@ -143,8 +143,11 @@ class Container:
 # -- options, each in both spellings ----------------------------------------------------------
 
 
-def shared_options(plan: LaunchPlan, network: str) -> Iterator[Option]:
-    """What all containers of a run have in common, made once: rendering stays cheap."""
+def shared_options(plan: LaunchPlan, network: str, restart: str = "no") -> Iterator[Option]:
+    """What all containers of a run have in common, made once: rendering stays cheap.
+
+    ``restart`` is Docker's policy for a container that has ended.
+    """
     yield Option(
         line=("--network", network),
         config={"networking_config": {"EndpointsConfig": {network: {}}}},
@@ -153,7 +156,7 @@ def shared_options(plan: LaunchPlan, network: str) -> Iterator[Option]:
     hosts = [f"{name}:{address}" for name, address in plan.extra_hosts]
     if hosts:
         yield Option(flag="--add-host", values=tuple(hosts), host={"extra_hosts": hosts})
-    yield _entrypoint(plan)
+    yield _entrypoint(plan, restart)
     timeout_s = plan.stop_grace_s + STOP_MARGIN_S
     yield Option(
         line=("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
@@ -168,14 +171,14 @@ def shared_options(plan: LaunchPlan, network: str) -> Iterator[Option]:
     yield _labels((*plan.labels, *run_labels(plan), (contract.LABEL_ATTEMPT, str(plan.attempt))))
 
 
-def _entrypoint(plan: LaunchPlan) -> Option:
+def _entrypoint(plan: LaunchPlan, restart: str) -> Option:
     """The override also drops the image's own init process: the agent's supervisor is one itself,
     torchrun is not."""
     init, program = ((), plan.python) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
-        line=(*init, "--entrypoint", program, "--restart", "no"),
+        line=(*init, "--entrypoint", program, "--restart", restart),
         config={"entrypoint": [program], "detach": True},
-        host={**({"init": True} if init else {}), "restart_policy": {"Name": "no"}},
+        host={**({"init": True} if init else {}), "restart_policy": {"Name": restart}},
     )
 
 

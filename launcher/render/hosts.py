@@ -7,13 +7,16 @@ from typing import Any
 
 from launcher import contract
 from launcher.hosts import HostFacts
-from launcher.hosts_plan import CODE_DIR, run_dir_on
+from launcher.hosts_plan import CODE_DIR, comes_back, run_dir_on
 from launcher.node_plan import Env, NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.agent_files import AgentFiles, TaskFile, agent_argv, render_agent_files
 from launcher.render.container import DOCKER_RUN_ATTACHED, Container, shared_options
 from launcher.render.shell import quote, render_block, render_exports
 from launcher.torchrun import parse_torch_version, plan_settings, render_argv
+
+RESTART_ALWAYS = "always"
+"""Not ``unless-stopped``: an engine that goes down with its host stops its containers itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,8 @@ class HostNode:
             "unset": list(self.unset),
             "secrets": secrets,
             "container": self.container,
+            "comes_back": comes_back(plan),
+            "slots_limit": self.host.host.slots,
             "detached": plan.detached,
             "stop_grace_s": plan.stop_grace_s,
         }
@@ -185,9 +190,12 @@ def _checkpoint_dir(node: NodePlan) -> str:
 def _docker_argv(plan: LaunchPlan, node: NodePlan, host: HostFacts) -> tuple[str, ...]:
     """In the foreground, and on the host's own network: its addresses are the host's."""
     own = replace(plan, user=host.user)
-    container = Container(plan=own, node=node, shared=tuple(shared_options(own, "host")))
+    back = comes_back(plan)
+    shared = shared_options(own, "host", RESTART_ALWAYS if back else "no")
+    container = Container(plan=own, node=node, shared=tuple(shared))
     options = (word for option in container.options for word in option.words)
-    return (*DOCKER_RUN_ATTACHED, *options, container.image, *container.arguments)
+    again = ("--sig-proxy=false", "--env", f"{contract.COMES_BACK}=1") if back else ()
+    return (*DOCKER_RUN_ATTACHED, *again, *options, container.image, *container.arguments)
 
 
 def _argv(plan: LaunchPlan, node: NodePlan, host: HostFacts, run_dir: str) -> tuple[str, ...]:
@@ -195,4 +203,4 @@ def _argv(plan: LaunchPlan, node: NodePlan, host: HostFacts, run_dir: str) -> tu
         return agent_argv(host.python, f"{run_dir}/{contract.AGENT_ARCHIVE}", node)
     torch_version = parse_torch_version(plan.torch_version)
     settings = plan_settings(node, torch_version, plan.stop_grace_s)
-    return render_argv((host.python, "-m", "torch.distributed.run"), settings, node.command)
+    return render_argv((host.python, "-m", "torch.distributed.run"), settings, node.literal_command)

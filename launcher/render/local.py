@@ -115,4 +115,4 @@ def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
     if plan.agent is not None:
         return agent_argv(plan.python, f"{plan.run_dir}/{contract.AGENT_ARCHIVE}", node)
     settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
-    return render_argv((plan.python, "-m", "torch.distributed.run"), settings, node.command)
+    return render_argv((plan.python, "-m", "torch.distributed.run"), settings, node.literal_command)

@@ -35,8 +35,18 @@ class HostLine:
     """What is known of one host of a run; a thread of its own keeps it so."""
 
     def __init__(
-        self, ssh: Ssh, run_id: str, run_dir: Path, host: HostFacts, nodes: list[int], ttl_s: float
+        self,
+        ssh: Ssh,
+        run_id: str,
+        run_dir: Path,
+        host: HostFacts,
+        nodes: list[int],
+        ttl_s: float = 0.0,
+        *,
+        follows: bool = False,
     ) -> None:
+        self._follows = follows
+        self.has_told = threading.Event()
         self.host, self.nodes = host, nodes
         self._ssh, self._run_id, self._run_dir, self._ttl_s = ssh, run_id, run_dir, ttl_s
         self._states: dict[str, dict[str, Any]] = {}
@@ -103,7 +113,8 @@ class HostLine:
             if self._closed:
                 session.kill()
         try:
-            session.send(watch_request(self, self._run_id, self._run_dir, self._ttl_s))
+            asked = watch_request(self, self._run_id, self._run_dir)
+            session.send({**asked, "ttl_s": self._ttl_s, "follows": self._follows})
             session.beat()
             while not self._closed:
                 message, blob = session.receive()
@@ -119,12 +130,11 @@ class HostLine:
             write_at(self._run_dir, message, blob)
         elif "nodes" in message:
             self._states = message["nodes"]
+            self.has_told.set()
 
 
-def watch_request(
-    line: HostLine, run_id: str, run_dir: Path, ttl_s: float, *, once: bool = False
-) -> dict[str, Any]:
-    """Asks for everything that is not yet in ``run_dir``."""
+def watch_request(line: HostLine, run_id: str, run_dir: Path) -> dict[str, Any]:
+    """Asks for everything that is not yet in ``run_dir``, as one who only looks on."""
     return {
         "op": "watch",
         "run_id": run_id,
@@ -132,23 +142,26 @@ def watch_request(
         "lease_dir": line.host.host.lease_dir,
         "nodes": line.nodes,
         "have": read_sizes(run_dir),
-        "ttl_s": ttl_s,
-        "once": once,
+        "ttl_s": 0.0,
+        "once": False,
+        "follows": False,
     }
 
 
-def copy_once(ssh: Ssh, line: HostLine, run_id: str, run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Brings everything that the host has; the nodes' states there.
+def copy_once(
+    ssh: Ssh, line: HostLine, run_id: str, run_dir: Path
+) -> tuple[dict[str, dict[str, Any]], bool]:
+    """Brings everything that the host has; the nodes' states, and whether a launcher follows them.
 
     Raises ``TargetError`` where the host is not reached.
     """
     states: dict[str, dict[str, Any]] = {}
     with ssh.open(line.host.host) as session:
-        session.send(watch_request(line, run_id, run_dir, 0.0, once=True))
+        session.send({**watch_request(line, run_id, run_dir), "once": True})
         while True:
             message, blob = session.receive()
             if "done" in message:
-                return states
+                return states, message["followed"]
             if "file" in message:
                 write_at(run_dir, message, blob)
             states.update(message.get("nodes", {}))
@@ -174,11 +187,14 @@ def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:
         # Another file by that name: a reader sees the old one or the new one.
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
         temporary.write_bytes(blob)
+        os.utime(temporary, (message["at"], message["at"]))
         temporary.replace(path)
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(descriptor, blob, message["offset"])
+        # The host's own time, as in all that its nodes write: a report corrects for its clock.
+        os.utime(descriptor, (message["at"], message["at"]))
     finally:
         os.close(descriptor)
 

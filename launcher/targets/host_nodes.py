@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+import time
 from typing import Any
 
 from launcher import contract
 from launcher.errors import InputError, TargetError
 from launcher.hosts import HostFacts
 from launcher.hosts_plan import lease_of, run_dir_on
+from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.hosts import HostNode
 from launcher.targets.code import Code
@@ -19,15 +21,15 @@ from launcher.targets.ssh import Session
 
 STOP_MARGIN_S = 20.0
 SEND_LIMIT_S = 600.0
+ANSWER_LIMIT_S = 30.0
 
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
     """Takes the node's lease, or raises ``TargetError`` saying who holds what it needs."""
-    owner = f"{getpass.getuser()}@{socket.gethostname()}"
     host = node.host.host
     answer = session.call(
         "take",
-        leases=[lease_of(plan, node.node, owner, str(os.getpid()))],
+        leases=[own_lease(plan, node)],
         lease_dir=host.lease_dir,
         ttl_s=LEASE_TTL_S,
         slots_limit=host.slots,
@@ -37,6 +39,18 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
             f"{host.name}: held by {describe_leases(answer['held'])}",
             "wait for it, or name other hosts; launcher hosts shows all leases",
         )
+
+
+def own_lease(plan: LaunchPlan, node: HostNode) -> dict[str, object]:
+    """The node's lease, with who takes it."""
+    owner = f"{getpass.getuser()}@{socket.gethostname()}"
+    return lease_of(plan, node.node, owner, str(os.getpid()))
+
+
+def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session) -> None:
+    """Starts the node's keeper, which starts the node."""
+    spec = {**node.spec(plan, secrets), "lease": own_lease(plan, node)}
+    session.call("start", nodes=[spec])
 
 
 def describe_leases(leases: list[dict[str, Any]]) -> str:
@@ -50,17 +64,44 @@ def describe_leases(leases: list[dict[str, Any]]) -> str:
 
 
 def end_on(
-    session: Session, plan: LaunchPlan, host: HostFacts, nodes: list[int] | None, grace_s: float
+    session: Session,
+    plan: LaunchPlan,
+    host: HostFacts,
+    nodes: list[int] | None,
+    grace_s: float,
+    *,
+    tell_launcher: bool,
 ) -> None:
-    """Ends a run's nodes on a host, ``nodes`` alone if given, and gives their leases back."""
+    """Ends a run's nodes on a host, ``nodes`` alone if given, and gives their leases back.
+
+    ``tell_launcher`` lets one elsewhere that follows the run end it too, in place of new nodes.
+    """
     session.call(
         "stop",
         run_id=plan.run_id,
         nodes=nodes,
         grace_s=grace_s,
+        run_dir=run_dir_on(host, plan.run_id),
+        tell_launcher=tell_launcher,
         lease_dir=host.host.lease_dir,
         limit_s=grace_s + STOP_MARGIN_S,
     )
+
+
+def ask_on(session: Session, plan: LaunchPlan, host: HostFacts, name: str, text: str) -> None:
+    """Leaves a request for the launcher that follows the run, and waits until it is taken up.
+
+    Raises ``TargetError`` where nobody follows the run, or the launcher does not answer.
+    """
+    run_dir = run_dir_on(host, plan.run_id)
+    session.call("ask", run_dir=run_dir, name=name, text=text)
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    while session.call("is_asked", run_dir=run_dir, name=name)["waits"]:
+        if time.monotonic() > deadline:
+            raise TargetError(
+                f"the launcher of {plan.run_id} does not answer", f"launcher status {plan.run_id}"
+            )
+        time.sleep(0.1)
 
 
 def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> None:
@@ -111,3 +152,17 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
             f"export {missing[0]}=..., or take it out of secrets",
         )
     return {name: os.environ[name] for name in names}
+
+
+def by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
+    """Each host of a plan by name, with the indices of its nodes. Pure."""
+    found: dict[str, tuple[HostFacts, list[int]]] = {}
+    for node in plan.nodes:
+        host = plan.hosts[node.node_index]
+        found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
+    return found
+
+
+def key_of(node: NodePlan) -> str:
+    """A node's name among a host's states. Pure."""
+    return f"{node.node_index}.{node.incarnation}"

@@ -18,8 +18,10 @@ from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import HostFacts
+from launcher.hosts_plan import comes_back
 from launcher.inventory import Inventory, read_inventory
 from launcher.job import JobSpec
+from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.hosts import HostNode, HostsArtifact, render_hosts
 from launcher.runs import RunFolder, list_runs
@@ -29,13 +31,23 @@ from launcher.targets.code import Code, read_code
 from launcher.targets.host_facts import Survey
 from launcher.targets.host_images import Image, parse_labels, provide_image, read_image
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
-from launcher.targets.host_nodes import end_on, prepare, read_secrets, remove_on, take
-from launcher.targets.ssh import Session, Ssh
+from launcher.targets.host_nodes import (
+    ask_on,
+    by_host,
+    end_on,
+    key_of,
+    launch,
+    prepare,
+    read_secrets,
+    remove_on,
+    take,
+)
+from launcher.targets.ssh import RefusedByHostError, Session, Ssh
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
-STOP_MARGIN_S = 20.0
 STARTS_LATER_S = 2.0
+FIRST_WORD_LIMIT_S = 20.0
 
 
 class HostsTarget:
@@ -62,6 +74,8 @@ class HostsTarget:
         self._pulse: Pulse | None = None
         self._late: set[int] = set()
         """Nodes that are to be started as soon as their host is reached again."""
+        self._refused: dict[int, str] = {}
+        """Nodes that their host, though it is reached, could not start, and why."""
 
     # -- before a run -----------------------------------------------------------------------------
 
@@ -128,16 +142,26 @@ class HostsTarget:
         """As ``Target.submit``: leases first, then everything in place, then all are started."""
         artifact = self.render(plan, only)
         secrets = read_secrets(plan)
+        for node in artifact.nodes:
+            self._refused.pop(node.node.node_index, None)
         self._open_lines(plan)
         try:
             self._start(plan, artifact, secrets)
-        except TargetError:
+        except TargetError as error:
             if only is None:
                 with contextlib.suppress(TargetError):
                     self.stop(plan.run_id, 0)
                 raise
-            # A host that was lost may be back in a minute: its node is started then.
-            self._start_later(plan, artifact, secrets)
+            if not self._is_refused(artifact, error):
+                # A host that was lost may be back in a minute: its node is started then.
+                self._start_later(plan, artifact, secrets)
+
+    def _is_refused(self, artifact: HostsArtifact, error: TargetError) -> bool:
+        """Notes what a host said that is there and cannot do it: the run's own limit counts."""
+        if not isinstance(error, RefusedByHostError):
+            return False
+        self._refused |= {node.node.node_index: error.what for node in artifact.nodes}
+        return True
 
     def _start(self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]) -> None:
         sessions = self._open_sessions(artifact)
@@ -184,8 +208,8 @@ class HostsTarget:
     def _launch(
         self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
     ) -> None:
-        session.call("start", nodes=[node.spec(plan, secrets)])
-        self._lines[node.host.host.name].started(_key(node.node))
+        launch(plan, node, secrets, session)
+        self._lines[node.host.host.name].started(key_of(node.node))
 
     def _start_later(
         self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]
@@ -196,21 +220,33 @@ class HostsTarget:
         def keep_trying() -> None:
             while indices <= self._late:
                 time.sleep(STARTS_LATER_S)
-                with contextlib.suppress(TargetError):
-                    if indices <= self._late:
-                        self._start(plan, artifact, secrets)
+                if not indices <= self._late:
+                    return
+                try:
+                    self._start(plan, artifact, secrets)
+                    self._late -= indices
+                except TargetError as error:
+                    if self._is_refused(artifact, error):
                         self._late -= indices
 
         threading.Thread(target=keep_trying, daemon=True).start()
 
     # -- while it runs ----------------------------------------------------------------------------
 
-    def _open_lines(self, plan: LaunchPlan) -> None:
+    def look_on(self, plan: LaunchPlan) -> None:
+        """Brings what a run writes as it comes, of one that nobody on this machine follows."""
+        self._open_lines(plan, follows=False)
+        for line in self._lines.values():
+            line.has_told.wait(FIRST_WORD_LIMIT_S)
+
+    def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
         ssh = self._connect_as(plan)
-        for host, nodes in _by_host(plan).values():
+        for host, nodes in by_host(plan).values():
             if host.host.name not in self._lines:
-                ttl_s = 0.0 if plan.detached else LEASE_TTL_S
-                line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s)
+                ttl_s = LEASE_TTL_S if follows and not plan.detached else 0.0
+                line = HostLine(
+                    ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s, follows=follows
+                )
                 self._lines[host.host.name] = line
                 line.open()
         if self._pulse is None:
@@ -219,22 +255,26 @@ class HostsTarget:
 
     def observe(self, plan: LaunchPlan) -> Observation:
         """As ``Target.observe``. Asks the hosts where this launcher does not follow the run."""
-        states = {} if self._lines else self._ask(plan)
+        states = {} if self._lines else self._ask(plan)[0]
+        # Its own engine may start it again when the host is back: the others go on meanwhile.
+        away = "pending" if comes_back(plan) else "missing"
         nodes = tuple(
-            self._observe(plan.hosts[node.node_index], node, states) for node in plan.nodes
+            self._observe(plan.hosts[node.node_index], node, states, away) for node in plan.nodes
         )
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe(
-        self, host: HostFacts, node: Any, states: dict[str, dict[str, Any]]
+        self, host: HostFacts, node: NodePlan, states: dict[str, dict[str, Any]], away: str
     ) -> NodeObservation:
         line = self._lines.get(host.host.name)
-        found = line.state(_key(node)) if line else states.get(_key(node), {"state": "missing"})
+        found = line.state(key_of(node)) if line else states.get(key_of(node), {"state": "missing"})
         detail = found.get("detail", "")
         if node.node_index in self._late:
             found = {"state": "pending"}
+        elif node.node_index in self._refused:
+            found, detail = {"state": "missing"}, self._refused[node.node_index]
         elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
-            found, detail = {"state": "missing"}, f"{host.host.name} does not answer"
+            found, detail = {"state": away}, f"{host.host.name} does not answer"
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
@@ -244,30 +284,42 @@ class HostsTarget:
             detail=detail,
         )
 
-    def _ask(self, plan: LaunchPlan) -> dict[str, dict[str, Any]]:
-        """States of all nodes, and all their files, from hosts that nobody here follows."""
+    def _ask(self, plan: LaunchPlan) -> tuple[dict[str, dict[str, Any]], bool]:
+        """States of all nodes, and all their files, from hosts that nobody here follows.
+
+        Also whether a launcher elsewhere does.
+        """
         ssh = self._connect_as(plan)
         lines = [
-            HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes, 0.0)
-            for host, nodes in _by_host(plan).values()
+            HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes)
+            for host, nodes in by_host(plan).values()
         ]
         found: dict[str, dict[str, Any]] = {}
         copied = ssh.each(lambda ln: copy_once(ssh, ln, plan.run_id, Path(plan.run_dir)), lines)
-        for states in copied:
+        for states, _ in copied:
             found.update(states)
-        return found
+        return found, any(followed for _, followed in copied)
+
+    def ask_launcher(self, plan: LaunchPlan, name: str, text: str) -> None:
+        """Has the launcher that follows the run, on whatever machine, take up a request.
+
+        Raises ``TargetError`` where there is none, or it does not answer.
+        """
+        host, _ = next(iter(by_host(plan).values()))
+        with self._connect_as(plan).open(host.host) as session:
+            ask_on(session, plan, host, name, text)
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``; a host that is not reached keeps what it has."""
         ssh = self._connect_as(plan)
 
         def copy(item: tuple[HostFacts, list[int]]) -> None:
-            line = HostLine(ssh, plan.run_id, Path(plan.run_dir), item[0], item[1], 0.0)
+            line = HostLine(ssh, plan.run_id, Path(plan.run_dir), item[0], item[1])
             if self._answers(item[0]):
                 with contextlib.suppress(TargetError):
                     copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
 
-        ssh.each(copy, _by_host(plan).values())
+        ssh.each(copy, by_host(plan).values())
 
     def _answers(self, host: HostFacts) -> bool:
         """False for a host known to be silent: nobody shall wait for it again."""
@@ -314,15 +366,18 @@ class HostsTarget:
                 if not self._answers(host):
                     raise TargetError(f"{host.host.name}: it does not answer")
                 with ssh.open(host.host) as session:
-                    end_on(session, plan, host, None if only is None else chosen, grace_s)
+                    nodes = None if only is None else chosen
+                    # One elsewhere that follows the run would only start its nodes anew.
+                    foreign = remove and not self._lines
+                    end_on(session, plan, host, nodes, grace_s, tell_launcher=foreign)
                     if remove:
-                        line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, indices, 0.0)
+                        line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, indices)
                         copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
                         remove_on(session, plan, host)
             except TargetError as error:
                 unreached.append(error.what)
 
-        ssh.each(end, _by_host(plan).values())
+        ssh.each(end, by_host(plan).values())
         if unreached and (plan.detached or not self._lines):
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
 
@@ -342,19 +397,9 @@ class HostsTarget:
             plan = self._plan_of(run.run_id)
             if plan is None or plan.target != self.name or run.read_outcome() is not None:
                 continue
-            states = self._ask(plan)
+            states, followed = self._ask(plan)
             running = sum(state["state"] == "running" for state in states.values())
+            # Between two attempts no node runs, but the run does.
+            running = max(running, int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
         return tuple(found)
-
-
-def _by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
-    found: dict[str, tuple[HostFacts, list[int]]] = {}
-    for node in plan.nodes:
-        host = plan.hosts[node.node_index]
-        found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
-    return found
-
-
-def _key(node: Any) -> str:
-    return f"{node.node_index}.{node.incarnation}"

@@ -59,6 +59,10 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 
+class RefusedByHostError(TargetError):
+    """The host is there, and says why it cannot do what was asked."""
+
+
 class Ssh:
     """Opens sessions to the hosts of an inventory; connections are shared and private."""
 
@@ -178,14 +182,15 @@ class Session:
     ) -> dict[str, Any]:
         """Asks, and waits for the answer.
 
-        Raises ``TargetError`` where the host refuses, is gone, or is silent for ``limit_s``.
+        Raises ``RefusedByHostError`` where the host refuses, ``TargetError`` where it is gone, or
+        silent for ``limit_s``.
         """
         with self._limit(limit_s):
             self.send({"op": op, "limit_s": limit_s, **asked}, blob)
             answer, _ = self.receive()
         if "error" in answer:
             hint = "make room there" if answer.get("errno") in ("ENOSPC", "EDQUOT") else ""
-            raise TargetError(f"{self.host.name}: {answer['error']}", hint)
+            raise RefusedByHostError(f"{self.host.name}: {answer['error']}", hint)
         return answer
 
     def send(self, message: dict[str, Any], blob: bytes = b"") -> None:

@@ -7,6 +7,7 @@ import re
 SSH_FAILED = 255
 """The client's own exit code; any other is the remote command's."""
 
+_FULL = "No space left on device|Disk quota exceeded"
 _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -70,6 +71,8 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
         if re.search(pattern, said):
             told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
             return f"{name}: {what}{told}", fix.format(name=name)
+    if re.search(_FULL, last):
+        return f"{name}: {last}", f"make room there: ssh {name} df -h"
     if exit_code != SSH_FAILED and last:
         return f"{name}: the remote end failed: {last}", f"to try: ssh {name} python3 --version"
     return (

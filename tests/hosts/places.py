@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-SSHD = "/usr/sbin/sshd"
+SSH_PORT = 22
 HOME = "/root"
 INIT = Path(__file__).with_name("host_init.sh")
 START_LIMIT_S = 60.0
@@ -31,10 +31,14 @@ def sh(*argv: str | Path) -> str:
     return done.stdout
 
 
-def wait_until(condition: Callable[[], object], limit_s: float = 30.0, what: str = "") -> None:
+def wait_until(
+    condition: Callable[[], object], limit_s: float = 30.0, what: str | Callable[[], str] = ""
+) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what or condition}"
+        if time.monotonic() > deadline:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {limit_s} s: {told or condition}")
         time.sleep(0.05)
 
 
@@ -60,6 +64,7 @@ class Host:
             (self.folder / name).mkdir(parents=True)
         sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "etc/host_key")
         self._write_sshd_config()
+        self.set_session_env()
         names = (f"{host.address} {host.name}\n" for host in self.network.hosts)
         (self.folder / "etc/hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
         sh("ip", "netns", "add", self.namespace)
@@ -82,7 +87,7 @@ class Host:
     def _write_sshd_config(self) -> None:
         (self.folder / "etc/sshd_config").write_text(
             textwrap.dedent(f"""\
-                Port 22
+                Port {SSH_PORT}
                 HostKey {self.folder}/etc/host_key
                 AuthorizedKeysFile {self.network.folder}/id.pub
                 PidFile {self.folder}/etc/sshd.pid
@@ -94,7 +99,6 @@ class Host:
                 MaxStartups 200
                 MaxSessions 200
                 UseDNS no
-                SetEnv DOCKER_HOST=unix://{self.folder}/docker.sock
                 """)
         )
 
@@ -122,8 +126,20 @@ class Host:
         self.run(str(script))
         wait_until(self._engine_answers, 90, f"engine of {self.name}")
 
+    def restart_engine(self) -> None:
+        """As an upgrade does: the engine stops its containers, and ends; then a new one starts."""
+        pid = int((self.folder / "docker.pid").read_text())
+        self.run("kill", "-TERM", str(pid))
+        wait_until(lambda: not (self.folder / "docker.pid").exists(), 60, "the engine's end")
+        self.run(str(self.folder / "etc/start"))
+        wait_until(self._engine_answers, 90, f"engine of {self.name}")
+
     def _engine_answers(self) -> bool:
         return bool(self.docker("version", "--format", "{{.Server.Version}}", check=False))
+
+    @property
+    def has_engine(self) -> bool:
+        return (self.folder / "etc/start").exists()
 
     def docker(self, *argv: str, check: bool = True) -> str:
         """The docker command line on the host's engine."""
@@ -131,6 +147,33 @@ class Host:
         return self.run("docker", "--host", host, *argv, check=check).strip()
 
     # -- power and services -------------------------------------------------------------------
+
+    def set_session_env(self, **variables: str) -> None:
+        """What later sessions find in their environment; without any, the usual."""
+        docker = f"DOCKER_HOST=unix://{self.folder}/docker.sock"
+        words = [docker, *(f"{name}={value}" for name, value in variables.items())]
+        config = self.folder / "etc/sshd_config"
+        kept = [line for line in config.read_text().splitlines() if "SetEnv" not in line]
+        config.write_text("\n".join([*kept, f"SetEnv {' '.join(words)}"]) + "\n")
+        if self._init is not None:
+            self.stop_sshd()
+            self.start_sshd()
+
+    def stop_sshd(self) -> None:
+        """The listener and all sessions; what a session left running goes on."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self._answers(), what=f"{self.name} refuses sessions")
+
+    def start_sshd(self) -> None:
+        self.run("/usr/sbin/sshd", "-f", f"{self.folder}/etc/sshd_config", "-E", self.log)
+        wait_until(self._answers, START_LIMIT_S, f"sshd of {self.name}")
+
+    @property
+    def log(self) -> str:
+        return f"{self.folder}/etc/sshd.log"
 
     def start(self) -> None:
         """Switches it on and waits for its sshd."""
@@ -215,6 +258,17 @@ class Host:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if line and not any(word in line for word in SERVICES):
                     found.append(line)
+        return found
+
+    def listening(self) -> list[str]:
+        """Its TCP ports that somebody listens on, without its sshd's."""
+        found = []
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for line in self.run("cat", table).splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                port = int(local.rpartition(":")[2], 16)
+                if state == "0A" and port != SSH_PORT:
+                    found.append(f"port {port}")
         return found
 
     def remove(self) -> None:

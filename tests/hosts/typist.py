@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.hosts.places import Network, wait_until
+from tests.hosts.places import Host, Network, wait_until
 from tests.launcher.runner import Runner
 
 PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: python}\n"
@@ -31,17 +31,20 @@ class Typist(Runner):
         super().write(script, prefix + job)
 
     def left(self) -> dict[str, list[str]]:
-        """What hosts still hold of this folder's runs: processes, leases, files."""
-        found: dict[str, list[str]] = {}
-        for host in self.network.hosts:
-            for run_id in self.run_ids():
-                lines = [line for line in host.commands() if "_limit" not in line]
-                leases = host.run("sh", "-c", "ls /dev/shm/launcher-leases 2>/dev/null; true")
-                files = [str(p) for p in host.home.glob(f".launcher/runs/{run_id}/**/*")]
-                held = [*lines, *(x for x in leases.split() if run_id in x), *files]
-                if held:
-                    found[host.name] = held
-        return found
+        """What is still on the hosts: processes, listening ports, containers, leases, files.
+
+        Of runs alone, and whosever: one test runs at a time, and each leaves nothing.
+        """
+        found = {host.name: left_on(host) for host in self.network.hosts}
+        return {name: held for name, held in found.items() if held}
 
     def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.left(), LEFT_BEHIND_LIMIT_S, str(self.left()))
+        wait_until(lambda: not self.left(), LEFT_BEHIND_LIMIT_S, lambda: f"{self.left()} are left")
+
+
+def left_on(host: Host) -> list[str]:
+    """What one host still holds that a run brought there."""
+    shared = host.run("ls", "-A", "/dev/shm").split()
+    files = host.run("find", "/root/.launcher/runs", "-mindepth", "1", check=False).split()
+    containers = host.docker("ps", "--all", "--quiet").split() if host.has_engine else []
+    return [*host.commands(), *host.listening(), *shared, *containers, *files]

@@ -29,11 +29,12 @@ class Pair:
             "run_dir": str(self.there),
             "nodes": [0],
             "once": True,
+            "follows": False,
             "lease_dir": str(self.there / "leases"),
             "ttl_s": 0,
             "have": read_sizes(self.here),
         }
-        self.watch = Watch(asked, self.wire)
+        self.watch = Watch(asked, self.wire, lambda: None)
 
     def copy(self) -> int:
         """Bytes of files that travelled."""

@@ -60,6 +60,13 @@ def test_a_renewed_lease_goes_on(book: LeaseBook) -> None:
         book.take(lease("b", "0"), 10, None)
 
 
+def test_a_renewal_that_comes_too_late_takes_nothing_from_another(book: LeaseBook) -> None:
+    book.take(lease("a", "0"), -1, None)
+    book.take(lease("b", "0"), 10, None)
+    book.renew("a", 10)
+    assert [(le["run_id"], le["live"]) for le in book.read()] == [("a", False), ("b", True)]
+
+
 def test_only_the_runs_own_nodes_are_given_back(book: LeaseBook) -> None:
     book.take(lease("a", "0"), 10, None)
     book.take(lease("a", "1", node_index=1), 10, None)
@@ -67,6 +74,52 @@ def test_only_the_runs_own_nodes_are_given_back(book: LeaseBook) -> None:
     book.release("a-longer-name")
     assert [le["node_index"] for le in book.read()] == [0]
     assert book.renew("a", 10, (1,)) == 0
+
+
+def test_the_last_lease_takes_its_folder_with_it(book: LeaseBook, tmp_path: Path) -> None:
+    book.take(lease("a", "0"), 10, None)
+    book.take(lease("b", "1"), 10, None)
+    book.release("a")
+    assert [le["run_id"] for le in book.read()] == ["b"]
+    book.release("b")
+    assert list(tmp_path.iterdir()) == []
+    book.take(lease("c", "0"), 10, None)
+    assert [le["run_id"] for le in book.read()] == ["c"]
+
+
+def test_a_renewal_does_not_bring_a_released_lease_back(
+    book: LeaseBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.take(lease("a", "0"), 10, None)
+    read = LeaseBook._of
+
+    def read_then_release(self: LeaseBook, run_id: str) -> list[dict[str, Any]]:
+        found = read(self, run_id)
+        monkeypatch.setattr(LeaseBook, "_of", read)
+        book.release("a")
+        return found
+
+    monkeypatch.setattr(LeaseBook, "_of", read_then_release)
+    book.renew("a", 10)
+    assert book.read() == []
+
+
+def take_and_release(folder: str, run_id: str) -> bool:
+    book = LeaseBook(folder)
+    for _ in range(40):
+        book.take(lease(run_id, run_id), 10, None)
+        book.renew(run_id, 10)
+        if [le["run_id"] for le in book.read()].count(run_id) != 1:
+            return False
+        book.release(run_id)
+    return True
+
+
+def test_many_who_come_and_go_at_once_lose_no_lease(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        kept = pool.starmap(take_and_release, [(str(tmp_path / "le"), f"r{i}") for i in range(4)])
+    assert kept == [True] * 4
+    assert list(tmp_path.iterdir()) == []
 
 
 def try_to_take(folder: str, run_id: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import launch
+from launcher import contract, launch
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import Host, HostFacts
@@ -25,6 +27,9 @@ from launcher.hosts_plan import (
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, parse_plan
 from launcher.render.hosts import render_hosts
+from launcher.report import read_report
+from launcher.runs import RunFolder
+from launcher.summary import render_failure
 from launcher.targets.hosts import HostsTarget
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
@@ -219,3 +224,46 @@ def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
     plan = make_host_plan(facts, checkpoint_dir="/dev/null/theirs")
     launch.create_run(plan, HostsTarget(tmp_path / "runs"))
     assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("detached", "job", "restart"),
+    [
+        (True, {}, "always"),
+        (False, {}, "no"),
+        (True, {"nnodes": 2, "rdzv": {"backend": "static"}}, "no"),
+        (True, {"engine": "torchrun"}, "no"),
+    ],
+    ids=["detached", "followed", "static", "torchrun"],
+)
+def test_dockers_own_policy_brings_back_only_what_can_join_again(
+    make_host_plan: Callable[..., LaunchPlan], detached: bool, job: dict[str, Any], restart: str
+) -> None:
+    facts = replace(FACTS, runs_bare=False, image="fabric-train:cpu", user="7:7", code=None)
+    plan = make_host_plan(facts, **{"hosts": {}, "nnodes": "1:2", **job})
+    plan = replace(plan, detached=detached)
+    words = list(render_hosts(plan).nodes[0].argv)
+    assert words[words.index("--restart") + 1] == restart
+    assert (f"{contract.COMES_BACK}=1" in words) == (restart == "always")
+
+
+def test_the_first_cause_is_found_by_the_launchers_clock(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    behind = replace(FACTS.hosts[0], clock_offset_s=-30.0)
+    plan = make_host_plan(replace(FACTS, hosts=(behind, FACTS.hosts[1])), engine="torchrun")
+    # By its own clock gpu1, half a minute behind, failed first.
+    for index, failed_at in ((0, 1000.0), (1, 1025.0)):
+        folder = tmp_path / f"nodes/{index}/0/digits/attempt_0/0"
+        folder.mkdir(parents=True)
+        error = folder / "error.json"
+        error.write_text(json.dumps({"message": {"message": f"ValueError: of {index}"}}))
+        os.utime(error, (failed_at, failed_at))
+    told = read_report(RunFolder(tmp_path), plan).to_jsonable()
+    assert (told["first"]["host"], told["first"]["failed_at"]) == ("gpu2", 1025.0)
+    assert [other["failed_at"] for other in told["collateral"]] == [1030.0]
+    lines = render_failure(told)
+    assert lines[0].startswith("  first failure: rank 1 on node 1 (gpu2): ValueError: of 1")
+    assert lines[-1] == (
+        "  clocks, against this machine's: gpu1 30.0 s behind; times here are corrected"
+    )

@@ -32,6 +32,7 @@ HOST = {"host", "host.__main__"} | {
     for name in (
         "commands",
         "examine",
+        "revive",
         "facts",
         "frames",
         "keeper",

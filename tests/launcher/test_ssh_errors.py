@@ -26,7 +26,7 @@ from launcher.targets.ssh_errors import explain
          "MaxStartups"),
         (255, "/x/config: line 1: Bad configuration option: foo", "configuration", "ssh -G gpu1"),
         (127, "bash: line 1: exec: python3: not found", "has no python3", "install python3"),
-        (1, "OSError: [Errno 28] No space left on device", "No space left on device", "python3"),
+        (1, "OSError: [Errno 28] No space left on device", "No space left on device", "df -h"),
         (255, "", "ssh ended with code 255", "ssh -v gpu1 true"),
     ],
 )  # fmt: skip

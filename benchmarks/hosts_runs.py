@@ -1,0 +1,122 @@
+"""Whole runs on two hosts: the start, against torchrun on each in a shell loop, and the stop."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.commands import ROOT, TIMEOUT_S, find_launcher, read, run
+from benchmarks.measure import BenchmarkError, Goal, Measurement, Row, interleave
+from benchmarks.start import TRAINING, read_first_step
+from launcher.hosts import Host
+from launcher.inventory import Inventory, read_inventory
+
+NODES = 2
+PORTS = range(20000, 32000)
+LONG = ("--epochs=10000",)
+POLL_S = 0.1
+
+
+def measure_runs(given: str, repetitions: int) -> Iterator[Row]:
+    """A row for the start of a run, and one for its end."""
+    inventory = read_inventory(given)
+    ours, theirs = interleave(
+        repetitions, partial(start_launcher, given), partial(start_torchrun, inventory)
+    )
+    yield Row(
+        benchmark="hosts",
+        what=f"command to the first optimizer step, {NODES} nodes",
+        ours=ours,
+        theirs=theirs,
+        goal=Goal(of="ratio", most=1.1),
+    )
+    stops = tuple(stop_launcher(given, len(inventory.hosts)) for _ in range(repetitions))
+    yield Row(
+        benchmark="hosts",
+        what=f"launcher stop of a run on {len(inventory.hosts)} hosts",
+        ours=Measurement(samples_s=stops),
+        goal=Goal(of="seconds", most=2.0),
+    )
+
+
+def start_launcher(given: str) -> float:
+    """Seconds from the launcher's start to the end of the first optimizer step."""
+    with tempfile.TemporaryDirectory() as runs:
+        ran = run((*command(given, runs, NODES), "--", *TRAINING))
+        return read_first_step(Path(runs) / "latest") - ran.started_at
+
+
+def start_torchrun(inventory: Inventory) -> float:
+    """The same by ``for host in ...; do ssh host torchrun ... & done; wait``.
+
+    The code must lie on the hosts where it lies here, and their clocks be right.
+    """
+    hosts = inventory.hosts[:NODES]
+    run_dir = f"/tmp/launcher-bench-{random.randrange(10**9)}"
+    address = _address(inventory, hosts[0])
+    port = random.choice(PORTS)
+    lines = [
+        shlex.join((*_ssh(inventory, host), _torchrun(host, rank, address, port, run_dir))) + " &"
+        for rank, host in enumerate(hosts)
+    ]
+    ran = run(("sh", "-c", "\n".join([*lines, "wait"])))
+    first = _ssh(inventory, hosts[0])
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = read((*first, f"cat {run_dir}/metrics.json; rm -r {run_dir}"))
+        (Path(folder) / "metrics.json").write_text(metrics)
+        return read_first_step(Path(folder)) - ran.started_at
+
+
+def _torchrun(host: Host, rank: int, address: str, port: int, run_dir: str) -> str:
+    python = host.python or sys.executable
+    words = [python, "-m", "torch.distributed.run", "--nnodes", str(NODES), "--node-rank"]
+    words += [str(rank), "--nproc-per-node", "1", "--master-addr", address]
+    words += ["--master-port", str(port), "-m", "train", *TRAINING]
+    variables = f"RUN_DIR={run_dir} OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1"
+    return f"mkdir -p {run_dir} && cd {shlex.quote(str(ROOT))} && {variables} {shlex.join(words)}"
+
+
+def stop_launcher(given: str, nodes: int) -> float:
+    """Seconds of ``launcher stop`` for a detached run that trains on all hosts."""
+    with tempfile.TemporaryDirectory() as runs:
+        run((*command(given, runs, nodes), "--detach", "--", *LONG))
+        folder = Path(runs) / "latest"
+        deadline = time.monotonic() + TIMEOUT_S
+        while not _trains(folder):
+            if time.monotonic() > deadline:
+                raise BenchmarkError("the run that is to be stopped has made no step")
+            time.sleep(POLL_S)
+        return run((*find_launcher(), "stop", "--runs", runs)).duration_s
+
+
+def command(given: str, runs: str, nodes: int) -> tuple[str, ...]:
+    """``launcher run`` of the digits on some hosts, with their own Python."""
+    options = ("--hosts", given, "--runs", runs, "--nnodes", str(nodes), "--nproc-per-node", "1")
+    return (*find_launcher(), "run", "jobs/digits.yaml", *options, "--set", "hosts.runtime=python")
+
+
+def _trains(folder: Path) -> bool:
+    try:
+        return read_first_step(folder) > 0
+    except BenchmarkError:
+        return False
+
+
+def _ssh(inventory: Inventory, host: Host) -> tuple[str, ...]:
+    config = ("-F", inventory.ssh_config) if inventory.ssh_config else ()
+    port = ("-p", str(host.port)) if host.port else ()
+    user = ("-l", host.user) if host.user else ()
+    return ("ssh", *config, "-o", "BatchMode=yes", *port, *user, host.name)
+
+
+def _address(inventory: Inventory, host: Host) -> str:
+    """Where the others reach it: as the inventory or the ssh configuration has it."""
+    told = read(("ssh", "-G", *_ssh(inventory, host)[1:]))
+    names = [line.partition(" ")[2] for line in told.splitlines() if line.startswith("hostname ")]
+    return host.address or names[0]
