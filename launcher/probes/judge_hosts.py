@@ -195,7 +195,8 @@ def judge_pairs(
                 found = f"{host.name} cannot be reached at {kind}"
                 if number == RENDEZVOUS:
                     found += f" {port}"
-                fix = f"on {host.name}, and between: {_open([[a] for a in taken] or candidates, lost, opened)}"
+                line = _open([[address] for address in taken] or candidates, lost, opened)
+                fix = f"on {host.name}, and between: {line}"
                 yield failed("pair", f"{', '.join(names)} -> {host.name}", found, fix)
     ways = len(hosts) * (len(hosts) - 1)
     if not missing and ways:
