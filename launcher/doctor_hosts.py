@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher import contract
 from launcher.errors import InputError, LauncherError, TargetError
 from launcher.hosts import Host
-from launcher.hosts_plan import CODE_DIR, plan_on_hosts, shared_folder
+from launcher.hosts_plan import CODE_DIR, is_wanted, plan_on_hosts, shared_folder
 from launcher.inventory import Inventory, read_inventory
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, new_run_id
@@ -127,7 +127,10 @@ def _judge_together(
     ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int
 ) -> Iterator[Finding]:
     hosts = [answer.host for answer in answers]
-    candidates = [candidates_of(answer.found) for answer in answers]
+    candidates = [
+        [address for address in candidates_of(answer.found) if is_wanted(answer.host, address)]
+        for answer in answers
+    ]
     folder = shared_folder(job, str(Path.cwd()))
     folders = [folder] * len(hosts) if folder else []
     gathering = Gathering(ssh, hosts, candidates, ports=(port, 0), folders=folders)

@@ -42,7 +42,7 @@ def decide_addresses(
     found = set(reached)
     chosen = []
     for place, host in enumerate(hosts):
-        wanted = [a for a in candidates[place] if _is_wanted(host, a)]
+        wanted = [a for a in candidates[place] if is_wanted(host, a)]
         others = [other for other in range(len(hosts)) if other != place]
         good = [a for a in wanted if all((o, place, a.address) in found for o in others)]
         if not good:
@@ -51,7 +51,8 @@ def decide_addresses(
     return chosen
 
 
-def _is_wanted(host: Host, address: Address) -> bool:
+def is_wanted(host: Host, address: Address) -> bool:
+    """Whether the inventory leaves this address of the host to be chosen."""
     return host.address in (None, address.address) and host.interface in (None, address.interface)
 
 

@@ -176,12 +176,18 @@ def judge_pairs(
     hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met, port: int
 ) -> Iterator[Finding]:
     """Every ordered pair at both ports; what fails, by the host that is called."""
-    missing = 0
+    taken, missing = decide_taken(hosts, candidates, met), 0
+
+    def reaches(source: int, to: int, number: int) -> bool:
+        # Where all meet, a way that a run would not take does not help.
+        addresses = [taken[to]] if taken else candidates[to]
+        return any((source, to, a.address, number) in met.reached for a in addresses)
+
     for to, host in enumerate(hosts):
         for number, kind in enumerate(PORT_NAMES):
             if (to, number) in met.closed:
                 continue
-            lost = [o for o in range(len(hosts)) if o != to and not _reaches(o, to, number, met)]
+            lost = [o for o in range(len(hosts)) if o != to and not reaches(o, to, number)]
             missing += len(lost)
             if lost:
                 names = [hosts[other].name for other in lost]
@@ -189,15 +195,26 @@ def judge_pairs(
                 found = f"{host.name} cannot be reached at {kind}"
                 if number == RENDEZVOUS:
                     found += f" {port}"
-                fix = f"on {host.name}, and between: {_open(candidates, lost, opened)}"
+                line = _open([[address] for address in taken] or candidates, lost, opened)
+                fix = f"on {host.name}, and between: {line}"
                 yield failed("pair", f"{', '.join(names)} -> {host.name}", found, fix)
     ways = len(hosts) * (len(hosts) - 1)
     if not missing and ways:
         yield ok("pairs", "all hosts", f"{ways} ways, each at port {port} and an ephemeral one")
 
 
-def _reaches(source: int, to: int, number: int, met: Met) -> bool:
-    return any(call[:2] == (source, to) and call[3] == number for call in met.reached)
+def decide_taken(
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
+) -> list[Address]:
+    """The addresses that a run would take; none where hosts do not meet at all."""
+    try:
+        return decide_addresses(hosts, candidates, _at_ephemeral(met))
+    except TargetError:
+        return []
+
+
+def _at_ephemeral(met: Met) -> set[tuple[int, int, str]]:
+    return {call[:3] for call in met.reached if call[3] == EPHEMERAL}
 
 
 def _open(candidates: Sequence[Sequence[Address]], sources: Sequence[int], ports: str) -> str:
@@ -209,9 +226,8 @@ def judge_interfaces(
     hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
 ) -> Iterator[Finding]:
     """The address and interface that a run would take for each host."""
-    reached = {call[:3] for call in met.reached if call[3] == EPHEMERAL}
     try:
-        chosen = decide_addresses(hosts, candidates, reached)
+        chosen = decide_addresses(hosts, candidates, _at_ephemeral(met))
     except TargetError as error:
         yield failed("interface", "all hosts", error.what, error.hint)
         return

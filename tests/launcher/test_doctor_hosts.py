@@ -148,6 +148,17 @@ def test_a_port_that_is_closed_one_way_is_named_with_both_ends() -> None:
     )
 
 
+def test_another_network_does_not_help_where_a_run_takes_this_one() -> None:
+    both = [
+        [Address(interface="ib0", address=f"10.1.0.{i}", speed=200_000), *CANDIDATES[i - 1]]
+        for i in (1, 2, 3)
+    ]
+    by_ib = {(source, to, f"10.1.0.{to + 1}", port) for source, to, _, port in EVERY_WAY}
+    reached = (EVERY_WAY | by_ib) - {(0, 2, "10.1.0.3", 0)}
+    (row,) = judge_hosts.judge_pairs(HOSTS, both, met(reached=reached), 29500)
+    assert (row.status, row.where) == (Status.FAILED, "gpu1 -> gpu3")
+
+
 def test_a_taken_rendezvous_port_is_named_and_its_pairs_are_not() -> None:
     closed = {(1, 0): TargetError("gpu2: Address already in use")}
     reached = frozenset(call for call in EVERY_WAY if (call[1], call[3]) != (1, 0))
