@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from launcher import contract
+from launcher.agent.faults import WorkerEnd
+from launcher.agent.report import AgentReport, make_outcome, render_termination
 from launcher.cli import run_command
 from launcher.errors import ExitCode
 from launcher.job import JobSpec
 from launcher.kubernetes_plan import plan_kubernetes
 from launcher.listing import read_state, show_logs
 from launcher.runs import RunFolder
+from launcher.state import Reason
 from launcher.targets import kubernetes_logs
 from launcher.targets.kubernetes import KubernetesTarget
 from launcher.targets.kubernetes_output import ConsoleWriter
@@ -332,3 +335,35 @@ def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(
     assert command(run, "stop", "--keep") == 0
     assert {*server.objects} == before
     assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
+
+
+def outcome_of_agent() -> str:
+    """What an agent leaves as its pod's termination message."""
+    end = WorkerEnd(
+        attempt=3, rank=0, local_rank=0, exit_code=1, at=1.5, cause="exit",
+        message="ValueError: no data", log="nodes/0/0/attempt-3/rank-0",
+    )  # fmt: skip
+    report = AgentReport(
+        reason=Reason.RESTARTS_EXHAUSTED,
+        detail="rank 0 failed 4 times",
+        attempts=4,
+        restarts={"exit": 3},
+        ends=(end,),
+    )
+    outcome = make_outcome(
+        report, exit_code=1, node_index=0, incarnation=0, started_at=1.0, finished_at=2.0
+    )
+    return render_termination(outcome)
+
+
+def test_a_report_has_no_shared_folder_and_tells_what_the_pods_said_at_their_end(
+    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ended(1, message=outcome_of_agent())
+    put(server, "d-0", 0, phase="Failed", state=state)
+    say(server, "d-0", "[0/0] ValueError: no data", at=1, last=True)
+    end(server, "Failed")
+    assert command(run, "report") == 0
+    said = capsys.readouterr().out
+    assert "restarts-exhausted" in said
+    assert "ValueError: no data" in said
