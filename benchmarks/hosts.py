@@ -13,5 +13,5 @@ from benchmarks.measure import Row
 def measure_hosts(repetitions: int) -> Iterator[Row]:
     """Raises BenchmarkError where no machines are named and none can be made here."""
     with find_machines() as given:
-        yield from measure_sessions(given, repetitions)
         yield from measure_runs(given, repetitions)
+        yield from measure_sessions(given, repetitions)

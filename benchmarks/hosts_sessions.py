@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.measure import BenchmarkError, Goal, Measurement, Row
+from launcher.errors import TargetError
 from launcher.hosts import Host
 from launcher.inventory import Inventory, read_inventory
 from launcher.targets.ssh import Ssh
@@ -89,7 +90,10 @@ def open_all(inventory: Inventory, hosts: list[Host]) -> Sample:
         with ssh.open(host) as session:
             session.call("has", state_dir="/nowhere", hashes=[])
 
-    return measure(lambda: ssh.each(ask, hosts))
+    try:
+        return measure(lambda: ssh.each(ask, hosts))
+    except TargetError as error:
+        raise BenchmarkError(f"{len(hosts)} sessions: {error}") from error
 
 
 def loop_over(inventory: Inventory, hosts: list[Host]) -> Sample:

@@ -177,8 +177,18 @@ class Host:
 
     def start(self) -> None:
         """Switches it on and waits for its sshd."""
-        argv = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--mount", "--uts"]
-        argv += ["--ipc", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
+        # It goes with this process, also where that is killed before it could remove its hosts.
+        argv = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self.namespace}"]
+        argv += [
+            "unshare",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--fork",
+            "--kill-child=SIGKILL",
+            "--mount-proc",
+        ]
         argv += ["bash", str(INIT), str(self.folder), self.name]
         with (self.folder / "console").open("ab") as console:
             self._init = subprocess.Popen(

@@ -13,6 +13,7 @@ from tests.hosts.typist import Typist
 pytestmark = [pytest.mark.hosts, pytest.mark.docker, pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow
 def test_a_host_that_is_started_anew_joins_its_run_again_without_any_launcher(
     typist: Typist, four_engines: Network
 ) -> None:

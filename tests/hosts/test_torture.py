@@ -112,7 +112,7 @@ def on_kubernetes(fields: Fields, folder: Path, request: pytest.FixtureRequest) 
 
 
 HOSTS, DOCKER = pytest.mark.hosts, pytest.mark.docker
-LONG = pytest.mark.timeout(600)
+LONG, SLOW = pytest.mark.timeout(600), pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ LONG = pytest.mark.timeout(600)
         pytest.param(on_local, {"engine": "agent"}, id="local"),
         pytest.param(on_local, {"engine": "torchrun"}, id="local-torchrun"),
         pytest.param(on_docker, {"engine": "agent"}, id="docker", marks=DOCKER),
-        pytest.param(on_docker, {"engine": "torchrun"}, id="docker-torchrun", marks=DOCKER),
+        pytest.param(on_docker, {"engine": "torchrun"}, id="docker-torchrun", marks=[DOCKER, SLOW]),
         pytest.param(on_hosts, {"engine": "agent"}, id="hosts-python", marks=HOSTS),
         pytest.param(on_hosts, {"engine": "torchrun"}, id="hosts-python-torchrun", marks=HOSTS),
         pytest.param(

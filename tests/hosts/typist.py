@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class Typist(Runner):
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder)
         self.network = network
+        self.started: list[subprocess.Popen[bytes]] = []
         inventory = {
             "ssh_config": str(network.ssh_config),
             "defaults": {"python": sys.executable},
@@ -26,6 +28,10 @@ class Typist(Runner):
         }
         (folder / "hosts.yaml").write_text(json.dumps(inventory, indent=1))
         self.env |= {"LAUNCHER_HOSTS": "hosts.yaml"}
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        self.started.append(super().start(*argv))
+        return self.started[-1]
 
     def write(self, script: str, job: str = "", prefix: str = PREFIX) -> None:
         super().write(script, prefix + job)
@@ -40,6 +46,16 @@ class Typist(Runner):
 
     def assert_nothing_left(self) -> None:
         wait_until(lambda: not self.left(), LEFT_BEHIND_LIMIT_S, lambda: f"{self.left()} are left")
+
+    def sweep(self) -> None:
+        """Ends and removes all there is, by force."""
+        for launcher in self.started:
+            launcher.kill()
+        for host in self.network.hosts:
+            if host.has_engine and (ids := host.docker("ps", "--all", "--quiet").split()):
+                host.docker("rm", "--force", *ids)
+            host.reboot()
+            host.run("rm", "-rf", "/root/.launcher/runs")
 
 
 def left_on(host: Host) -> list[str]:
