@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from launcher import proc
 from launcher.errors import TargetError
+from launcher.hosts import HostFacts
 from launcher.targets.ssh import Session
 
 CHUNK_BYTES = 4 << 20
@@ -34,6 +36,12 @@ def read_image(name: str) -> Image:
 def parse_labels(text: str) -> dict[str, str]:
     """Labels as an engine prints them; an image without any prints ``null``."""
     return dict(json.loads(text.strip() or "null") or {})
+
+
+def find_label(image: Image, hosts: Iterable[HostFacts], name: str) -> str | None:
+    """One label of the image, as this machine's engine has it or else a host's."""
+    told = [image.labels, *(parse_labels(host.image_labels) for host in hosts)]
+    return next((labels[name] for labels in told if name in labels), None)
 
 
 def provide_image(image: Image, session: Session) -> None:

@@ -29,7 +29,7 @@ from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.code import Code, read_code
 from launcher.targets.host_facts import Survey
-from launcher.targets.host_images import Image, parse_labels, provide_image, read_image
+from launcher.targets.host_images import Image, find_label, provide_image, read_image
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
 from launcher.targets.host_nodes import (
     ask_on,
@@ -91,16 +91,16 @@ class HostsTarget:
         hosts = survey.read()
         bare = job.hosts.runtime == "python"
         self._code = self._given_code or (read_code(Path.cwd()) if bare else None)
-        self._image = None if bare else read_image(hosts[0].image or "")
+        image = self._image = None if bare else read_image(hosts[0].image or "")
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
             cpu_count=min(host.cpu_count for host in hosts),
-            torch_version=hosts[0].torch_version
-            if bare
-            else self._label(hosts, contract.LABEL_TORCH),
-            cuda_version=None if bare else self._label(hosts, contract.LABEL_CUDA),
-            image=self._image.name if self._image else None,
+            torch_version=find_label(image, hosts, contract.LABEL_TORCH)
+            if image
+            else hosts[0].torch_version,
+            cuda_version=find_label(image, hosts, contract.LABEL_CUDA) if image else None,
+            image=image.name if image else None,
             user=hosts[0].user,
             python=hosts[0].python,
             run_root=str(self._run_root.absolute()),
@@ -115,12 +115,6 @@ class HostsTarget:
             cwd_in_code=self._code.inner if self._code else "",
             ssh_config=self._inventory.ssh_config,
         )
-
-    def _label(self, hosts: tuple[HostFacts, ...], name: str) -> str | None:
-        """Of the image, as this machine's engine has it or else a host's."""
-        assert self._image is not None, "only asked for with an image"
-        told = [self._image.labels, *(parse_labels(host.image_labels) for host in hosts)]
-        return next((labels[name] for labels in told if name in labels), None)
 
     def _connect(self) -> Ssh:
         if self._ssh is None:
