@@ -86,13 +86,11 @@ def stop_launcher(given: str, nodes: int) -> float:
     """Seconds of ``launcher stop`` for a detached run that trains on all hosts."""
     with tempfile.TemporaryDirectory() as runs:
         run((*command(given, runs, nodes), "--detach", "--", *LONG))
-        folder = Path(runs) / "latest"
-        deadline = time.monotonic() + TIMEOUT_S
-        while not _trains(folder):
-            if time.monotonic() > deadline:
-                raise BenchmarkError("the run that is to be stopped has made no step")
-            time.sleep(POLL_S)
-        return run((*find_launcher(), "stop", "--runs", runs)).duration_s
+        try:
+            _wait_for_step(Path(runs) / "latest")
+        finally:
+            ran = run((*find_launcher(), "stop", "--runs", runs))
+        return ran.duration_s
 
 
 def command(given: str, runs: str, nodes: int) -> tuple[str, ...]:
@@ -101,11 +99,12 @@ def command(given: str, runs: str, nodes: int) -> tuple[str, ...]:
     return (*find_launcher(), "run", "jobs/digits.yaml", *options, "--set", "hosts.runtime=python")
 
 
-def _trains(folder: Path) -> bool:
-    try:
-        return read_first_step(folder) > 0
-    except BenchmarkError:
-        return False
+def _wait_for_step(folder: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not any('"progress"' in path.read_text() for path in folder.glob("ledger/train-*")):
+        if time.monotonic() > deadline:
+            raise BenchmarkError("the run that is to be stopped has made no step")
+        time.sleep(POLL_S)
 
 
 def _ssh(inventory: Inventory, host: Host) -> tuple[str, ...]:

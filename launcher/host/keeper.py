@@ -28,6 +28,8 @@ RECORD_BYTES = 4096
 OF_THE_KEEPER = ("pid", "start", "waits_since", "gone")
 POLL_S = 0.05
 ENGINE_POLL_S = 0.5
+MAX_COMEBACKS = 16
+"""As often as a launcher replaces a node: one that always dies again must end one day."""
 BACK_LIMIT_S = 600.0
 """How long an engine may be away, or a container down, before its node counts as gone."""
 RENEW_S = 2.0
@@ -67,9 +69,9 @@ class _Keeper:
         self._record = {"pid": os.getpid(), "start": processes.start_of(os.getpid())}
         write_record(self._folder, self._record)
         try:
-            code = self._follow(self._spec)
-            while self._may_come_back(code):
-                code = self._follow(attached(self._spec))
+            code, left = self._follow(self._spec), MAX_COMEBACKS
+            while left > 0 and self._may_come_back():
+                code, left = self._follow(attached(self._spec)), left - 1
         except OSError as error:
             detail = f"cannot start {self._spec['argv'][0]}: {error.strerror}"
             self._close({**self._record, "exit_code": SETUP_FAILED, "detail": detail})
@@ -86,7 +88,7 @@ class _Keeper:
             time.sleep(POLL_S)
         return code
 
-    def _may_come_back(self, code: int) -> bool:
+    def _may_come_back(self) -> bool:
         """Waits until Docker has brought the container back; False where the node has ended."""
         if not self._spec["comes_back"] or has_ended_by_itself(self._folder):
             return False
