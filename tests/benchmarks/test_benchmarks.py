@@ -113,11 +113,14 @@ def test_planning_is_measured_up_to_the_rendered_text() -> None:
     assert all(plan_and_render_kind(kind, 3) > 0 for kind in KINDS)
 
 
-@pytest.mark.parametrize("start", [start_launcher, start_torchrun])
+@pytest.mark.parametrize(
+    "start", [start_launcher, pytest.param(start_torchrun, marks=pytest.mark.slow)]
+)
 def test_the_start_is_measured_up_to_the_first_step(start: Callable[[int], float]) -> None:
     assert start(1) > 0
 
 
+@pytest.mark.slow  # thirty seconds, and neither side changes often
 def test_the_peer_in_raw_ddp_does_the_same_work(tmp_path: Path) -> None:
     losses = []
     for module in (OURS, THEIRS):

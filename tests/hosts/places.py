@@ -56,7 +56,10 @@ class Host:
 
     @property
     def home(self) -> Path:
-        """What the host's root has written to its home, seen from outside."""
+        """What the host's root has written to its home, seen from outside; only to be read.
+
+        What overlayfs does when a layer changes under it is undefined.
+        """
         return self.folder / "home"
 
     def make(self) -> None:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.hosts.places import Network
+from tests.hosts.places import HOME, Network
 
 pytestmark = pytest.mark.hosts
 
@@ -21,7 +21,7 @@ def test_each_host_has_its_own_name_and_home(four_hosts: Network) -> None:
         )
         assert done.stdout == f"{host.name}\n"
         assert (host.home / "mark").exists()
-        (host.home / "mark").unlink()
+        host.run("rm", f"{HOME}/mark")
 
 
 def test_hosts_reach_each_other(four_hosts: Network) -> None:

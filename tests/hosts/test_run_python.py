@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 import pytest
 
-from tests.hosts.places import Network
+from tests.hosts.places import HOME, Network
 from tests.hosts.typist import Typist
 
 pytestmark = pytest.mark.hosts
@@ -58,4 +57,4 @@ def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> No
     assert done.returncode == 0, done.stderr
     assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
     for host in typist.network.hosts:
-        shutil.rmtree(host.home / ".launcher/runs", ignore_errors=True)
+        host.run("rm", "-rf", f"{HOME}/.launcher/runs")

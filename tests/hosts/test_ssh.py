@@ -13,7 +13,7 @@ from launcher.errors import TargetError
 from launcher.hosts import Host
 from launcher.inventory import Inventory
 from launcher.targets.ssh import Ssh
-from tests.hosts.places import Network
+from tests.hosts.places import HOME, Network
 
 pytestmark = pytest.mark.hosts
 FACTS = {"python": sys.executable, "ports": [20001], "lease_dir": "/dev/shm/l", "gpus": True}
@@ -50,13 +50,13 @@ def test_one_conversation_answers_many_requests(four_hosts: Network) -> None:
 
 def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
     ssh, hosts = ssh_of(four_hosts)
-    bashrc = four_hosts.hosts[1].home / ".bashrc"
-    bashrc.write_text("echo '12 0'; echo welcome\n")
+    place = four_hosts.hosts[1]
+    place.run("bash", "-c", f"echo \"echo '12 0'; echo welcome\" >{HOME}/.bashrc")
     try:
         with ssh.open(hosts[1]) as session:
             assert session.call("has", state_dir="/nowhere", hashes=[]) == {"have": []}
     finally:
-        bashrc.unlink()
+        place.run("rm", f"{HOME}/.bashrc")
 
 
 def test_an_unknown_host_key_is_refused_and_accepted_by_choice_alone(
