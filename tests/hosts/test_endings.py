@@ -43,6 +43,7 @@ def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: sign
         assert typist.outcome["reason"] == "launcher-lost"
 
 
+@pytest.mark.slow  # a killed launcher shows the lease in every CI
 def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
     typist: Typist, four_hosts: Network
 ) -> None:

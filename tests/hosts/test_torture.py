@@ -125,7 +125,10 @@ LONG, SLOW = pytest.mark.timeout(600), pytest.mark.slow
         pytest.param(on_hosts, {"engine": "agent"}, id="hosts-python", marks=HOSTS),
         pytest.param(on_hosts, {"engine": "torchrun"}, id="hosts-python-torchrun", marks=HOSTS),
         pytest.param(
-            on_hosts_in_docker, {"engine": "agent"}, id="hosts-docker", marks=[HOSTS, DOCKER, LONG]
+            on_hosts_in_docker,
+            {"engine": "agent"},
+            id="hosts-docker",
+            marks=[HOSTS, DOCKER, LONG, SLOW],
         ),
         pytest.param(on_kubernetes, {}, id="kubernetes", marks=DOCKER),
     ],
