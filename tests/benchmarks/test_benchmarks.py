@@ -113,9 +113,8 @@ def test_planning_is_measured_up_to_the_rendered_text() -> None:
     assert all(plan_and_render_kind(kind, 3) > 0 for kind in KINDS)
 
 
-@pytest.mark.parametrize(
-    "start", [start_launcher, pytest.param(start_torchrun, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # make bench is its user, and takes longer
+@pytest.mark.parametrize("start", [start_launcher, start_torchrun])
 def test_the_start_is_measured_up_to_the_first_step(start: Callable[[int], float]) -> None:
     assert start(1) > 0
 

@@ -25,6 +25,7 @@ def elsewhere(typist: Typist, tmp_path_factory: pytest.TempPathFactory) -> Typis
     return Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
 
 
+@pytest.mark.slow  # a detached run is stopped from elsewhere in every CI
 def test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine(
     typist: Typist, elsewhere: Typist
 ) -> None:

@@ -24,7 +24,11 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("job", ["", "engine: agent\n"], ids=["torchrun", "agent"])
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param("", marks=pytest.mark.slow), "engine: agent\n"],
+    ids=["torchrun", "agent"],
+)
 def test_two_hosts_train_together_and_are_clean_afterwards(typist: Typist, job: str) -> None:
     typist.write(WHO, job)
     done = typist("run", "job.yaml", "--nnodes", "2")

@@ -40,6 +40,7 @@ def test_no_line_is_lost_or_doubled_when_connections_break(typist: Typist) -> No
         assert own == [f"[{rank}/{rank}] {rank} line {i}" for i in range(400)]
 
 
+@pytest.mark.slow  # ssh's own option, in people's configuration
 def test_a_host_behind_another_is_reached_by_a_jump(typist: Typist, four_hosts: Network) -> None:
     config = typist.folder / "ssh_config"
     text = four_hosts.ssh_config.read_text()

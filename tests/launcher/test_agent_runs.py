@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import urllib.request
 
+import pytest
+
 from tests.launcher.agent.place import free_port
 from tests.launcher.runner import PREFIX, Runner, wait_until
 
@@ -69,6 +71,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow  # the roster's own tests hold newcomers in every CI
 def test_a_newcomer_comes_in_only_after_the_running_group_has_committed(launcher: Runner) -> None:
     launcher.write(SPEAKING)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")

@@ -206,7 +206,7 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
     return {row["check"]: (row["status"], row["found"]) for row in json.loads(text)}
 
 
-@pytest.mark.parametrize("started_by", ["agent", "torchrun"])
+@pytest.mark.parametrize("started_by", ["agent", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_this_machine_is_fit_and_nothing_is_left(launcher: Runner, started_by: str) -> None:
     launcher.write("raise SystemExit('never run')", PREFIX + "checkpoint_dir: ./saved\n")
     done = launcher(

@@ -62,6 +62,7 @@ def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> No
 
 
 @pytest.mark.docker
+@pytest.mark.slow  # local nodes join in every CI
 def test_a_container_joins_by_hand_and_goes_with_the_run(launcher: Runner, engine: Any) -> None:
     launcher.write('import os; os.chdir(os.environ["RUN_DIR"])' + ELASTIC, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
