@@ -76,6 +76,12 @@ class Attempts:
         found = {worker.rank: read_heartbeat(worker.heartbeat) for worker in workers}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 
+    def running(self) -> tuple[WorkerPlace, ...]:
+        """The workers that have not ended."""
+        with self._lock:
+            workers = self.workers
+        return tuple(w for w in workers if not (w.folder / contract.EXIT_FILE).exists())
+
     def steps(self) -> int:
         """Optimizer steps of the present attempt, of the worker that made most."""
         return max((beat.steps for beat in self.beats().values()), default=0)

@@ -142,11 +142,14 @@ class Watchdog:
         if self._attempts.number != self._attempt:
             self._attempt, self._has_stepped, self._cpu = self._attempts.number, False, None
             self.book.new_attempt()
-        beats, workers = self._attempts.beats(), self._attempts.workers
+        beats = self._attempts.beats()
         if self._ended_attempt == self._attempt:
             # Its heartbeats stay as they are until the next attempt begins.
             return
         self._note_first_step(beats)
+        # One that has ended is silent rightly, while it waits for other nodes to end.
+        workers = self._attempts.running()
+        beats = {worker.rank: beats[worker.rank] for worker in workers if worker.rank in beats}
         silent = self.book.find_silent(beats, self._clock.monotonic())
         busy = self._is_busy(beats) if len(silent) == len(workers) > 0 else self._forget_cpu()
         hung = decide_hung(silent, len(workers), busy, self._limits)

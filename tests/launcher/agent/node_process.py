@@ -63,7 +63,8 @@ class Node:
         return (self.story() or [{"what": "nothing", "at": 0.0}])[-1]
 
     def is_in(self, size: int) -> bool:
-        return self.last()["what"] == "in" and self.last()["size"] == size
+        last = self.last()
+        return last["what"] == "in" and last["size"] == size
 
     def signal(self, number: int) -> float:
         """Sends it; the instant it was sent."""

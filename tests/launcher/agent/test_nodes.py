@@ -102,6 +102,31 @@ def test_a_run_that_is_given_up_on_one_node_ends_on_all_with_that_reason(
         assert two[0].process.wait(LIMIT_S) == 1  # type: ignore[union-attr]
 
 
+STEPPING = """
+import os, time, torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(2 if os.environ["LAUNCHER_NODE_INDEX"] == "0" else 60):
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    time.sleep(0.1)
+"""
+
+
+def test_a_worker_that_has_ended_is_not_taken_for_hanging_while_others_go_on(
+    places: list[Place],
+) -> None:
+    two = places[:2]
+    two[0].write(STEPPING)
+    conf = (("fence_dir", str(two[0].folder)), ("last_call_s", "60"))
+    limits = {"hang_min_s": 1.0, "hang_factor": 2}
+    start(two, "script.py", port=free_port(), backend="roster", conf=conf, **limits)
+    for place in two:
+        assert place.process is not None
+        assert place.process.wait(LIMIT_S) == 0, place.console()
+        assert "hang" not in [event["event"] for event in place.events()]
+
+
 def test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry(places: list[Place]) -> None:
     places[1].write("print('never')")
     places[1].plan(
