@@ -14,6 +14,8 @@ import pytest
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 from launcher.plan import LaunchPlan, plan_run
+from launcher.targets.kubernetes_logs import LogFollower
+from launcher.targets.kubernetes_watch import PodWatch
 from tests.launcher.docker_runs import remove_left
 from tests.launcher.runner import Runner
 
@@ -142,3 +144,22 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]
     for pid in processes:
         os.kill(pid, signal.SIGKILL)
     assert processes == [], "a test left processes behind"
+
+
+@pytest.fixture(autouse=True)
+def no_follower_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """They ask a cluster that is gone until their process ends: here, all other tests long."""
+    started: list[PodWatch | LogFollower] = []
+
+    def noting(start: Callable[[Any], None]) -> Callable[[Any], None]:
+        def note(follower: PodWatch | LogFollower) -> None:
+            started.append(follower)
+            start(follower)
+
+        return note
+
+    for kind in (PodWatch, LogFollower):
+        monkeypatch.setattr(kind, "start", noting(kind.start))
+    yield
+    for follower in started:
+        follower._stopped.set()
