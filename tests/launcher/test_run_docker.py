@@ -61,6 +61,7 @@ def test_the_first_rank_that_failed_is_named_across_containers(launcher: Runner)
     assert (first["rank"], first["node_index"]) == (3, 1)
 
 
+@pytest.mark.slow  # the loss of node 0 shows it in every CI
 def test_a_lost_container_of_an_elastic_run_is_replaced_while_the_others_go_on(
     launcher: Runner, engine: Any
 ) -> None:
@@ -129,7 +130,9 @@ def test_digits_goes_on_from_its_checkpoint_when_a_node_of_a_fixed_group_is_kill
     assert launcher.outcome["metrics"]["resumed_from_step"] > 0
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_launcher_leaves_no_container(
     launcher: Runner, engine: Any, signum: signal.Signals
 ) -> None:
@@ -194,7 +197,7 @@ def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
     assert all("[1/1] world 2" in output for output in outputs)
 
 
-@pytest.mark.parametrize("started_by", ["torchrun", "agent"])
+@pytest.mark.parametrize("started_by", [pytest.param("torchrun", marks=pytest.mark.slow), "agent"])
 def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(
     launcher: Runner, started_by: str
 ) -> None:

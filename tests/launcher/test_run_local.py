@@ -45,6 +45,7 @@ def test_digits_reaches_its_accuracy_on_two_processes(launcher: Runner) -> None:
         assert word in done.stderr
 
 
+@pytest.mark.slow  # README's commands train as two nodes in every CI
 def test_digits_trains_as_two_nodes_and_goes_on_from_its_checkpoints(launcher: Runner) -> None:
     job = str(ROOT / "jobs/digits.yaml")
     two = ("--on", "local", "--nnodes", "2", "--nproc-per-node", "1")
@@ -215,6 +216,7 @@ def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher: R
     assert launcher.outcome["state"] == "succeeded"
 
 
+@pytest.mark.slow  # two of Docker's do in every CI
 def test_two_runs_at_once_do_not_disturb_each_other(launcher: Runner) -> None:
     launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n")
     argv = ("run", "job.yaml", "--on", "local", "--nnodes", "2")
@@ -225,7 +227,9 @@ def test_two_runs_at_once_do_not_disturb_each_other(launcher: Runner) -> None:
     assert len(launcher.run_ids()) == 2
 
 
-@pytest.mark.parametrize("example", ["raw_ddp.py", "fabric.py", "trainer.py"])
+@pytest.mark.parametrize(
+    "example", ["raw_ddp.py", "fabric.py", pytest.param("trainer.py", marks=pytest.mark.slow)]
+)
 def test_scripts_that_know_nothing_of_this_project_run(launcher: Runner, example: str) -> None:
     launcher.write((ROOT / "tests/examples" / example).read_text())
     done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")
