@@ -11,7 +11,7 @@ from benchmarks.manifests import measure_manifests
 from benchmarks.measure import Row
 from benchmarks.plan import measure_plan
 from benchmarks.pods import measure_pods
-from benchmarks.recovery import measure_recovery
+from benchmarks.recovery import measure_losses, measure_recovery
 from benchmarks.save import measure_resume, measure_save
 from benchmarks.start import measure_start
 from benchmarks.step import measure_step
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "save": measure_save,
     "resume": measure_resume,
     "recovery": measure_recovery,
+    "losses": measure_losses,
     "hosts": measure_hosts,
 }
 """Names are what the command line takes and what docs/benchmarks.md explains."""

@@ -18,6 +18,7 @@ from benchmarks.measure import Goal, Measurement, Row, interleave
 from benchmarks.trees import read_pss_bytes
 
 NAME = "recovery"
+LOSSES = "losses"
 START_GOALS = {1: 0.8, 2: 0.8, 4: 0.45}
 RESTART_GOAL = Goal(of="ratio", most=0.1)
 MEMORY_GOAL = Goal(of="ratio", most=0.6)
@@ -34,7 +35,7 @@ QUICK_SETUP = {"last_call_timeout": "1"}
 
 
 def measure_recovery(repetitions: int) -> Iterator[Row]:
-    """All rows, those of one machine first."""
+    """What needs no lost node: starts, killed workers, growth, memory."""
     for nproc, goal in START_GOALS.items():
         yield _compare(
             repetitions,
@@ -52,9 +53,6 @@ def measure_recovery(repetitions: int) -> Iterator[Row]:
             partial(time_restart, Setting(side="torchrun", nproc=nproc)),
             RESTART_GOAL,
         )
-    yield from measure_loss_while_sleeping(repetitions)
-    yield from measure_loss_in_collective(repetitions)
-    yield from measure_loss_of_store(repetitions)
     yield _compare(
         repetitions,
         "a node joins a running group, to the first collective of both",
@@ -63,6 +61,13 @@ def measure_recovery(repetitions: int) -> Iterator[Row]:
         GROWTH_GOAL,
     )
     yield measure_memory(repetitions)
+
+
+def measure_losses(repetitions: int) -> Iterator[Row]:
+    """A node lost while workers sleep, in a collective, with the store; at each of the limits."""
+    yield from measure_loss_while_sleeping(repetitions)
+    yield from measure_loss_in_collective(repetitions)
+    yield from measure_loss_of_store(repetitions)
 
 
 def measure_loss_while_sleeping(repetitions: int) -> Iterator[Row]:
@@ -76,7 +81,7 @@ def measure_loss_while_sleeping(repetitions: int) -> Iterator[Row]:
     for limit_s, ours in zip(LIMITS_S, measured, strict=True):
         what = f"node killed while workers sleep, detection limit {limit_s} s"
         goal = Goal(of="seconds", most=limit_s + SLACK_S)
-        yield Row(benchmark=NAME, what=what, ours=ours, theirs_instead=stock, goal=goal)
+        yield Row(benchmark=LOSSES, what=what, ours=ours, theirs_instead=stock, goal=goal)
 
 
 def measure_loss_in_collective(repetitions: int) -> Iterator[Row]:
@@ -96,7 +101,7 @@ def measure_loss_in_collective(repetitions: int) -> Iterator[Row]:
     note = f"torchrun with its defaults was measured {len(slow.samples_s)} times"
     goal = Goal(of="ratio", most=0.1)
     yield Row(
-        benchmark=NAME,
+        benchmark=LOSSES,
         what=f"{what} 1 s, against torchrun's defaults",
         ours=at_1_s,
         theirs=slow,
@@ -105,7 +110,7 @@ def measure_loss_in_collective(repetitions: int) -> Iterator[Row]:
     )
     for limit_s, measured in zip(LIMITS_S, (at_1_s, at_default), strict=True):
         yield Row(
-            benchmark=NAME,
+            benchmark=LOSSES,
             what=f"{what} {limit_s} s, against tuned torchrun",
             ours=measured,
             theirs=quick,
@@ -123,7 +128,7 @@ def measure_loss_of_store(repetitions: int) -> Iterator[Row]:
     stock = describe_stock_loss(0, Setting(side="torchrun", max_nodes=2, conf=TUNED))
     for limit_s, ours in zip(LIMITS_S, measured, strict=True):
         what = f"node 0 with the store killed, detection limit {limit_s} s"
-        yield Row(benchmark=NAME, what=what, ours=ours, theirs_instead=stock)
+        yield Row(benchmark=LOSSES, what=what, ours=ours, theirs_instead=stock)
 
 
 def measure_memory(repetitions: int) -> Row:

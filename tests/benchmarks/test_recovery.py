@@ -14,7 +14,7 @@ import pytest
 from benchmarks import recovery, trees
 from benchmarks.groups import Collective, Setting, find_first, parse_collectives
 from benchmarks.measure import BenchmarkError, Measurement, Report, Row, parse_report
-from benchmarks.recovery import measure_recovery, time_restart
+from benchmarks.recovery import measure_losses, measure_recovery, time_restart
 from benchmarks.table import render_table
 from benchmarks.trees import Trees, parse_pss
 
@@ -111,7 +111,7 @@ def test_every_row_has_its_goal_and_its_peer(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(recovery, name, sample)
     never: Callable[[int, Setting], str] = lambda victim, setting: "> 60 s"  # noqa: E731
     monkeypatch.setattr(recovery, "describe_stock_loss", never)
-    rows = list(measure_recovery(2))
+    rows = [*measure_recovery(2), *measure_losses(2)]
     assert len({row.what for row in rows}) == len(rows) == 15
     assert all(row.theirs or row.theirs_instead for row in rows)
     assert [row.what for row in rows if row.ok is None and "store" not in row.what] == []
