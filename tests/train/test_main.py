@@ -56,6 +56,7 @@ def test_a_failed_training_exits_1_and_leaves_its_exception_for_the_launcher(pro
     assert "DivergedError" in json.loads(error_file.read_text())["message"]["message"]
 
 
+@pytest.mark.slow  # the kill matrix has a short slice
 def test_a_killed_training_goes_on_to_the_end_when_it_is_started_again(
     processes, finish, wait_until
 ):
@@ -76,6 +77,7 @@ def test_a_killed_training_goes_on_to_the_end_when_it_is_started_again(
     assert committed(checkpoints)[-1].name == "step-0000000150-g2-a0"
 
 
+@pytest.mark.slow  # README's commands train so in every CI
 def test_two_workers_train_one_model_and_rank_0_speaks_for_both(processes, finish):
     run = processes.start_torchrun(
         2, "-m", "train", RUN_DIR="run", LAUNCHER_PROGRESS="bar", LAUNCHER_RDZV_BACKEND="c10d"
