@@ -6,6 +6,7 @@ import weakref
 
 import train.loop
 from train.config import parse_config
+from train.ledger import open_ledger
 from train.strategies import leave_world
 from train.worker_env import parse_worker_env
 
@@ -24,6 +25,7 @@ def build_watched(*arguments):
 gc.disable()
 train.loop.build = build_watched
 config = parse_config(["--max_steps", "3", "--checkpoint_dir", "checkpoints"])
-train.loop.train_in_world(config, parse_worker_env(os.environ))
+env = parse_worker_env(os.environ)
+train.loop.train_in_world(config, env, open_ledger(env))
 print(f"models left: {sum(model() is not None for model in models)} of {len(models)}\n", end="")
 leave_world()
