@@ -165,6 +165,11 @@ class FakeCluster:
         return self._closing
 
 
+def _is_true(query: dict[str, str], name: str) -> bool:
+    """As apimachinery's Convert_Slice_string_To_bool: all but "false" and "0", in any case."""
+    return query.get(name, "false").lower() not in ("false", "0")
+
+
 class _CutError(Exception):
     """The connection is broken off."""
 
@@ -344,7 +349,7 @@ class _Handler(BaseHTTPRequestHandler):
         if item is None:
             return self._fail(404, f'pods "{pod}" not found', "NotFound")
         status = item["status"]["containerStatuses"][0]
-        restart = status["restartCount"] - (query.get("previous") == "true")
+        restart = status["restartCount"] - (_is_true(query, "previous"))
         container = f'container "{status["name"]}" in pod "{pod}"'
         if restart < 0:
             return self._fail(400, f"previous terminated {container} not found", "BadRequest")
@@ -363,7 +368,7 @@ class _Handler(BaseHTTPRequestHandler):
             for stamp, text in news:
                 if stamp[:19] >= since[:19]:
                     self._chunk(f"{stamp} {text}\n".encode())
-            if query.get("follow") != "true" or (ended and not news):
+            if not _is_true(query, "follow") or (ended and not news):
                 break
         return self._end_stream()
 
