@@ -81,6 +81,7 @@ class Preemption:
         self._looked_at = -LOOK_INTERVAL_S
         self._answered_at: float | None = None
         self._request: Request | None = None
+        self._committed: tuple[int, Path | None] = (0, None)
 
     def announce(self) -> None:
         """Tells the agent that requests will be answered."""
@@ -97,10 +98,15 @@ class Preemption:
 
     def answer(self, step: int, checkpoint: Path | None) -> None:
         """Tells the agent, if it asked, what was committed; None: nothing could be, be silent."""
+        self._committed = step, checkpoint
+        self._answer()
+
+    def _answer(self) -> None:
         self._request = self._read_request()
         if self._request is None or self._node_dir is None:
             return
         self._answered_at, self._request = self._request.at, None
+        step, checkpoint = self._committed
         if checkpoint is not None:
             text = json.dumps({"step": step, "checkpoint": str(checkpoint)}).encode()
             write_file(self._node_dir / STOP_ACK_FILE, lambda file: file.write(text))
@@ -111,8 +117,16 @@ class Preemption:
         return max(0.0, request.deadline - self._wall_clock()) if request else 0.0
 
     def wait_for_sigterm(self) -> None:
-        """Waits to be ended by SIGTERM; raises PreemptedError if nobody does."""
-        time.sleep(max(self.time_left_s(), 0.0 if self._answered_at else WAIT_FOR_SIGTERM_S))
+        """Waits to be ended by SIGTERM; raises PreemptedError if nobody does.
+
+        A node that is asked later than its peers gets its answer here: the commit was everybody's.
+        """
+        limit = time.monotonic() + WAIT_FOR_SIGTERM_S
+        while left_s := max(
+            self.time_left_s(), 0.0 if self._answered_at else limit - time.monotonic(), 0.0
+        ):
+            time.sleep(min(LOOK_INTERVAL_S, left_s))
+            self._answer()
         raise PreemptedError("stopped on request, after a commit")
 
     def _read_request(self) -> Request | None:

@@ -31,7 +31,9 @@ def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignor
     return launcher
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: signal.Signals) -> None:
     launcher = start_waiting(typist)
     launcher.send_signal(signum)

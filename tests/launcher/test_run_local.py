@@ -34,6 +34,7 @@ def is_up(launcher: Runner, rank: int = 0) -> bool:
     return (launcher.folder / f"runs/latest/up-{rank}").exists()
 
 
+@pytest.mark.slow  # README's commands and the containers' test train digits in every CI
 def test_digits_reaches_its_accuracy_on_two_processes(launcher: Runner) -> None:
     job = str(ROOT / "jobs/digits.yaml")
     launcher.env["PYTHONPATH"] = str(ROOT)
@@ -100,6 +101,7 @@ def test_a_script_that_is_missing_is_reported_by_its_own_words(launcher: Runner)
     assert "can't open file" in done.stderr
 
 
+@pytest.mark.slow  # decide.py's tests hold the rule in every CI
 def test_a_static_group_is_started_again_when_a_node_dies(launcher: Runner) -> None:
     launcher.write(
         "import os, signal, sys\n"
@@ -228,7 +230,12 @@ def test_two_runs_at_once_do_not_disturb_each_other(launcher: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", ["raw_ddp.py", "fabric.py", pytest.param("trainer.py", marks=pytest.mark.slow)]
+    "example",
+    [
+        pytest.param("raw_ddp.py", marks=pytest.mark.slow),  # runs in a container in every CI
+        "fabric.py",
+        pytest.param("trainer.py", marks=pytest.mark.slow),
+    ],
 )
 def test_scripts_that_know_nothing_of_this_project_run(launcher: Runner, example: str) -> None:
     launcher.write((ROOT / "tests/examples" / example).read_text())

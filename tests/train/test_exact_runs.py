@@ -49,6 +49,7 @@ def test_the_language_model_gives_the_same_weights_too(
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_with_fast_the_rounding_depends_on_the_world(tmp_path: Path) -> None:
     # Or the test above could not fail: equal by nature, whatever the reduction does.
     fast = ("--max_steps=8", "--reduction=fast")

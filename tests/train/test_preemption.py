@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -93,6 +94,18 @@ def test_who_is_not_ended_in_time_ends_as_preempted(files, preemption):
     preemption.answer(1, Path("a"))
     with pytest.raises(PreemptedError):
         preemption.wait_for_sigterm()
+
+
+def test_a_node_that_is_asked_after_its_peers_is_answered_while_it_waits(files, preemption):
+    preemption.answer(7, Path("step-7"))
+    ask = threading.Timer(
+        0.2, lambda: files.ask(Reason.PREEMPTED, at=time.time(), deadline=time.time() + 0.5)
+    )
+    ask.start()
+    with pytest.raises(PreemptedError):
+        preemption.wait_for_sigterm()
+    ask.join()
+    assert files.read_answer() == {"step": 7, "checkpoint": "step-7"}
 
 
 # -- SIGTERM ---------------------------------------------------------------------------------
