@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.catalog import BENCHMARKS
 from benchmarks.machine import read_machine
 from benchmarks.measure import BenchmarkError, Report, Row
-from benchmarks.table import render_table
+from benchmarks.table import render_row, render_table
 
 REPETITIONS = 5
 
@@ -31,7 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         try:
-            rows += BENCHMARKS[name](options.repetitions)
+            for row in BENCHMARKS[name](options.repetitions):
+                rows.append(row)
+                # Some take an hour: who interrupts one has seen what it found so far.
+                print(render_row(row), file=sys.stderr, flush=True)
         except BenchmarkError as error:
             print(f"error: {name} cannot run: {error}", file=sys.stderr)
             failed = True

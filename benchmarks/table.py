@@ -11,6 +11,11 @@ END = "<!-- results: end -->"
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
+def render_row(row: Row) -> str:
+    """One row in one line."""
+    return "  ".join(_cells(row))
+
+
 def render_table(report: Report) -> str:
     """The report with aligned columns, and the notes below."""
     lines = [COLUMNS, *(_cells(row) for row in report.rows)]
