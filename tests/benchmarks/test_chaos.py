@@ -37,7 +37,7 @@ def test_a_seed_plans_the_same_failures_again():
 def test_a_few_failures_leave_the_weights_as_they_would_have_been(tmp_path):
     pytest.importorskip("matplotlib")
     png = tmp_path / "chaos.png"
-    done = run_chaos("--faults=2", "--seed=1", "--steps-per-fault=40", f"--png={png}", limit_s=850)
+    done = run_chaos("--faults=2", "--seed=1", "--steps-per-fault=30", f"--png={png}", limit_s=850)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the weights are the same" in done.stdout
     assert "samples lost          0" in done.stdout

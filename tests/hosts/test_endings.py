@@ -107,7 +107,7 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     # Longer than any lease that nobody renews.
-    time.sleep(25)
+    time.sleep(15)
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
     status = elsewhere("status", run_id)
     assert "node 1.0: running" in status.stdout, status.stderr

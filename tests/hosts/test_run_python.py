@@ -24,9 +24,10 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow  # digits trains on two hosts in every CI
 @pytest.mark.parametrize(
     "job",
-    [pytest.param("", marks=pytest.mark.slow), "engine: agent\n"],
+    ["", "engine: agent\n"],
     ids=["torchrun", "agent"],
 )
 def test_two_hosts_train_together_and_are_clean_afterwards(typist: Typist, job: str) -> None:

@@ -123,7 +123,9 @@ LONG, SLOW = pytest.mark.timeout(600), pytest.mark.slow
         pytest.param(on_docker, {"engine": "agent"}, id="docker", marks=DOCKER),
         pytest.param(on_docker, {"engine": "torchrun"}, id="docker-torchrun", marks=[DOCKER, SLOW]),
         pytest.param(on_hosts, {"engine": "agent"}, id="hosts-python", marks=HOSTS),
-        pytest.param(on_hosts, {"engine": "torchrun"}, id="hosts-python-torchrun", marks=HOSTS),
+        pytest.param(
+            on_hosts, {"engine": "torchrun"}, id="hosts-python-torchrun", marks=[HOSTS, SLOW]
+        ),
         pytest.param(
             on_hosts_in_docker,
             {"engine": "agent"},

@@ -18,7 +18,7 @@ from tests.launcher.runner import Runner, wait_until
 
 pytestmark = pytest.mark.docker
 
-SOAK_S = float(os.environ.get("LAUNCHER_SOAK_S", "30"))
+SOAK_S = float(os.environ.get("LAUNCHER_SOAK_S", "20"))
 STARVING = 4
 TRAINING = """
 import os, sys, time, torch, torch.distributed as dist

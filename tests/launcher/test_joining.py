@@ -46,6 +46,7 @@ def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> Non
     assert (both.returncode, "either a job file or --join" in both.stderr) == (2, True)
 
 
+@pytest.mark.slow  # a container joins by hand in every CI
 def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> None:
     launcher.write(ELASTIC)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")

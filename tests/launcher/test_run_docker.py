@@ -36,6 +36,7 @@ print("done", dist.get_world_size(), flush=True)
 """
 
 
+@pytest.mark.slow  # so does README's first command in every CI
 def test_digits_reaches_its_accuracy_on_two_containers(launcher: Runner) -> None:
     job = str(ROOT / "jobs/digits.yaml")
     done = launcher("run", job, "--on", "docker", "--nnodes", "2", "--nproc-per-node", "1")

