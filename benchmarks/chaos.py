@@ -38,6 +38,7 @@ RECOVERY_LIMIT_S = 600.0
 """Generous: where two cores serve everybody, three nodes take minutes to import torch."""
 RUN_LIMIT_S = 3600.0
 DETECTION_LIMIT_S = 5
+UNMOVED_S = 2.0 * DETECTION_LIMIT_S
 
 JOB = """
 name: chaos
@@ -110,10 +111,23 @@ class Experiment:
         """How often the training has got under way so far."""
         return sum(event["event"] == "first-step" for event in read_train_ledger(self.run))
 
+    def is_unmoved(self, since: float) -> bool:
+        """Whether the training has committed long after ``since``, in seconds since the epoch.
+
+        A node that was out for less than the detection limit costs no start.
+        """
+        later = since + UNMOVED_S
+        ledger = read_train_ledger(self.run)
+        return any(event["event"] == "saved" and float(event["at"]) > later for event in ledger)
+
     def wait_for_training(self, starts: int) -> bool:
-        """Until the training has got under way ``starts`` times; False where the run has ended."""
+        """Until the training has got under way ``starts`` times, or never noticed.
+
+        False where the run has ended.
+        """
+        began_at = time.time()
         deadline = time.monotonic() + RECOVERY_LIMIT_S
-        while self.first_steps() < starts:
+        while self.first_steps() < starts and not self.is_unmoved(began_at):
             if self.process.poll() is not None:
                 return False
             if time.monotonic() > deadline:

@@ -133,8 +133,10 @@ def _judge_together(
     ]
     folder = shared_folder(job, str(Path.cwd()))
     folders = [folder] * len(hosts) if folder else []
-    gathering = Gathering(ssh, hosts, candidates, ports=(port, 0), folders=folders)
-    met = gathering.meet(keep_folders=False)
+    with ssh.sessions(hosts) as sessions:
+        opened = [sessions[host.name] for host in hosts]
+        gathering = Gathering(ssh, opened, candidates, ports=(port, 0), folders=folders)
+        met = gathering.meet(keep_folders=False)
     yield from judge_hosts.judge_ports(hosts, met, port)
     pairs = list(judge_hosts.judge_pairs(hosts, candidates, met, port))
     yield from pairs

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from launcher.host import keeper, requests, revive
 from launcher.host.examine import Token
-from launcher.host.facts import Listener
+from launcher.host.facts import Listener, read_reachable
 from launcher.host.frames import MAGIC, BrokenFrameError, read_frame, write_frame
 from launcher.host.watch import Watch
 
@@ -26,7 +26,7 @@ Handler = Callable[[dict[str, Any], bytes], dict[str, Any]]
 HANDLERS: dict[str, Handler] = {
     name: getattr(requests, name)
     for name in (
-        *("facts", "clock", "reach", "take", "release", "leases", "has", "store"),
+        *("facts", "clock", "take", "release", "leases", "has", "store"),
         *("probe", "engine", "tokens"),
         *("prepare", "start", "stop", "remove", "ask", "is_asked", "runs", "image", "pull", "load"),
     )
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def converse(program: str) -> None:
-    """Answers one request after another; ``watch`` takes the conversation over."""
+    """Answers one request after another; ``watch`` takes it over, unless it looks but once."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
@@ -70,6 +70,8 @@ def converse(program: str) -> None:
                 look()
             if asked["op"] == "watch":
                 Watch(asked, stdout, look).run(sys.stdin.fileno())
+                if asked["once"]:
+                    continue
                 return
             if asked["op"] == "load":
                 signal.alarm(0)
@@ -90,6 +92,10 @@ class Held:
         """Opens ``port``, or one that the kernel chooses for 0."""
         self._listeners.append(Listener(asked["token"], asked["port"]))
         return {"port": self._listeners[-1].port}
+
+    def reach(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        """Which of ``calls`` (address, port, token) are answered from here."""
+        return {"reached": read_reachable(asked["calls"], asked["wait_s"], self._listeners)}
 
     def token(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
         """Leaves a file called ``name`` in ``folder``."""
@@ -134,6 +140,7 @@ def handle(asked: dict[str, Any], blob: bytes, held: Held) -> dict[str, Any]:
     """One answer; ``error`` where it cannot be done."""
     holding: dict[str, Handler] = {
         "listen": held.listen,
+        "reach": held.reach,
         "token": held.token,
         "untoken": held.untoken,
     }

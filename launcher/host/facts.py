@@ -10,6 +10,7 @@ import shutil
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -124,10 +125,13 @@ class Listener:
                 peer.sendall(self._token)
 
 
-def read_reachable(calls: list[list[Any]], limit_s: float) -> list[int]:
+def read_reachable(
+    calls: list[list[Any]], limit_s: float, listeners: Sequence[Listener] = ()
+) -> list[int]:
     """Which of (address, port, token) answer with their token, by place in the list.
 
-    All at once: with a hundred hosts, those that drop packets cost one limit together.
+    All at once: with a hundred hosts, those that drop packets cost one limit together. Callers of
+    ``listeners`` are greeted meanwhile: they may be those that are called here.
     """
     deadline = time.monotonic() + limit_s
     waiting: dict[socket.socket, int] = {}
@@ -141,7 +145,12 @@ def read_reachable(calls: list[list[Any]], limit_s: float) -> list[int]:
             peer.close()
     reached = []
     while waiting and (left_s := deadline - time.monotonic()) > 0:
-        for peer in select.select(list(waiting), [], [], left_s)[0]:
+        asked: list[Any] = [*waiting, *listeners]
+        ready = select.select(asked, [], [], left_s)[0]
+        for listener in listeners:
+            if listener in ready:
+                listener.answer()
+        for peer in [peer for peer in waiting if peer in ready]:
             place = waiting.pop(peer)
             with suppress(OSError):
                 if peer.recv(256) == calls[place][2].encode():

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher import contract
 from launcher.host import commands, examine, keeper, processes, revive
-from launcher.host.facts import read_facts, read_reachable
+from launcher.host.facts import read_facts
 from launcher.host.leases import HeldError, LeaseBook
 from launcher.host.watch import is_followed
 
@@ -31,11 +31,6 @@ class RefusedError(Exception):
 
 def facts(asked: Asked, blob: bytes) -> Asked:
     return read_facts(asked)
-
-
-def reach(asked: Asked, blob: bytes) -> Asked:
-    """Tries other hosts' listeners."""
-    return {"reached": read_reachable(asked["calls"], asked["wait_s"])}
 
 
 def clock(asked: Asked, blob: bytes) -> Asked:

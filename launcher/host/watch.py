@@ -22,9 +22,9 @@ from launcher.host.leases import LeaseBook
 POLL_S = 0.1
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
+"""After that much silence of the launcher this session ends: a cut connection may never do."""
 FOLLOWED_S = 10.0
 """How long a run counts as followed after its launcher's last beat."""
-"""After that much silence of the launcher this session ends: a cut connection may never do."""
 CHUNK_BYTES = 1 << 20
 LEFT_OUT = ("code", contract.AGENT_ARCHIVE, contract.CHECKPOINTS_DIR)
 REWRITTEN_BYTES = 1 << 16

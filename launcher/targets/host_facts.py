@@ -42,8 +42,12 @@ class Survey:
 
     def read(self) -> tuple[HostFacts, ...]:
         """The hosts of the nodes, in their order. Raises ``TargetError``."""
+        with self._ssh.sessions(self._inventory.hosts) as sessions:
+            return self._read([sessions[host.name] for host in self._inventory.hosts])
+
+    def _read(self, sessions: list[Session]) -> tuple[HostFacts, ...]:
         proposed = random.SystemRandom().sample(PORTS, PROPOSED_PORTS)
-        told = self._ssh.each(lambda host: self._read_one(host, proposed), self._inventory.hosts)
+        told = self._ssh.each(lambda each: read_host(each, self._job, proposed), sessions)
         busy = {
             host.name: why
             for host, found in zip(self._inventory.hosts, told, strict=True)
@@ -65,14 +69,14 @@ class Survey:
                 "--set rdzv.port=N with a port that is",
             )
         self.port = common[0] if common else None
-        return self._with_addresses(chosen, by_name)
-
-    def _read_one(self, host: Host, ports: list[int]) -> dict[str, Any]:
-        with self._ssh.open(host) as session:
-            return read_host(session, self._job, ports)
+        of_host = {session.host.name: session for session in sessions}
+        return self._with_addresses(chosen, by_name, of_host)
 
     def _with_addresses(
-        self, chosen: tuple[HostFacts, ...], told: dict[str, dict[str, Any]]
+        self,
+        chosen: tuple[HostFacts, ...],
+        told: dict[str, dict[str, Any]],
+        sessions: dict[str, Session],
     ) -> tuple[HostFacts, ...]:
         if len(chosen) == 1:
             return chosen
@@ -80,7 +84,8 @@ class Survey:
         candidates = [candidates_of(told[host.name]) for host in hosts]
         folder = shared_folder(self._job, str(Path.cwd()))
         folders = [folder] * len(hosts) if folder else []
-        gathering = Gathering(self._ssh, hosts, candidates, folders=folders)
+        opened = [sessions[host.name] for host in hosts]
+        gathering = Gathering(self._ssh, opened, candidates, folders=folders)
         met = gathering.meet(keep_folders=True)
         found = decide_addresses(hosts, candidates, {call[:3] for call in met.reached})
         for error in (*met.closed.values(), *met.unwritten.values()):

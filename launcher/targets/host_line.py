@@ -113,7 +113,7 @@ class HostLine:
             if self._closed:
                 session.kill()
         try:
-            asked = watch_request(self, self._run_id, self._run_dir)
+            asked = watch_request(self.host, self.nodes, self._run_id, self._run_dir)
             session.send({**asked, "ttl_s": self._ttl_s, "follows": self._follows})
             session.beat()
             while not self._closed:
@@ -133,14 +133,14 @@ class HostLine:
             self.has_told.set()
 
 
-def watch_request(line: HostLine, run_id: str, run_dir: Path) -> dict[str, Any]:
+def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path) -> dict[str, Any]:
     """Asks for everything that is not yet in ``run_dir``, as one who only looks on."""
     return {
         "op": "watch",
         "run_id": run_id,
-        "run_dir": run_dir_on(line.host, run_id),
-        "lease_dir": line.host.host.lease_dir,
-        "nodes": line.nodes,
+        "run_dir": run_dir_on(host, run_id),
+        "lease_dir": host.host.lease_dir,
+        "nodes": nodes,
         "have": read_sizes(run_dir),
         "ttl_s": 0.0,
         "once": False,
@@ -149,22 +149,21 @@ def watch_request(line: HostLine, run_id: str, run_dir: Path) -> dict[str, Any]:
 
 
 def copy_once(
-    ssh: Ssh, line: HostLine, run_id: str, run_dir: Path
+    session: Session, host: HostFacts, nodes: list[int], run_id: str, run_dir: Path
 ) -> tuple[dict[str, dict[str, Any]], bool]:
     """Brings everything that the host has; the nodes' states, and whether a launcher follows them.
 
-    Raises ``TargetError`` where the host is not reached.
+    Raises ``TargetError`` where the host is gone.
     """
     states: dict[str, dict[str, Any]] = {}
-    with ssh.open(line.host.host) as session:
-        session.send({**watch_request(line, run_id, run_dir), "once": True})
-        while True:
-            message, blob = session.receive()
-            if "done" in message:
-                return states, message["followed"]
-            if "file" in message:
-                write_at(run_dir, message, blob)
-            states.update(message.get("nodes", {}))
+    session.send({**watch_request(host, nodes, run_id, run_dir), "once": True})
+    while True:
+        message, blob = session.receive()
+        if "done" in message:
+            return states, message["followed"]
+        if "file" in message:
+            write_at(run_dir, message, blob)
+        states.update(message.get("nodes", {}))
 
 
 def read_sizes(run_dir: Path) -> dict[str, int]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from launcher.errors import TargetError
-from launcher.hosts import Host
 from launcher.hosts_plan import Address
 from launcher.targets.ssh import Session, Ssh
 
@@ -31,33 +29,25 @@ class Met:
     unwritten: dict[int, TargetError]
 
 
-@dataclass
-class _Open:
-    """One host with its ports open and its file written, as long as the session lasts."""
-
-    session: Session
-    ports: dict[int, int] = field(default_factory=dict)
-
-
 class Gathering:
     """Lets hosts call each other at ``ports`` (0: one that the kernel chooses).
 
-    ``folders`` is the shared folder as each host has it, or empty.
+    ``folders`` is the shared folder as each host has it, or empty. Ports stay open, and files
+    there, as long as the ``sessions`` with the hosts, which are the caller's to close.
     """
 
     def __init__(
         self,
         ssh: Ssh,
-        hosts: Sequence[Host],
+        sessions: Sequence[Session],
         candidates: Sequence[Sequence[Address]],
         *,
         ports: Sequence[int] = (0,),
         folders: Sequence[str] = (),
     ) -> None:
-        self._ssh, self._hosts, self._candidates = ssh, hosts, candidates
+        self._ssh, self._sessions, self._candidates = ssh, sessions, candidates
         self._ports, self._folders = ports, folders
         self._token = secrets.token_hex(8)
-        self._open: list[_Open] = []
         self._closed: dict[tuple[int, int], TargetError] = {}
         self._unwritten: dict[int, TargetError] = {}
 
@@ -66,17 +56,16 @@ class Gathering:
 
         ``keep_folders``: those that were made for the test stay, because a run is to have them.
         """
-        places = range(len(self._hosts))
-        with contextlib.ExitStack() as stack:
-            self._open = self._ssh.each(self._prepare, places)
-            for opened in self._open:
-                stack.callback(opened.session.close)
-            answers = self._ssh.each(self._call, places)
-            if not keep_folders:
-                self._ssh.each(lambda opened: opened.session.call("untoken"), self._open)
+        places = range(len(self._sessions))
+        opened = self._ssh.each(self._prepare, places)
+        # One after the other: who looks for files greets nobody.
+        reached = self._ssh.each(lambda place: self._call(place, opened), places)
+        seen = self._ssh.each(self._look, places) if self._folders else [frozenset()] * len(places)
+        if not keep_folders:
+            self._ssh.each(lambda session: session.call("untoken"), self._sessions)
         return Met(
-            reached=frozenset(call for reached, _ in answers for call in reached),
-            seen=tuple(seen for _, seen in answers),
+            reached=frozenset(call for calls in reached for call in calls),
+            seen=tuple(seen),
             closed=self._closed,
             unwritten=self._unwritten,
         )
@@ -84,39 +73,38 @@ class Gathering:
     def _name(self, place: int) -> str:
         return f".launcher-token-{self._token}-{place}"
 
-    def _prepare(self, place: int) -> _Open:
-        opened = _Open(self._ssh.open(self._hosts[place]))
+    def _prepare(self, place: int) -> dict[int, int]:
+        """The ports that were opened, by their number in what was asked."""
+        session, opened = self._sessions[place], {}
         for number, port in enumerate(self._ports):
             try:
-                answer = opened.session.call("listen", token=self._token, port=port)
-                opened.ports[number] = answer["port"]
+                opened[number] = session.call("listen", token=self._token, port=port)["port"]
             except TargetError as error:
                 self._closed[place, number] = error
         if self._folders:
             try:
-                folder = self._folders[place]
-                opened.session.call("token", folder=folder, name=self._name(place))
+                session.call("token", folder=self._folders[place], name=self._name(place))
             except TargetError as error:
                 self._unwritten[place] = error
         return opened
 
-    def _call(self, place: int) -> tuple[list[tuple[int, int, str, int]], frozenset[int]]:
+    def _call(
+        self, place: int, opened: Sequence[dict[int, int]]
+    ) -> list[tuple[int, int, str, int]]:
         calls = [
             (to, a.address, number, port)
-            for to, opened in enumerate(self._open)
+            for to, ports in enumerate(opened)
             if to != place
             for a in self._candidates[to]
-            for number, port in opened.ports.items()
+            for number, port in ports.items()
         ]
         asked = [(address, port, self._token) for _, address, _, port in calls]
-        with self._ssh.open(self._hosts[place]) as session:
-            answer = session.call("reach", calls=asked, wait_s=REACH_LIMIT_S)
-            seen = self._look(place, session) if self._folders else frozenset()
-        return [(place, *calls[i][:3]) for i in answer["reached"]], seen
+        answer = self._sessions[place].call("reach", calls=asked, wait_s=REACH_LIMIT_S)
+        return [(place, *calls[i][:3]) for i in answer["reached"]]
 
-    def _look(self, place: int, session: Session) -> frozenset[int]:
-        names = {self._name(p): p for p in range(len(self._hosts)) if p not in self._unwritten}
-        answer = session.call(
+    def _look(self, place: int) -> frozenset[int]:
+        names = {self._name(p): p for p in range(len(self._sessions)) if p not in self._unwritten}
+        answer = self._sessions[place].call(
             "tokens", folder=self._folders[place], names=list(names), wait_s=TOKEN_LIMIT_S
         )
         return frozenset(names[name] for name in answer["seen"])

@@ -138,7 +138,6 @@ class HostsTarget:
         secrets = read_secrets(plan)
         for node in artifact.nodes:
             self._refused.pop(node.node.node_index, None)
-        self._open_lines(plan)
         try:
             self._start(plan, artifact, secrets)
         except TargetError as error:
@@ -158,10 +157,10 @@ class HostsTarget:
         return True
 
     def _start(self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]) -> None:
-        sessions = self._open_sessions(artifact)
-        try:
+        with self._connect().sessions(node.host.host for node in artifact.nodes) as sessions:
             # Leases before anything travels: it may take minutes, and the lines renew them.
             self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
+            self._open_lines(plan)
             self._each(
                 artifact,
                 lambda node: prepare(
@@ -178,23 +177,6 @@ class HostsTarget:
                 artifact,
                 lambda node: self._launch(plan, node, secrets, sessions[node.host.host.name]),
             )
-        finally:
-            for session in sessions.values():
-                session.close()
-
-    def _open_sessions(self, artifact: HostsArtifact) -> dict[str, Session]:
-        opened: dict[str, Session] = {}
-
-        def open_one(node: HostNode) -> None:
-            opened[node.host.host.name] = self._connect().open(node.host.host)
-
-        try:
-            self._each(artifact, open_one)
-        except TargetError:
-            for session in opened.values():
-                session.close()
-            raise
-        return opened
 
     def _each(self, artifact: HostsArtifact, work: Any) -> None:
         self._connect().each(work, artifact.nodes)
@@ -284,15 +266,17 @@ class HostsTarget:
         Also whether a launcher elsewhere does.
         """
         ssh = self._connect_as(plan)
-        lines = [
-            HostLine(ssh, plan.run_id, Path(plan.run_dir), host, nodes)
-            for host, nodes in by_host(plan).values()
-        ]
         found: dict[str, dict[str, Any]] = {}
-        copied = ssh.each(lambda ln: copy_once(ssh, ln, plan.run_id, Path(plan.run_dir)), lines)
+        copied = ssh.each(lambda item: self._copy(plan, *item), by_host(plan).values())
         for states, _ in copied:
             found.update(states)
         return found, any(followed for _, followed in copied)
+
+    def _copy(
+        self, plan: LaunchPlan, host: HostFacts, nodes: list[int]
+    ) -> tuple[dict[str, dict[str, Any]], bool]:
+        with self._connect_as(plan).open(host.host) as session:
+            return copy_once(session, host, nodes, plan.run_id, Path(plan.run_dir))
 
     def ask_launcher(self, plan: LaunchPlan, name: str, text: str) -> None:
         """Has the launcher that follows the run, on whatever machine, take up a request.
@@ -305,15 +289,13 @@ class HostsTarget:
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``; a host that is not reached keeps what it has."""
-        ssh = self._connect_as(plan)
 
         def copy(item: tuple[HostFacts, list[int]]) -> None:
-            line = HostLine(ssh, plan.run_id, Path(plan.run_dir), item[0], item[1])
             if self._answers(item[0]):
                 with contextlib.suppress(TargetError):
-                    copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
+                    self._copy(plan, *item)
 
-        ssh.each(copy, by_host(plan).values())
+        self._connect_as(plan).each(copy, by_host(plan).values())
 
     def _answers(self, host: HostFacts) -> bool:
         """False for a host known to be silent: nobody shall wait for it again."""
@@ -365,8 +347,7 @@ class HostsTarget:
                     foreign = remove and not self._lines
                     end_on(session, plan, host, nodes, grace_s, tell_launcher=foreign)
                     if remove:
-                        line = HostLine(ssh, plan.run_id, Path(plan.run_dir), host, indices)
-                        copy_once(ssh, line, plan.run_id, Path(plan.run_dir))
+                        copy_once(session, host, indices, plan.run_id, Path(plan.run_dir))
                         remove_on(session, plan, host)
             except TargetError as error:
                 unreached.append(error.what)

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,6 +119,24 @@ class Ssh:
         if errors:
             raise joined(errors)  # type: ignore[arg-type]
         return [future.result() for future in futures]
+
+    @contextlib.contextmanager
+    def sessions(self, hosts: Iterable[Host]) -> Iterator[dict[str, Session]]:
+        """One with each host, by its name, as long as the block lasts; raises as ``each`` does."""
+        opened: dict[str, Session] = {}
+
+        def open_one(host: Host) -> None:
+            opened[host.name] = self.open(host)
+
+        try:
+            self.each(open_one, hosts)
+            yield opened
+        finally:
+            self.close(opened.values())
+
+    def close(self, sessions: Iterable[Session]) -> None:
+        """Ends them, all at once."""
+        self.each(lambda session: session.close(), sessions)
 
     def disconnect(self, host: Host) -> bool:
         """Drops the shared connection, so that the next one is new; whether there was one."""
