@@ -88,7 +88,7 @@ class Experiment:
 
     engine: Any
     run: RunFolder
-    process: subprocess.Popen[bytes]
+    process: Command
     dice: random.Random
     size: int = NODES
     survived: Counter[str] = field(default_factory=Counter)
@@ -170,7 +170,7 @@ def scale(experiment: Experiment, node: Any) -> None:
     """A node is given back, or added."""
     experiment.size = NODES - 1 if experiment.size == NODES else NODES
     folder = experiment.run.path.parents[1]
-    finish(start("scale", experiment.run.run_id, str(experiment.size), cwd=folder))
+    finish(Command("scale", experiment.run.run_id, str(experiment.size), cwd=folder))
 
 
 FAULTS: dict[str, Callable[[Experiment, Any], None]] = {
@@ -191,28 +191,34 @@ def plan_faults(count: int, dice: random.Random) -> list[str]:
     return kinds[:count]
 
 
-def start(*argv: str, cwd: Path) -> subprocess.Popen[bytes]:
-    """A command of the launcher, begun."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "launcher", *argv],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+class Command(subprocess.Popen[bytes]):
+    """A command of the launcher. What it says goes to a file: a full pipe would hold it up."""
+
+    def __init__(self, *argv: str, cwd: Path) -> None:
+        # Closed with the process.
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115
+        super().__init__(
+            [sys.executable, "-m", "launcher", *argv],
+            cwd=cwd,
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+            stderr=self.said,
+        )
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
+def finish(process: Command) -> None:
     """Waits for a command's end; raises ChaosError unless it was a good one."""
     try:
-        said = process.communicate(timeout=RUN_LIMIT_S)[1].decode()
+        process.wait(RUN_LIMIT_S)
     finally:
         end(process)
     if process.returncode:
+        process.said.seek(0)
+        said = process.said.read().decode()
         raise ChaosError(f"{' '.join(map(str, process.args[2:4]))} failed:\n{said[-3000:]}")
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Command) -> None:
     """Asks first: the launcher takes its containers along only if it may."""
     if process.poll() is None:
         process.terminate()
@@ -221,7 +227,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def train_quietly(folder: Path) -> str:
     """The weights' hash of the same training on one node that nothing happens to."""
-    finish(start("run", "quiet.yaml", "--on", "docker", "--nnodes", "1", cwd=folder))
+    finish(Command("run", "quiet.yaml", "--on", "docker", "--nnodes", "1", cwd=folder))
     return str(read_outcome(folder)["metrics"]["weights_sha256"])
 
 
@@ -230,7 +236,7 @@ def train_in_chaos(folder: Path, faults: Sequence[str], dice: random.Random) -> 
     import docker
 
     before = {path.name for path in (folder / "runs").glob("chaos-*")}
-    process = start("run", "job.yaml", "--on", "docker", cwd=folder)
+    process = Command("run", "job.yaml", "--on", "docker", cwd=folder)
     try:
         run = RunFolder(wait_for_run(folder / "runs", before, process))
         engine = docker.from_env()
@@ -251,7 +257,7 @@ def train_in_chaos(folder: Path, faults: Sequence[str], dice: random.Random) -> 
     return experiment
 
 
-def wait_for_run(runs: Path, before: set[str], process: subprocess.Popen[bytes]) -> Path:
+def wait_for_run(runs: Path, before: set[str], process: Command) -> Path:
     """The folder of the run that has just been submitted."""
     deadline = time.monotonic() + RECOVERY_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
