@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from launcher.targets.host_line import LEASE_TTL_S
 from tests.hosts.places import Network, wait_until
 from tests.hosts.typist import Typist
 from tests.launcher.runner import WAITING
@@ -106,8 +107,8 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     wait_until(lambda: is_up(typist), UP_LIMIT_S)
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    # Longer than any lease that nobody renews.
-    time.sleep(15)
+    # A followed run would end by its lease, which nobody renews: this one must not.
+    time.sleep(LEASE_TTL_S + 5)
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
     status = elsewhere("status", run_id)
     assert "node 1.0: running" in status.stdout, status.stderr
