@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.agent.settings import ROSTER, AgentSettings, StoreEndpoint
-from launcher.job import JobSpec
 from launcher.node_plan import Elastic, NodePlan
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 STORE_CANDIDATES = 3
 """Hosts that may serve the rendezvous store one after the other: more losses than that, of just

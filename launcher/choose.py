@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import contract
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
-from launcher.inventory import Inventory
-from launcher.job import JobSpec
 from launcher.targets.base import Target
+
+if TYPE_CHECKING:
+    from launcher.inventory import Inventory
+    from launcher.job import JobSpec
 
 KUBERNETES = "kubernetes"
 TARGETS = ("docker", "local", KUBERNETES, "hosts")

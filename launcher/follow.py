@@ -155,7 +155,6 @@ class Follower:
 
     def _restart(self, why: str, left: int) -> None:
         self._console.note(f"{why}; starting all nodes again ({left} restarts left)")
-        self._target.collect(self._plan)
         self._target.stop(self._run.run_id, self._plan.stop_grace_s)
         self._show(self._tails.poll())
         self._console.end_progress()
@@ -170,7 +169,6 @@ class Follower:
         self._run.write_plan(plan, self._target.render(plan).shell())
 
     def _finish(self, reason: Reason, detail: str) -> Outcome:
-        self._target.collect(self._plan)
         grace_s = 0 if STATE_OF_REASON[reason] is RunState.SUCCEEDED else self._plan.stop_grace_s
         with contextlib.suppress(TargetError):
             # An engine that died meanwhile must not hide how the run ended.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from launcher.agent.settings import ROSTER
 from launcher.agent_task import plan_agent, plan_stores
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import Host, HostFacts
-from launcher.job import JobSpec
 from launcher.node_plan import Elastic, NodePlan
 from launcher.plan import LaunchPlan, NodeDevices, SharedByNodes, plan_run
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 RUNS_DIR = "runs"
 CHECKPOINTS_DIR = "checkpoints"

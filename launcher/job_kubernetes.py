@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -17,54 +16,21 @@ from launcher.job_types import (
     shape,
     text,
 )
-from launcher.job_values import RefusedError, parse_mount_target
+from launcher.job_values import RefusedError
+from launcher.storage import (
+    CLAIM,
+    CLAIM_WORDS,
+    EPHEMERAL,
+    NAME,
+    VOLUME_WORDS,
+    parse_claim,
+    parse_volume,
+)
 
-EPHEMERAL = "ephemeral"
-
-_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-_CLAIM = rf"pvc/{_NAME}(/[A-Za-z0-9][A-Za-z0-9._/-]*)?"
 _RESOURCE = r"[a-z0-9.-]+/[A-Za-z0-9._-]+"
 NAME_WORDS = "a Kubernetes name: lower-case letters, digits, - and ."
-CLAIM_WORDS = "pvc/CLAIM or pvc/CLAIM/FOLDER"
 STORAGE_WORDS = f"{CLAIM_WORDS}, or {EPHEMERAL}"
-VOLUME_WORDS = "pvc/CLAIM[/FOLDER]:TARGET, with :ro at the end where it is only read"
 RESOURCE_WORDS = "the name of a resource of the nodes, such as rdma/hca"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A PersistentVolumeClaim, and a folder in it; empty for its root."""
-
-    name: str
-    folder: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Volume:
-    """A claim's folder as the pods see it."""
-
-    claim: Claim
-    target: str
-    read_only: bool
-
-
-def parse_claim(value: str) -> Claim:
-    """``pvc/CLAIM[/FOLDER]``. Raises ``RefusedError``."""
-    if not re.fullmatch(_CLAIM, value) or ".." in value.split("/"):
-        raise RefusedError(CLAIM_WORDS)
-    _, name, *folders = value.split("/")
-    return Claim(name=name, folder="/".join(part for part in folders if part))
-
-
-def parse_volume(value: str) -> Volume:
-    """``pvc/CLAIM[/FOLDER]:TARGET[:ro]``. Raises ``RefusedError``."""
-    claim, _, rest = value.partition(":")
-    target, _, mode = rest.partition(":")
-    if not re.fullmatch(_CLAIM, claim) or not target or mode not in ("", "ro", "rw"):
-        raise RefusedError(VOLUME_WORDS)
-    return Volume(
-        claim=parse_claim(claim), target=parse_mount_target(target), read_only=mode == "ro"
-    )
 
 
 def _check_claim(value: str) -> str:
@@ -74,7 +40,7 @@ def _check_claim(value: str) -> str:
 
 def _check_storage(value: str) -> str:
     if value != EPHEMERAL:
-        if not re.fullmatch(_CLAIM, value):
+        if not re.fullmatch(CLAIM, value):
             raise RefusedError(STORAGE_WORDS)
         parse_claim(value)
     return value
@@ -86,7 +52,7 @@ def _check_volume(value: str) -> str:
 
 
 def _check_name(value: str) -> str:
-    if not re.fullmatch(_NAME, value) or len(value) > 253:
+    if not re.fullmatch(NAME, value) or len(value) > 253:
         raise RefusedError(NAME_WORDS)
     return value
 
@@ -98,20 +64,20 @@ def _check_resource(value: str) -> str:
 
 
 ObjectName = Annotated[
-    str, AfterValidator(_check_name), shape(NAME_WORDS, text(f"^{_NAME}$", maxLength=253))
+    str, AfterValidator(_check_name), shape(NAME_WORDS, text(f"^{NAME}$", maxLength=253))
 ]
 ClaimText = Annotated[
-    str, AfterValidator(_check_claim), shape(CLAIM_WORDS, text(rf"^(?!.*\.\.){_CLAIM}$"))
+    str, AfterValidator(_check_claim), shape(CLAIM_WORDS, text(rf"^(?!.*\.\.){CLAIM}$"))
 ]
 Storage = Annotated[
     str,
     AfterValidator(_check_storage),
-    shape(STORAGE_WORDS, text(rf"^(?!.*\.\.)({_CLAIM}|{EPHEMERAL})$")),
+    shape(STORAGE_WORDS, text(rf"^(?!.*\.\.)({CLAIM}|{EPHEMERAL})$")),
 ]
 VolumeText = Annotated[
     str,
     AfterValidator(_check_volume),
-    shape(VOLUME_WORDS, text(rf"^(?!.*\.\.){_CLAIM}:/[^:]+(:(ro|rw))?$")),
+    shape(VOLUME_WORDS, text(rf"^(?!.*\.\.){CLAIM}:/[^:]+(:(ro|rw))?$")),
 ]
 Resource = Annotated[
     str, AfterValidator(_check_resource), shape(RESOURCE_WORDS, text(f"^{_RESOURCE}$"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from launcher import contract
 from launcher.facts import TargetFacts
-from launcher.job import JobSpec
-from launcher.job_kubernetes import Claim
 from launcher.plan import LaunchPlan, plan_run
 from launcher.pods import IDENTITY_OF_KIND, PodSettings, plan_pods, pod_names
+from launcher.storage import Claim
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 TARGET = "kubernetes"
 

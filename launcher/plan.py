@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from launcher import contract
 from launcher.agent.settings import AgentSettings
@@ -12,7 +13,6 @@ from launcher.agent_task import plan_agent, plan_stores
 from launcher.errors import InputError
 from launcher.facts import TargetFacts
 from launcher.hosts import HostFacts
-from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Mount, NodePlan, Static
 from launcher.pods import PodSettings
 from launcher.ranks import world_size
@@ -22,6 +22,9 @@ from launcher.torchrun import (
     line_prefix_template,
     parse_torch_version,
 )
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 SCHEMA = 1
 LOCAL_ADDR = "127.0.0.1"

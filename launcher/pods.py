@@ -7,12 +7,15 @@ Trainer v2.3, JobSet v0.12, Kubernetes' own Indexed Job.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launcher import contract
 from launcher.errors import InputError
-from launcher.job import JobSpec
-from launcher.job_kubernetes import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
 from launcher.node_plan import Env
+from launcher.storage import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 HEALTH_PORT = 9400
 """Where the agent answers the kubelet's probes, unless the job says otherwise."""

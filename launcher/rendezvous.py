@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.agent.settings import ROSTER
 from launcher.errors import InputError
-from launcher.job import JobSpec
 from launcher.node_plan import Elastic, Env, Static
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 STATIC_PORT = 29500
 C10D_PORT = 29400

@@ -37,11 +37,11 @@ def stop_run(
                 return f"{run.run_id}: {outcome.state}, {outcome.reason}"
             clock.sleep(0.1)
     target = open_target(plan.target, run.path.parent)
-    target.collect(plan)
     if keep:
         from launcher.targets.kubernetes import KubernetesTarget
 
         assert isinstance(target, KubernetesTarget), "looked at above"
+        target.collect(plan)
         target.suspend(plan)
     else:
         target.stop(run.run_id, grace_s)

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def converse(program: str) -> None:
-    """Answers one request after another; ``watch`` takes it over, unless it looks but once."""
+    """Answers one request after another; ``watch`` takes it over until the launcher has enough."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
@@ -69,8 +69,7 @@ def converse(program: str) -> None:
             if asked["op"] in LOOKING:
                 look()
             if asked["op"] == "watch":
-                Watch(asked, stdout, look).run(sys.stdin.fileno())
-                if asked["once"]:
+                if Watch(asked, stdout, look).run(sys.stdin.fileno()):
                     continue
                 return
             if asked["op"] == "load":

@@ -7,6 +7,9 @@ from typing import IO, Any
 
 MAGIC = b"\0launcher-host 1\n"
 """What the host says first: whatever a login shell prints before it is dropped."""
+BEAT, ENOUGH = b".", b"!"
+"""What the launcher says to a host that it watches, once it was told something: that it is still
+there, and that it wants the conversation for other requests."""
 MAX_JSON_BYTES = 64 << 20
 
 

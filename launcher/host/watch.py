@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher import contract
-from launcher.host.frames import write_frame
+from launcher.host.frames import ENOUGH, write_frame
 from launcher.host.keeper import read_state
 from launcher.host.leases import LeaseBook
 
@@ -51,13 +51,12 @@ class Watch:
         self._sent: dict[str, int] = dict(asked["have"])
         self._states: dict[str, Any] = {}
 
-    def run(self, stdin: int) -> None:
-        """Blocks until the launcher closes its end or falls silent."""
+    def run(self, stdin: int) -> bool:
+        """Blocks until the launcher has had enough (True), closes its end or falls silent."""
         beat_at = 0.0
         if self._once:
-            self.send_new()
-            write_frame(self._out, {"done": True, "followed": is_followed(self._run_dir)})
-            return
+            self._end()
+            return True
         while True:
             signal.alarm(SILENCE_LIMIT_S)
             while not select.select([stdin], [], [], POLL_S)[0]:
@@ -67,12 +66,20 @@ class Watch:
                     write_frame(self._out, {"beat": time.time()})
                     if any(state["state"] == "pending" for state in self._states.values()):
                         self._revive()
-            if not os.read(stdin, 4096):
-                return
+            said = os.read(stdin, 4096)
+            if not said:
+                return False
+            if ENOUGH in said:
+                self._end()
+                return True
             if self._follows:
                 mark_followed(self._run_dir)
             if self._ttl_s:
                 self._book.renew(self._run_id, self._ttl_s, self._nodes)
+
+    def _end(self) -> None:
+        self.send_new()
+        write_frame(self._out, {"done": True, "followed": is_followed(self._run_dir)})
 
     def send_new(self) -> None:
         """Everything that changed since the last call: files first, then how nodes ended."""

@@ -13,11 +13,11 @@ from typing import Any
 
 from launcher import contract
 from launcher.agent.settings import NodeTask
-from launcher.job_kubernetes import Claim
 from launcher.node_plan import Env
 from launcher.plan import LaunchPlan
 from launcher.pods import PodSettings, Toleration
 from launcher.render.agent_files import read_archive
+from launcher.storage import Claim
 
 Object = dict[str, Any]
 

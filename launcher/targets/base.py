@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.facts import TargetFacts
-from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.state import NodeState
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,8 @@ class Target(Protocol):
     def stop(self, run_id: str, grace_s: float) -> None:
         """Ends the run's nodes, by force after ``grace_s`` seconds, and removes all that is left.
 
-        Idempotent; a run the target does not know is not an error.
+        What they wrote is collected first. Idempotent; a run that the target does not know is no
+        error.
         """
         ...
 

@@ -10,13 +10,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import contract
 from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
-from launcher.job import JobSpec
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
@@ -35,6 +34,9 @@ from launcher.targets.docker_engine import (
     gone_is_fine,
 )
 from launcher.targets.gpus import read_gpus
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 CANNOT_EXECUTE = (126, 127)
 """Exit codes of the container's init process where it cannot start the entry point."""

@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import TargetError
 from launcher.hosts import Host, HostFacts
@@ -20,10 +20,12 @@ from launcher.hosts_plan import (
     shared_folder,
 )
 from launcher.inventory import Inventory
-from launcher.job import JobSpec
 from launcher.rendezvous import plan_backend
 from launcher.targets.host_reach import Gathering
 from launcher.targets.ssh import Session, Ssh
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
@@ -42,7 +44,7 @@ class Survey:
 
     def read(self) -> tuple[HostFacts, ...]:
         """The hosts of the nodes, in their order. Raises ``TargetError``."""
-        with self._ssh.sessions(self._inventory.hosts) as sessions:
+        with self._ssh.sessions(self._inventory.hosts, keep=True) as sessions:
             return self._read([sessions[host.name] for host in self._inventory.hosts])
 
     def _read(self, sessions: list[Session]) -> tuple[HostFacts, ...]:

@@ -25,6 +25,8 @@ LEASE_TTL_S = 10.0
 SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this the connection is dropped and made anew."""
 RETRY_S = 1.0
+FREE_LIMIT_S = 5.0
+"""How long the rest of what a run wrote may take to come; it is asked for anew after that."""
 STARTING_S = 5.0
 """How long a node that was just started may be unknown to a line that looked before."""
 NOT_COPIED_BACK = ("plan.json", "artifact.sh", "submitted.json", "launcher.json", "outcome.json")
@@ -53,6 +55,9 @@ class HostLine:
         self._started: dict[str, float] = {}
         self._heard_at = time.monotonic()
         self._session: Session | None = None
+        self._hears = False
+        """Whether what is said now is heard as a beat: the host has answered, so it watches."""
+        self._freed: Session | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -68,6 +73,25 @@ class HostLine:
             if self._session is not None:
                 self._session.kill()
         self._thread.join(5.0)
+        if self._freed is not None:
+            self._freed.close()
+
+    def free(self) -> Session | None:
+        """Closes it, and returns its conversation for other requests; None where it is cut.
+
+        Saves a connection and a start of Python for each host just when all are asked to end.
+        """
+        with self._lock:
+            self._closed = True
+            if self._session is None or not self._hears:
+                return None
+            self._hears = False
+            try:
+                self._session.end_watch()
+            except TargetError:
+                return None
+        self._thread.join(FREE_LIMIT_S)
+        return self._freed
 
     def started(self, node: str) -> None:
         """A node, as ``index.incarnation``, was just started there."""
@@ -86,14 +110,14 @@ class HostLine:
     def beat(self) -> None:
         """Renews the lease there, and drops a connection that has gone silent."""
         with self._lock:
-            session = self._session
-        if session is None:
-            return
-        if self.silent_s() > SILENCE_LIMIT_S:
-            session.kill()
-            return
-        with contextlib.suppress(TargetError):
-            session.beat()
+            # Under the lock: no beat may come after the end of the watch.
+            if self._session is None:
+                return
+            if self.silent_s() > SILENCE_LIMIT_S:
+                self._session.kill()
+            elif self._hears:
+                with contextlib.suppress(TargetError):
+                    self._session.beat()
 
     def _run(self) -> None:
         while not self._closed:
@@ -115,15 +139,20 @@ class HostLine:
         try:
             asked = watch_request(self.host, self.nodes, self._run_id, self._run_dir)
             session.send({**asked, "ttl_s": self._ttl_s, "follows": self._follows})
-            session.beat()
-            while not self._closed:
+            while True:
                 message, blob = session.receive()
                 self._heard_at = time.monotonic()
+                if "done" in message:
+                    self._freed = session
+                    return
                 self._take(message, blob)
+                with self._lock:
+                    self._hears = not self._closed
         finally:
             with self._lock:
-                self._session = None
-            session.close()
+                self._session, self._hears = None, False
+            if session is not self._freed:
+                session.close()
 
     def _take(self, message: dict[str, Any], blob: bytes) -> None:
         if "file" in message:

@@ -10,8 +10,9 @@ import contextlib
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import contract
 from launcher.clock import Clock, SystemClock
@@ -20,7 +21,6 @@ from launcher.facts import TargetFacts
 from launcher.hosts import HostFacts
 from launcher.hosts_plan import comes_back
 from launcher.inventory import Inventory, read_inventory
-from launcher.job import JobSpec
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.hosts import HostNode, HostsArtifact, render_hosts
@@ -43,6 +43,9 @@ from launcher.targets.host_nodes import (
     take,
 )
 from launcher.targets.ssh import RefusedByHostError, Session, Ssh
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
@@ -88,9 +91,11 @@ class HostsTarget:
                 )
             self._inventory = read_inventory(job.hosts.inventory)
         survey = Survey(self._connect(), self._inventory, job)
-        hosts = survey.read()
         bare = job.hosts.runtime == "python"
-        self._code = self._given_code or (read_code(Path.cwd()) if bare else None)
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            packed = reader.submit(read_code, Path.cwd()) if bare and not self._given_code else None
+            hosts = survey.read()
+            self._code = packed.result() if packed else self._given_code
         image = self._image = None if bare else read_image(hosts[0].image or "")
         return TargetFacts(
             target=self.name,
@@ -341,7 +346,7 @@ class HostsTarget:
             try:
                 if not self._answers(host):
                     raise TargetError(f"{host.host.name}: it does not answer")
-                with ssh.open(host.host) as session:
+                with (remove and self._free(host)) or ssh.open(host.host) as session:
                     nodes = None if only is None else chosen
                     # One elsewhere that follows the run would only start its nodes anew.
                     foreign = remove and not self._lines
@@ -355,6 +360,10 @@ class HostsTarget:
         ssh.each(end, by_host(plan).values())
         if unreached and (plan.detached or not self._lines):
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
+
+    def _free(self, host: HostFacts) -> Session | None:
+        line = self._lines.get(host.host.name)
+        return line.free() if line else None
 
     def _close_lines(self) -> None:
         if self._pulse is not None:

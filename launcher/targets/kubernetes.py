@@ -10,13 +10,12 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import contract
 from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
-from launcher.job import JobSpec
 from launcher.kubernetes_plan import plan_facts
 from launcher.manifests import Manifest, render_manifest
 from launcher.plan import LaunchPlan
@@ -36,6 +35,9 @@ from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.kubernetes_api import IN_CLUSTER, ApiError, Cluster, Object, Place
 from launcher.targets.kubernetes_output import Incarnations, PodOutput
 from launcher.targets.kubernetes_watch import PodWatch
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: context and namespace, for calls after the current context has changed."""
@@ -288,6 +290,8 @@ class KubernetesTarget:
         """As ``Target.stop``; claims, and so checkpoints, are never touched."""
         plan = RunFolder(self._run_root / run_id).read_plan()
         cluster = self._cluster(run_id, pods_of(plan).namespace)
+        if self._output is None:
+            self.collect(plan)
         if self.read_job(plan) is not None:
             cluster.delete(self._place(plan))
         deadline = self._clock.monotonic() + math.ceil(grace_s) + STOP_MARGIN_S

@@ -9,19 +9,22 @@ import socket
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import contract, proc
 from launcher.agent_task import STORE_CANDIDATES
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
-from launcher.job import JobSpec
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
 from launcher.runs import make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
+
+if TYPE_CHECKING:
+    from launcher.job import JobSpec
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from launcher import proc
 from launcher.errors import TargetError
-from launcher.host.frames import MAGIC, BrokenFrameError, read_frame, write_frame
+from launcher.host.frames import BEAT, ENOUGH, MAGIC, BrokenFrameError, read_frame, write_frame
 from launcher.hosts import Host
 from launcher.inventory import Inventory
 from launcher.render.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
@@ -69,6 +69,7 @@ class Ssh:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._control = make_control_dir()
+        self._kept: tuple[int, dict[str, Session]] = (0, {})
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -93,7 +94,7 @@ class Ssh:
 
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
-        argv = (*self.argv(host), f'exec python3 -c "{PYTHON_PROGRAM}"')
+        argv = (*self.argv(host), f'exec python3 -S -c "{PYTHON_PROGRAM}"')
         try:
             return Session(host, argv)
         except TargetError:
@@ -121,16 +122,28 @@ class Ssh:
         return [future.result() for future in futures]
 
     @contextlib.contextmanager
-    def sessions(self, hosts: Iterable[Host]) -> Iterator[dict[str, Session]]:
-        """One with each host, by its name, as long as the block lasts; raises as ``each`` does."""
-        opened: dict[str, Session] = {}
+    def sessions(
+        self, hosts: Iterable[Host], *, keep: bool = False
+    ) -> Iterator[dict[str, Session]]:
+        """One with each host, by its name, as long as the block lasts; raises as ``each`` does.
+
+        ``keep`` leaves them open for the next block, unless this one raises.
+        """
+        owner, opened = self._kept
+        self._kept = (0, {})
+        if owner != os.getpid():
+            # A launcher in the background is not the parent of what was started before it was.
+            self.close(opened.values())
+            opened = {}
 
         def open_one(host: Host) -> None:
             opened[host.name] = self.open(host)
 
         try:
-            self.each(open_one, hosts)
+            self.each(open_one, [host for host in hosts if host.name not in opened])
             yield opened
+            if keep:
+                self._kept, opened = (os.getpid(), opened), {}
         finally:
             self.close(opened.values())
 
@@ -219,9 +232,16 @@ class Session:
             self._fail()
 
     def beat(self) -> None:
-        """One byte, which is all that a watching host hears."""
+        """One byte to a host that watches. Raises ``TargetError`` where the connection is gone."""
+        self._say(BEAT)
+
+    def end_watch(self) -> None:
+        """Has the watching end: the host sends what is left, and says that it is done."""
+        self._say(ENOUGH)
+
+    def _say(self, byte: bytes) -> None:
         try:
-            self._talk.stdin.write(b".")
+            self._talk.stdin.write(byte)
             self._talk.stdin.flush()
         except (OSError, ValueError):
             self._fail()

@@ -52,6 +52,7 @@ LAYERS: dict[float, set[str]] = {
         "job_values",
         "job_conflicts",
         "job_kubernetes",
+        "storage",
         "pods",
         "ranks",
         "rendezvous",
@@ -245,6 +246,13 @@ def test_only_the_command_line_prints() -> None:
 @pytest.mark.parametrize("heavy", ["torch", "docker", "kubernetes", "pydantic", "psutil"])
 def test_importing_the_command_line_imports_nothing_heavy(heavy: str) -> None:
     code = f"import launcher.cli, sys; sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", ["stopping", "listing", "follow", "targets.hosts"])
+def test_what_acts_on_a_run_imports_no_job_file_reader(module: str) -> None:
+    # It takes longer than all the rest of `launcher stop`, which never reads a job file.
+    code = f"import launcher.{module}, sys; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
