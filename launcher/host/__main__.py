@@ -154,5 +154,5 @@ def handle(asked: dict[str, Any], blob: bytes, held: Held) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # sys.argv[0] is the archive that the loader, or the keeper's command line, names.
+    # sys.argv[0] is the folder that the loader, or the keeper's command line, names.
     sys.exit(main([os.path.abspath(sys.argv[0]), *sys.argv[1:]]))

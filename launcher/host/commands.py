@@ -7,7 +7,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -35,6 +34,8 @@ def read_output(
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
     """Runs a command on what comes in ``chunks``; empty, or what it said where it failed."""
+    import tempfile  # here, as each session would wait for it, and few need it
+
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
         assert child.stdin is not None

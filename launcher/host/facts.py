@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import select
 import shutil
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,7 +32,7 @@ def read_facts(asked: dict[str, Any]) -> dict[str, Any]:
         "cpu_count": len(os.sched_getaffinity(0)),
         "gpus": read_gpus() if asked["gpus"] else [],
         "python": shutil.which(python) or "",
-        "python_version": platform.python_version(),
+        "python_version": sys.version.split()[0],
         "interfaces": read_interfaces(),
         "state_dir": state_dir,
         "user": f"{os.getuid()}:{os.getgid()}",

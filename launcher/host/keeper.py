@@ -12,9 +12,8 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher import contract
 from launcher.host import commands, processes
@@ -239,8 +238,7 @@ def has_ended_by_itself(folder: Path) -> bool:
 # -- containers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A container as its engine tells it."""
 
     is_there: bool

@@ -6,7 +6,6 @@ import io
 import os
 import shutil
 import signal
-import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -250,6 +249,8 @@ def _write_grace(pid: int, grace_s: float) -> None:
 
 def unpack(data: bytes, folder: Path) -> None:
     """Unpacks an archive of this project's own; nothing may leave the folder."""
+    import tarfile  # here, as each session would wait for it, and one in a run needs it
+
     folder.mkdir(parents=True)
     root = os.path.realpath(folder)
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:

@@ -80,7 +80,7 @@ def start(spec: dict[str, Any], program: str) -> None:
         (folder / stale).unlink(missing_ok=True)
     if spec["comes_back"]:
         keeper.write_spec(spec)
-    argv = (sys.executable, program, "keep")
+    argv = (sys.executable, "-S", program, "keep")
     pid = commands.start_keeper(argv, env, json.dumps(spec).encode(), folder / "keeper.log")
     # Else an observer that is quick would find no record, and take the node for lost.
     keeper.write_record(folder, {"pid": pid, "start": processes.start_of(pid)})

@@ -45,11 +45,14 @@ name = stdin.readline().decode().strip()
 archive = stdin.read(int(stdin.readline()))
 path = os.path.abspath(os.path.join(folder, name))
 if not os.path.exists(path):
+    import io, shutil, zipfile
     os.makedirs(folder, mode=0o700, exist_ok=True)
     temporary = "%s.%d" % (path, os.getpid())
-    with open(temporary, "wb") as file:
-        file.write(archive)
-    os.replace(temporary, path)
+    zipfile.ZipFile(io.BytesIO(archive)).extractall(temporary)
+    try:
+        os.rename(temporary, path)
+    except OSError:
+        shutil.rmtree(temporary)
 sys.path.insert(0, path)
 from _launcher_node.host.__main__ import main
 main([path])
@@ -297,6 +300,9 @@ def hello(host: Host) -> bytes:
 
 @functools.cache
 def host_program() -> tuple[str, bytes]:
-    """The program's file name, which is its content's, and the program."""
+    """The name of the program's folder, which is its content's, and the program.
+
+    A folder, since Python keeps compiled modules of one, and of an archive it does not.
+    """
     archive = render_agent_archive(read_host_sources(), HOST_FOLDER)
-    return f"host-{hashlib.sha256(archive).hexdigest()[:16]}.pyz", archive
+    return f"host-{hashlib.sha256(archive).hexdigest()[:16]}", archive
