@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -79,16 +80,17 @@ class Conversation:
 
     def __init__(self, argv: tuple[str, ...]) -> None:
         """Raises ``OSError`` where the program is missing."""
+        # A file: of a pipe somebody would have to read, or a talkative program stands still.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
         self._popen = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
             start_new_session=True,
         )
-        ends = (self._popen.stdin, self._popen.stdout, self._popen.stderr)
-        self.stdin, self.stdout, self._stderr = (_opened(end) for end in ends)
+        self.stdin, self.stdout = _opened(self._popen.stdin), _opened(self._popen.stdout)
 
     def end(self) -> tuple[int, str]:
         """Closes it, by force if it does not end; its exit code and what it said on stderr.
@@ -102,9 +104,12 @@ class Conversation:
         except subprocess.TimeoutExpired:
             self.kill()
             self._popen.wait()
-        said = "" if self._stderr.closed else self._stderr.read().decode(errors="replace")
+        said = ""
+        if not self._said.closed:
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace")
         self.stdout.close()
-        self._stderr.close()
+        self._said.close()
         return self._popen.returncode, said
 
     def kill(self) -> None:

@@ -135,8 +135,7 @@ class Ssh:
         owner, opened = self._kept
         self._kept = (0, {})
         if owner != os.getpid():
-            # A launcher in the background is not the parent of what was started before it was.
-            self.close(opened.values())
+            # Those of the launcher that went into the background by a fork: they end with it.
             opened = {}
 
         def open_one(host: Host) -> None:
