@@ -175,6 +175,8 @@ class Follower:
             self._target.stop(self._run.run_id, grace_s)
         self._show(self._tails.close())
         self._console.close()
+        while self._target.notes:
+            self._console.note(self._target.notes.pop(0))
         return write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
 
     def _show(self, outputs: Iterable[Output]) -> None:

@@ -49,4 +49,4 @@ def stop_run(
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
     left = "its object is kept" if keep else "nothing of it is left"
-    return f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}"
+    return "\n".join((f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *target.notes))

@@ -55,9 +55,9 @@ def _run(arguments: argparse.Namespace) -> int:
     note_left_behind = functools.partial(_note_left_behind, choice, console.note)
     if arguments.detach:
         launch.follow_in_background(run, plan, choice.target)
-        note_left_behind()
         console.note(f"detached; see: {program_name()} logs --follow {run.run_id}")
-        print(run.run_id)
+        print(run.run_id, flush=True)
+        note_left_behind()
         return int(ExitCode.OK)
     outcome = launch.follow_here(
         run,

@@ -117,6 +117,10 @@ class _Keeper:
                 self._ask_to_end(child)
         elif now > self._kill_at:
             self._sweep()
+        elif now - self._renewed_at > RENEW_S:
+            # The launcher that ends it may beat no more: what it holds is not free before its end.
+            self._renewed_at = now
+            self._renew()
 
     def _ask_to_end(self, child: commands.Child | None) -> None:
         # To the agent alone: it ends its workers, and would report a worker that got a signal of
@@ -137,12 +141,15 @@ class _Keeper:
         if now - self._renewed_at > (RENEW_S if self._spec["detached"] else 0.25):
             self._renewed_at = now
             if self._spec["detached"]:
-                self._book.renew(self._spec["run_id"], DETACHED_TTL_S, (self._spec["node_index"],))
+                self._renew()
             left_s = self._book.seconds_left(self._spec["run_id"], self._spec["node_index"])
             if left_s is None or left_s <= 0:
                 self._why = contract.LAUNCHER_GONE
                 return LOST_GRACE_S
         return 0.0
+
+    def _renew(self) -> None:
+        self._book.renew(self._spec["run_id"], DETACHED_TTL_S, (self._spec["node_index"],))
 
     def _ending(self) -> dict[str, Any]:
         name = self._spec.get("container")

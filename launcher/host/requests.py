@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ Asked = dict[str, Any]
 KEPT_ARCHIVES = 4
 RUNS_DIR = "runs"
 PLAN_FILE = contract.PLAN_FILE
+CODE_DIR = "code"
 
 
 class RefusedError(Exception):
@@ -99,7 +101,7 @@ def prepare(asked: Asked, blob: bytes) -> Asked:
         folder.mkdir(parents=True, exist_ok=True)
     if asked["agent"] and not Path(asked["agent"]).exists():
         _write(Path(asked["agent"]), blob)
-    code = run_dir / "code"
+    code = run_dir / CODE_DIR
     if asked["code"] and not code.exists():
         archive = Path(asked["state_dir"]) / "code" / f"{asked['code']}.tar.gz"
         temporary = run_dir / f".code.{os.getpid()}"
@@ -118,7 +120,8 @@ def prepare(asked: Asked, blob: bytes) -> Asked:
 def start(asked: Asked, blob: bytes) -> Asked:
     """Starts the keepers of ``nodes``; an earlier incarnation of the same node is ended first."""
     for spec in asked["nodes"]:
-        end_nodes(spec["run_id"], (spec["node_index"],), 0.0)
+        in_containers = bool(spec.get("container"))
+        end_nodes(spec["run_id"], (spec["node_index"],), 0.0, in_containers=in_containers)
         revive.start(spec, asked["program"])
     return {}
 
@@ -129,18 +132,36 @@ def stop(asked: Asked, blob: bytes) -> Asked:
     if asked["tell_launcher"]:
         with suppress(OSError):
             _write(Path(asked["run_dir"], contract.STOP_REQUEST), b"stopped from elsewhere\n")
-    end_nodes(asked["run_id"], nodes, asked["grace_s"])
+    end_nodes(asked["run_id"], nodes, asked["grace_s"], in_containers=asked["containers"])
     LeaseBook(asked["lease_dir"]).release(asked["run_id"], nodes)
     return {}
 
 
 def remove(asked: Asked, blob: bytes) -> Asked:
-    """Removes what a run wrote here, and its checkpoint folder where that is empty."""
-    shutil.rmtree(Path(asked["run_dir"]), ignore_errors=True)
+    """Removes what a run wrote here, and its checkpoint folder where that is empty.
+
+    What it wrote among its code goes to ``outputs_dir``; ``kept`` is how many files.
+    """
+    run_dir, outputs = Path(asked["run_dir"]), Path(asked["outputs_dir"])
+    written = list(outputs_among(run_dir / CODE_DIR))
+    for path in written:
+        target = outputs / path.relative_to(run_dir / CODE_DIR)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    shutil.rmtree(run_dir, ignore_errors=True)
     if asked["checkpoint_dir"]:
         with suppress(OSError):
             Path(asked["checkpoint_dir"]).rmdir()
-    return {}
+    return {"kept": len(written), "folder": str(outputs)}
+
+
+def outputs_among(code: Path) -> Iterator[Path]:
+    """Files that were made or changed since the code was unpacked, whose own have no time."""
+    for folder, folders, names in os.walk(code):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for path in (Path(folder, name) for name in names):
+            if path.is_file() and not path.is_symlink() and path.stat().st_mtime > 0:
+                yield path
 
 
 def image(asked: Asked, blob: bytes) -> Asked:
@@ -202,10 +223,12 @@ def _first_change(folder: Path) -> float:
     return min((path.stat().st_mtime for path in folder.iterdir()), default=time.time())
 
 
-def end_nodes(run_id: str, nodes: tuple[int, ...] | None, grace_s: float) -> None:
+def end_nodes(
+    run_id: str, nodes: tuple[int, ...] | None, grace_s: float, *, in_containers: bool
+) -> None:
     """Asks the keepers, which ask their agents; kills what is left after the grace."""
     keepers = processes.find(run_id, nodes, keepers=True)
-    if not keepers:
+    if in_containers and not keepers:
         _remove_containers(run_id, nodes)
     for pid in keepers:
         _write_grace(pid, grace_s)

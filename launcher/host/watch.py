@@ -25,8 +25,9 @@ SILENCE_LIMIT_S = 30
 """After that much silence of the launcher this session ends: a cut connection may never do."""
 FOLLOWED_S = 10.0
 """How long a run counts as followed after its launcher's last beat."""
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 17
 LEFT_OUT = ("code", contract.AGENT_ARCHIVE, contract.CHECKPOINTS_DIR)
+"""In the run folder itself; deeper down a folder by such a name is the training's."""
 REWRITTEN_BYTES = 1 << 16
 """A file up to this size that changes without growing is sent whole."""
 
@@ -50,35 +51,45 @@ class Watch:
         self._seen: dict[str, tuple[int, int, int]] = {}
         self._sent: dict[str, int] = dict(asked["have"])
         self._states: dict[str, Any] = {}
+        self._stdin: int | None = None
+        self._goes_on, self._had_enough = True, False
 
     def run(self, stdin: int) -> bool:
         """Blocks until the launcher has had enough (True), closes its end or falls silent."""
         beat_at = 0.0
         if self._once:
-            self._end()
+            self.send_new()
+            self._tell_done()
             return True
-        while True:
-            signal.alarm(SILENCE_LIMIT_S)
-            while not select.select([stdin], [], [], POLL_S)[0]:
-                self.send_new()
-                if time.monotonic() - beat_at >= BEAT_S:
-                    beat_at = time.monotonic()
-                    write_frame(self._out, {"beat": time.time()})
-                    if any(state["state"] == "pending" for state in self._states.values()):
-                        self._revive()
-            said = os.read(stdin, 4096)
-            if not said:
-                return False
-            if ENOUGH in said:
-                self._end()
-                return True
-            if self._follows:
-                mark_followed(self._run_dir)
-            if self._ttl_s:
-                self._book.renew(self._run_id, self._ttl_s, self._nodes)
+        self._stdin = stdin
+        while self._goes_on:
+            self._hear(POLL_S)
+            self.send_new()
+            if time.monotonic() - beat_at >= BEAT_S:
+                beat_at = time.monotonic()
+                write_frame(self._out, {"beat": time.time()})
+                if any(state["state"] == "pending" for state in self._states.values()):
+                    self._revive()
+        if self._had_enough:
+            self._tell_done()
+        return self._had_enough
 
-    def _end(self) -> None:
-        self.send_new()
+    def _hear(self, wait_s: float) -> None:
+        """Listens to the launcher, also between the parts of a file that takes long to send."""
+        if self._stdin is None or not select.select([self._stdin], [], [], wait_s)[0]:
+            return
+        said = os.read(self._stdin, 4096)
+        self._had_enough = ENOUGH in said
+        self._goes_on = bool(said) and not self._had_enough
+        if not self._goes_on:
+            return
+        signal.alarm(SILENCE_LIMIT_S)
+        if self._follows:
+            mark_followed(self._run_dir)
+        if self._ttl_s:
+            self._book.renew(self._run_id, self._ttl_s, self._nodes)
+
+    def _tell_done(self) -> None:
         write_frame(self._out, {"done": True, "followed": is_followed(self._run_dir)})
 
     def send_new(self) -> None:
@@ -88,11 +99,13 @@ class Watch:
             for index in self._nodes
             for folder in (self._run_dir / contract.NODES_DIR / str(index)).glob("[0-9]*")
         }
-        for path in sorted(_files(self._run_dir)):
+        for path in sorted(_files(self._run_dir, LEFT_OUT)):
             is_request = path.parent == self._run_dir and path.name in contract.RUN_REQUESTS
             with suppress(OSError):
                 if self._follows or not is_request:
                     self._send_file(path)
+                if not self._goes_on:
+                    return
                 if self._follows and is_request:
                     path.unlink()
         if states != self._states:
@@ -112,6 +125,9 @@ class Watch:
             # Without a byte, a new file and one that was emptied are news too.
             first = self._sent.get(name, -1) not in range(offset + 1)
             while (data := file.read(CHUNK_BYTES)) or first:
+                self._hear(0.0)
+                if not self._goes_on:
+                    return
                 told = {"file": name, "offset": offset, "new": offset == 0, "at": stat.st_mtime}
                 write_frame(self._out, told, data)
                 offset += len(data)
@@ -147,11 +163,11 @@ def is_followed(run_dir: Path) -> bool:
     return False
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
     found: list[Path] = []
     with suppress(OSError):
         for entry in os.scandir(folder):
-            if entry.name in LEFT_OUT or entry.name.startswith("."):
+            if entry.name in left_out or entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 found += _files(Path(entry.path))

@@ -62,6 +62,8 @@ class Target(Protocol):
     """A place where jobs run. Methods block until done unless they say otherwise."""
 
     name: str
+    notes: list[str]
+    """What a person should know of what was done; whoever tells it takes it out."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""

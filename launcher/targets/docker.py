@@ -48,6 +48,7 @@ class DockerTarget:
     name = "docker"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
+        self.notes: list[str] = []
         self._run_root = run_root
         self._engine = Engine(clock or SystemClock())
         self._consoles = Consoles()

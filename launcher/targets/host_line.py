@@ -25,10 +25,12 @@ LEASE_TTL_S = 10.0
 SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this the connection is dropped and made anew."""
 RETRY_S = 1.0
-FREE_LIMIT_S = 5.0
-"""How long the rest of what a run wrote may take to come; it is asked for anew after that."""
+FREE_LIMIT_S = 3.0
+"""How long a host may take to end its watch; it is asked through a new connection after that."""
 STARTING_S = 5.0
 """How long a node that was just started may be unknown to a line that looked before."""
+COPY_SILENCE_S = 60.0
+"""After that without a word a host is frozen, though its sshd may live."""
 NOT_COPIED_BACK = ("plan.json", "artifact.sh", "submitted.json", "launcher.json", "outcome.json")
 """Files of the run folder that are the launcher's own."""
 
@@ -86,10 +88,7 @@ class HostLine:
             if self._session is None or not self._hears:
                 return None
             self._hears = False
-            try:
-                self._session.end_watch()
-            except TargetError:
-                return None
+            self._session.end_watch()
         self._thread.join(FREE_LIMIT_S)
         return self._freed
 
@@ -116,14 +115,14 @@ class HostLine:
             if self.silent_s() > SILENCE_LIMIT_S:
                 self._session.kill()
             elif self._hears:
-                with contextlib.suppress(TargetError):
-                    self._session.beat()
+                self._session.beat()
 
     def _run(self) -> None:
         while not self._closed:
             try:
                 self._watch()
-            except TargetError:
+            except (TargetError, OSError):
+                # OSError: a full disk here. The run goes on; what is missing comes later.
                 if self.silent_s() > SILENCE_LIMIT_S:
                     # A shared connection may be dead without knowing.
                     self._ssh.disconnect(self.host.host)
@@ -187,7 +186,7 @@ def copy_once(
     states: dict[str, dict[str, Any]] = {}
     session.send({**watch_request(host, nodes, run_id, run_dir), "once": True})
     while True:
-        message, blob = session.receive()
+        message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if "done" in message:
             return states, message["followed"]
         if "file" in message:
@@ -197,11 +196,12 @@ def copy_once(
 
 def read_sizes(run_dir: Path) -> dict[str, int]:
     """Size of every file in the run folder that hosts may add to."""
-    return {
-        path.relative_to(run_dir).as_posix(): path.stat().st_size
-        for path in run_dir.rglob("*")
-        if path.is_file() and not path.is_symlink() and path.name not in NOT_COPIED_BACK
-    }
+    found = {}
+    for path in run_dir.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another line may be replacing it
+            if path.is_file() and not path.is_symlink() and path.name not in NOT_COPIED_BACK:
+                found[path.relative_to(run_dir).as_posix()] = path.stat().st_size
+    return found
 
 
 def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:

@@ -14,7 +14,7 @@ from launcher.hosts import HostFacts
 from launcher.hosts_plan import lease_of, run_dir_on
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
-from launcher.render.hosts import HostNode
+from launcher.render.hosts import HostNode, HostsArtifact
 from launcher.targets.code import Code
 from launcher.targets.host_line import LEASE_TTL_S
 from launcher.targets.ssh import Session
@@ -84,6 +84,7 @@ def end_on(
         run_dir=run_dir_on(host, plan.run_id),
         tell_launcher=tell_launcher,
         lease_dir=host.host.lease_dir,
+        containers=host.runtime == "docker",
         limit_s=grace_s + STOP_MARGIN_S,
     )
 
@@ -104,10 +105,28 @@ def ask_on(session: Session, plan: LaunchPlan, host: HostFacts, name: str, text:
         time.sleep(0.1)
 
 
-def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> None:
-    """Removes what a run wrote there; its checkpoints stay, where there are any."""
-    own = f"{host.state_dir}/checkpoints/{plan.run_id}"
-    session.call("remove", run_dir=run_dir_on(host, plan.run_id), checkpoint_dir=own)
+def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> list[str]:
+    """Removes what a run wrote there, and says what is kept and where.
+
+    Its checkpoints stay, where there are any; so does what the training wrote into its working
+    folder, which is the sent code's and as such never copied.
+    """
+    answer = session.call(
+        "remove",
+        run_dir=run_dir_on(host, plan.run_id),
+        checkpoint_dir=f"{host.state_dir}/checkpoints/{plan.run_id}",
+        outputs_dir=f"{host.state_dir}/outputs/{plan.run_id}",
+    )
+    if not answer["kept"]:
+        return []
+    name, folder = host.host.name, answer["folder"]
+    return [f"{name} keeps what the training wrote beside its code: scp -r {name}:{folder} ."]
+
+
+def take_back(plan: LaunchPlan, node: HostNode, session: Session) -> None:
+    """Undoes what was prepared for a node that is not to be started any more."""
+    end_on(session, plan, node.host, [node.node.node_index], 0.0, tell_launcher=False)
+    remove_on(session, plan, node.host)
 
 
 def prepare(
@@ -161,6 +180,11 @@ def by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
         host = plan.hosts[node.node_index]
         found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
     return found
+
+
+def indices_of(artifact: HostsArtifact) -> set[int]:
+    """The nodes that it starts. Pure."""
+    return {node.node.node_index for node in artifact.nodes}
 
 
 def key_of(node: NodePlan) -> str:

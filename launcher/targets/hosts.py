@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import contract
 from launcher.clock import Clock, SystemClock
-from launcher.errors import InputError, TargetError
+from launcher.errors import ExitCode, InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import HostFacts
 from launcher.hosts_plan import comes_back
@@ -30,17 +28,20 @@ from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.code import Code, read_code
 from launcher.targets.host_facts import Survey
 from launcher.targets.host_images import Image, find_label, provide_image, read_image
+from launcher.targets.host_late import BACK_LIMIT_S, LateStarts
 from launcher.targets.host_line import LEASE_TTL_S, HostLine, Pulse, copy_once
 from launcher.targets.host_nodes import (
     ask_on,
     by_host,
     end_on,
+    indices_of,
     key_of,
     launch,
     prepare,
     read_secrets,
     remove_on,
     take,
+    take_back,
 )
 from launcher.targets.ssh import RefusedByHostError, Session, Ssh
 
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
-STARTS_LATER_S = 2.0
 FIRST_WORD_LIMIT_S = 20.0
 
 
@@ -75,10 +75,10 @@ class HostsTarget:
         self._image: Image | None = None
         self._lines: dict[str, HostLine] = {}
         self._pulse: Pulse | None = None
-        self._late: set[int] = set()
-        """Nodes that are to be started as soon as their host is reached again."""
+        self._late = LateStarts()
         self._refused: dict[int, str] = {}
         """Nodes that their host, though it is reached, could not start, and why."""
+        self.notes: list[str] = []
 
     # -- before a run -----------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class HostsTarget:
         for node in artifact.nodes:
             self._refused.pop(node.node.node_index, None)
         try:
-            self._start(plan, artifact, secrets)
+            self._start(plan, artifact, secrets, late=False)
         except TargetError as error:
             if only is None:
                 with contextlib.suppress(TargetError):
@@ -161,7 +161,9 @@ class HostsTarget:
         self._refused |= {node.node.node_index: error.what for node in artifact.nodes}
         return True
 
-    def _start(self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]) -> None:
+    def _start(
+        self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str], *, late: bool
+    ) -> None:
         with self._connect().sessions(node.host.host for node in artifact.nodes) as sessions:
             # Leases before anything travels: it may take minutes, and the lines renew them.
             self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
@@ -177,11 +179,16 @@ class HostsTarget:
                 self._each(
                     artifact, lambda node: provide_image(image, sessions[node.host.host.name])
                 )
-            # No rendezvous clock runs before every host is ready.
-            self._each(
-                artifact,
-                lambda node: self._launch(plan, node, secrets, sessions[node.host.host.name]),
-            )
+            with self._late.starting(indices_of(artifact)) as is_wanted:
+                # No rendezvous clock runs before every host is ready.
+                self._each(
+                    artifact,
+                    lambda node: (
+                        self._launch(plan, node, secrets, sessions[node.host.host.name])
+                        if is_wanted or not late
+                        else take_back(plan, node, sessions[node.host.host.name])
+                    ),
+                )
 
     def _each(self, artifact: HostsArtifact, work: Any) -> None:
         self._connect().each(work, artifact.nodes)
@@ -195,22 +202,13 @@ class HostsTarget:
     def _start_later(
         self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]
     ) -> None:
-        indices = {node.node.node_index for node in artifact.nodes}
-        self._late |= indices
-
-        def keep_trying() -> None:
-            while indices <= self._late:
-                time.sleep(STARTS_LATER_S)
-                if not indices <= self._late:
-                    return
-                try:
-                    self._start(plan, artifact, secrets)
-                    self._late -= indices
-                except TargetError as error:
-                    if self._is_refused(artifact, error):
-                        self._late -= indices
-
-        threading.Thread(target=keep_trying, daemon=True).start()
+        needed = plan.nodes[0].min_nodes
+        self._late.add(
+            indices_of(artifact),
+            lambda: self._start(plan, artifact, secrets, late=True),
+            may_give_up=lambda waiting: len(plan.nodes) - len(waiting) < needed,
+            is_final=lambda error: self._is_refused(artifact, error),
+        )
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -224,7 +222,7 @@ class HostsTarget:
         ssh = self._connect_as(plan)
         for host, nodes in by_host(plan).values():
             if host.host.name not in self._lines:
-                ttl_s = LEASE_TTL_S if follows and not plan.detached else 0.0
+                ttl_s = LEASE_TTL_S if follows else 0.0
                 line = HostLine(
                     ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s, follows=follows
                 )
@@ -250,8 +248,11 @@ class HostsTarget:
         line = self._lines.get(host.host.name)
         found = line.state(key_of(node)) if line else states.get(key_of(node), {"state": "missing"})
         detail = found.get("detail", "")
-        if node.node_index in self._late:
+        if self._late.waits(node.node_index):
             found = {"state": "pending"}
+        elif self._late.is_lost(node.node_index):
+            found = {"state": "exited", "exit_code": int(ExitCode.TARGET_UNREACHABLE)}
+            detail = f"{host.host.name} was not reached for {BACK_LIMIT_S:.0f} s"
         elif node.node_index in self._refused:
             found, detail = {"state": "missing"}, self._refused[node.node_index]
         elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
@@ -317,14 +318,14 @@ class HostsTarget:
         plan = self._plan_of(run_id)
         if plan is None:
             return
-        self._late = set()
+        self._late.drop()
         try:
             self._end(plan, None, grace_s, remove=True)
         finally:
             self._close_lines()
 
     def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        self._late -= set(only)
+        self._late.drop(set(only))
         if (plan := self._plan_of(run_id)) is not None:
             self._end(plan, only, grace_s, remove=False)
 
@@ -353,7 +354,7 @@ class HostsTarget:
                     end_on(session, plan, host, nodes, grace_s, tell_launcher=foreign)
                     if remove:
                         copy_once(session, host, indices, plan.run_id, Path(plan.run_dir))
-                        remove_on(session, plan, host)
+                        self.notes += remove_on(session, plan, host)
             except TargetError as error:
                 unreached.append(error.what)
 
@@ -368,8 +369,7 @@ class HostsTarget:
     def _close_lines(self) -> None:
         if self._pulse is not None:
             self._pulse.close()
-        for line in self._lines.values():
-            line.close()
+        self._connect().each(lambda line: line.close(), self._lines.values())
         self._lines, self._pulse = {}, None
 
     def live_runs(self) -> tuple[LiveRun, ...]:
@@ -381,7 +381,10 @@ class HostsTarget:
             plan = self._plan_of(run.run_id)
             if plan is None or plan.target != self.name or run.read_outcome() is not None:
                 continue
-            states, followed = self._ask(plan)
+            try:
+                states, followed = self._ask(plan)
+            except TargetError:
+                continue  # its own commands tell; a host that is away hides no other run
             running = sum(state["state"] == "running" for state in states.values())
             # Between two attempts no node runs, but the run does.
             running = max(running, int(followed))

@@ -84,6 +84,7 @@ class KubernetesTarget:
         *,
         context: str | None = None,
     ) -> None:
+        self.notes: list[str] = []
         self._run_root = run_root
         self._given = cluster
         self._context = context

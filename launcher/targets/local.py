@@ -38,6 +38,7 @@ class LocalTarget:
     name = "local"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
+        self.notes: list[str] = []
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._pids: dict[tuple[str, int, int], int] = {}

@@ -154,8 +154,11 @@ class Ssh:
         self.each(lambda session: session.close(), sessions)
 
     def disconnect(self, host: Host) -> bool:
-        """Drops the shared connection, so that the next one is new; whether there was one."""
-        control = ("ssh", "-O", "exit", *self.argv(host)[1:])
+        """Shares the connection no more, so that the next one is new; whether there was one.
+
+        What goes through it goes on: it may be another launcher's.
+        """
+        control = ("ssh", "-O", "stop", *self.argv(host)[1:])
         return proc.read_output(control, timeout_s=5) is not None
 
 
@@ -234,26 +237,25 @@ class Session:
             self._fail()
 
     def beat(self) -> None:
-        """One byte to a host that watches. Raises ``TargetError`` where the connection is gone."""
+        """One byte to a host that watches; whoever reads from it learns of a cut connection."""
         self._say(BEAT)
 
     def end_watch(self) -> None:
-        """Has the watching end: the host sends what is left, and says that it is done."""
+        """Has the watching end, after which the host says that it is done."""
         self._say(ENOUGH)
 
     def _say(self, byte: bytes) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self._talk.stdin.write(byte)
             self._talk.stdin.flush()
-        except (OSError, ValueError):
-            self._fail()
 
-    def receive(self) -> tuple[dict[str, Any], bytes]:
-        """The next message. Raises ``TargetError`` where the connection is gone."""
-        try:
-            frame = read_frame(self._talk.stdout)
-        except (BrokenFrameError, OSError, ValueError):
-            frame = None
+    def receive(self, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
+        """The next message. Raises ``TargetError`` where the connection is gone, or silent."""
+        with self._limit(limit_s) if limit_s else contextlib.nullcontext():
+            try:
+                frame = read_frame(self._talk.stdout)
+            except (BrokenFrameError, OSError, ValueError):
+                frame = None
         if frame is None:
             self._fail()
         assert frame is not None

@@ -44,6 +44,7 @@ class ScriptedTarget:
 
     def __init__(self, clock: FakeClock, course: list[tuple[float, list[int | str]]]) -> None:
         self._clock, self._course, self._until = clock, course, 0.0
+        self.notes: list[str] = []
         self.started: list[tuple[int, ...] | None] = []
         self.plans: list[LaunchPlan] = []
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.host.frames import BrokenFrameError, read_frame, write_frame
-from launcher.host.watch import Watch
+from launcher.host.frames import BEAT, ENOUGH, BrokenFrameError, read_frame, write_frame
+from launcher.host.leases import LeaseBook
+from launcher.host.watch import CHUNK_BYTES, Watch
 from launcher.targets.host_line import read_sizes, write_at
 
 
@@ -122,3 +125,87 @@ def test_a_message_brings_any_text_and_bytes(pair: Pair) -> None:
 def test_a_message_that_is_none_is_refused(text: bytes) -> None:
     with pytest.raises((BrokenFrameError, json.JSONDecodeError)):
         read_frame(io.BytesIO(text))
+
+
+class Link(io.BytesIO):
+    """What a host sends through; ``at_write`` is what happens here while a part is on its way."""
+
+    def __init__(self, at_write: Callable[[int], None]) -> None:
+        super().__init__()
+        self._at_write, self._writes = at_write, 0
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self._writes += 1
+        self._at_write(self._writes)
+        return super().write(data)
+
+
+def watch_through(link: Link, pair: Pair, stdin: int) -> bool:
+    asked = {
+        "run_id": "r",
+        "run_dir": str(pair.there),
+        "nodes": [0],
+        "once": False,
+        "follows": True,
+        "lease_dir": str(pair.there.parent / "leases"),
+        "ttl_s": 1000.0,
+        "have": {},
+    }
+    return Watch(asked, link, lambda: None).run(stdin)
+
+
+LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseBook:
+    # It would end the tests' own process.
+    monkeypatch.setattr("launcher.host.watch.signal.alarm", lambda seconds: 0)
+    book = LeaseBook(str(tmp_path / "leases"))
+    book.take(LEASE, 10.0, None)
+    return book
+
+
+def test_a_lease_is_renewed_while_a_large_file_is_on_its_way(pair: Pair, book: LeaseBook) -> None:
+    hears, says = os.pipe()
+    left: list[float] = []
+
+    def at_write(number: int) -> None:
+        if number == 2:
+            os.write(says, BEAT)
+        if number == 10:
+            left.append(book.seconds_left("r", 0) or 0.0)
+            os.close(says)
+
+    pair.append("nodes/0/0/stdout", b"a" * (20 * CHUNK_BYTES))
+    assert watch_through(Link(at_write), pair, hears) is False
+    assert left[0] > 100
+
+
+def test_a_launcher_has_its_conversation_back_in_the_middle_of_a_large_file(
+    pair: Pair, book: LeaseBook
+) -> None:
+    hears, says = os.pipe()
+    link = Link(lambda number: os.write(says, ENOUGH) if number == 3 else None)  # type: ignore[arg-type]
+    pair.append("nodes/0/0/stdout", b"a" * (20 * CHUNK_BYTES))
+    assert watch_through(link, pair, hears) is True
+    link.seek(0)
+    messages = []
+    while (frame := read_frame(link)) is not None:
+        message, blob = frame
+        messages.append(message)
+        if "file" in message:
+            write_at(pair.here, message, blob)
+    assert messages[-1] == {"done": True, "followed": False}
+    assert 0 < len(messages) < 10
+    pair.connect()
+    pair.copy()
+    assert (pair.here / "nodes/0/0/stdout").stat().st_size == 20 * CHUNK_BYTES
+
+
+def test_what_a_training_calls_code_or_checkpoints_travels_too(pair: Pair) -> None:
+    names = ("lightning_logs/version_0/checkpoints/last.ckpt", "out/code/x.txt")
+    for name in names:
+        pair.append(name, b"1")
+    pair.copy()
+    assert all((pair.here / name).exists() for name in names)

@@ -267,3 +267,19 @@ def test_the_first_cause_is_found_by_the_launchers_clock(
     assert lines[-1] == (
         "  clocks, against this machine's: gpu1 30.0 s behind; times here are corrected"
     )
+
+
+def test_a_host_that_is_away_hides_no_other_run(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id in ("away", "here"):
+        plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
+        RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
+
+    def ask(self: HostsTarget, plan: LaunchPlan) -> tuple[dict[str, Any], bool]:
+        if plan.run_id == "away":
+            raise TargetError("gpu1: no route to host")
+        return {"0.0": {"state": "running"}}, False
+
+    monkeypatch.setattr(HostsTarget, "_ask", ask)
+    assert [run.run_id for run in HostsTarget(tmp_path).live_runs()] == ["here"]

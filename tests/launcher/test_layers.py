@@ -110,6 +110,7 @@ LAYERS: dict[float, set[str]] = {
             "ssh",
             "ssh_errors",
             "host_line",
+            "host_late",
             "host_nodes",
             "host_facts",
             "host_reach",
