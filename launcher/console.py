@@ -7,6 +7,7 @@ import shutil
 from typing import TextIO
 
 from launcher.clock import Clock, SystemClock
+from launcher.outlet import Outlet
 
 PREFIX_COLOURS = (36, 33, 35, 32, 34, 31)
 PROGRESS_INTERVAL_S = 5.0
@@ -17,7 +18,12 @@ class Console:
     """Writes whole lines to one stream; on a terminal the last line may be a progress bar."""
 
     def __init__(
-        self, stream: TextIO, *, terminal: bool, colour: bool, clock: Clock | None = None
+        self,
+        stream: TextIO | Outlet,
+        *,
+        terminal: bool,
+        colour: bool,
+        clock: Clock | None = None,
     ) -> None:
         self._stream = stream
         self._terminal = terminal

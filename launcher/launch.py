@@ -17,6 +17,7 @@ from launcher.clock import SystemClock
 from launcher.console import Console
 from launcher.errors import InputError, LauncherError, TargetError
 from launcher.follow import Follower
+from launcher.outlet import Outlet
 from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder, check_folder
 from launcher.state import Reason
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from launcher.follow_kubernetes import ClusterFollower
 
 
-def open_console(stream: TextIO) -> Console:
+def open_console(stream: TextIO | Outlet) -> Console:
     """A console on a stream, as its terminal and NO_COLOR allow."""
     terminal = stream.isatty()
     return Console(stream, terminal=terminal, colour="NO_COLOR" not in os.environ)

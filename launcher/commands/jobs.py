@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import shlex
@@ -25,7 +26,9 @@ from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from launcher.choose import Choice
+    from launcher.console import Console
     from launcher.plan import LaunchPlan
+    from launcher.runs import RunFolder
 
 
 def add(commands: Any) -> None:
@@ -44,21 +47,36 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from launcher import launch
-    from launcher.summary import render_summary
+    from launcher.outlet import Outlet
 
     choice, plan = planned(arguments)
     plan = dataclasses.replace(plan, detached=arguments.detach)
-    console = launch.open_console(sys.stderr)
-    console.note(f"running on {choice.why}")
-    run = launch.create_run(plan, choice.target)
-    console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
-    note_left_behind = functools.partial(_note_left_behind, choice, console.note)
     if arguments.detach:
-        launch.follow_in_background(run, plan, choice.target)
-        console.note(f"detached; see: {program_name()} logs --follow {run.run_id}")
-        print(run.run_id, flush=True)
-        note_left_behind()
-        return int(ExitCode.OK)
+        # Its output goes to a file, which is never full for a while, and a fork takes no threads.
+        return _run_in_background(choice, plan, launch.open_console(sys.stderr))
+    shows = f"{program_name()} logs {plan.run_id}"
+    with contextlib.closing(Outlet(sys.stderr, shows=shows)) as outlet:
+        return _run_here(arguments, choice, plan, launch.open_console(outlet))
+
+
+def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> int:
+    from launcher import launch
+
+    run = _create(choice, plan, console)
+    launch.follow_in_background(run, plan, choice.target)
+    console.note(f"detached; see: {program_name()} logs --follow {run.run_id}")
+    print(run.run_id, flush=True)
+    _note_left_behind(choice, console.note)
+    return int(ExitCode.OK)
+
+
+def _run_here(
+    arguments: argparse.Namespace, choice: Choice, plan: LaunchPlan, console: Console
+) -> int:
+    from launcher import launch
+    from launcher.summary import render_summary
+
+    run = _create(choice, plan, console)
     outcome = launch.follow_here(
         run,
         plan,
@@ -66,13 +84,22 @@ def _run(arguments: argparse.Namespace) -> int:
         console,
         verbose=arguments.verbose,
         # Looks at every process of the machine: while the agent starts, that costs no time.
-        on_submitted=note_left_behind,
+        on_submitted=functools.partial(_note_left_behind, choice, console.note),
     )
     summary = render_summary(
         outcome, folder=shown(run.path), job_file=arguments.job, program=program_name()
     )
     console.line(summary)
     return outcome.exit_code
+
+
+def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
+    from launcher import launch
+
+    console.note(f"running on {choice.why}")
+    run = launch.create_run(plan, choice.target)
+    console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
+    return run
 
 
 def _render(arguments: argparse.Namespace) -> int:

@@ -135,6 +135,7 @@ LAYERS: dict[float, set[str]] = {
         "summary",
         "choose",
         "console",
+        "outlet",
         "launch",
         "listing",
         "listing_kubernetes",

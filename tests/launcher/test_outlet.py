@@ -1,0 +1,184 @@
+"""What a run says through real pipes: to a fast reader, a slow one, and one that pauses."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from launcher import outlet
+from launcher.console import Console
+from launcher.outlet import Outlet
+from tests.launcher.test_console import screen
+
+SHOWS = "launcher logs tiny-0a1b2c"
+MISSED = re.compile(rf"launcher: (\d+) lines left out here, as nobody read; see: {SHOWS}")
+KIB = 1 << 10
+
+
+class Reader:
+    """The other end of a pipe, or of a terminal; reads when told to."""
+
+    def __init__(self, ours: int, theirs: int) -> None:
+        self.fd, self.text = ours, ""
+        self._theirs = theirs
+        self.outlet = Outlet(os.fdopen(theirs, "w", encoding="utf-8"), shows=SHOWS)
+
+    def read_to_end(self, between: Callable[[], object] = lambda: None) -> None:
+        """Until the last writer has gone, calling ``between`` before each piece."""
+        data = bytearray()
+        while between() or (piece := os.read(self.fd, 4 * KIB)):
+            data += piece
+        self.text = data.decode()
+
+    def in_thread(self, between: Callable[[], object] = lambda: None) -> threading.Thread:
+        thread = threading.Thread(target=self.read_to_end, args=(between,), daemon=True)
+        thread.start()
+        return thread
+
+    def close_writers(self) -> None:
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader(*os.pipe())
+    yield reader
+    os.close(reader.fd)
+
+
+def numbered(text: str) -> list[int]:
+    """The numbers of the lines that were seen; every line is whole."""
+    lines = [line for line in text.splitlines() if not MISSED.fullmatch(line)]
+    assert all(re.fullmatch(r"line \d+ x{80}", line) for line in lines)
+    return [int(line.split()[1]) for line in lines]
+
+
+def write_lines(outlet: Outlet, count: int) -> None:
+    console = Console(outlet, terminal=False, colour=False)
+    for number in range(count):
+        console.line(f"line {number} {'x' * 80}")
+
+
+@pytest.mark.parametrize("buffer_bytes", [64 * KIB, outlet.BUFFER_BYTES])
+def test_a_reader_that_reads_loses_nothing_of_a_hundred_thousand_lines(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
+) -> None:
+    monkeypatch.setattr(outlet, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(outlet, "HOLD_S", 60.0)  # on a busy machine the reader may get no turn
+    thread = reader.in_thread()
+    write_lines(reader.outlet, 100_000)
+    reader.outlet.close()
+    reader.close_writers()
+    thread.join()
+    assert numbered(reader.text) == list(range(100_000))
+
+
+def test_a_line_is_seen_before_the_next_one_is_written(reader: Reader) -> None:
+    for number in range(100):
+        reader.outlet.write(f"line {number}\n")
+        assert os.read(reader.fd, 4 * KIB) == f"line {number}\n".encode()
+
+
+def test_a_reader_that_comes_back_sees_the_latest_and_how_many_lines_it_missed(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "BUFFER_BYTES", 256 * KIB)
+    monkeypatch.setattr(outlet, "HOLD_S", 0.1)
+    write_lines(reader.outlet, 20_000)  # comes back, though a pipe holds less than 1000 of them
+    thread = reader.in_thread()
+    reader.outlet.close()
+    reader.close_writers()
+    thread.join()
+    (told,) = MISSED.finditer(reader.text)
+    before, after = numbered(reader.text[: told.start()]), numbered(reader.text[told.end() + 1 :])
+    assert before == list(range(len(before)))
+    assert after == list(range(len(before) + int(told[1]), 20_000))
+    assert len(before) * 80 >= 48 * KIB, "what the pipe holds"
+    assert len(after) * 80 >= 96 * KIB, "the later half of the buffer"
+
+
+def test_after_a_pause_a_reader_loses_nothing_more(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "BUFFER_BYTES", 64 * KIB)
+    monkeypatch.setattr(outlet, "HOLD_S", 0.1)
+    write_lines(reader.outlet, 5000)
+    seen = b""
+    while not seen.endswith(f"line 4999 {'x' * 80}\n".encode()):
+        seen += os.read(reader.fd, 4 * KIB)
+    monkeypatch.setattr(outlet, "HOLD_S", 60.0)
+    thread = reader.in_thread()
+    write_lines(reader.outlet, 5000)
+    reader.outlet.close()
+    reader.close_writers()
+    thread.join()
+    assert numbered(reader.text) == list(range(5000))
+
+
+def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "STALL_S", 0.1)
+    write_lines(reader.outlet, 5000)
+    reader.outlet.close()
+    os.write(reader.outlet._fd, b"x" * 100_000)  # more than a pipe holds: an error's words
+
+
+def test_at_the_end_a_slow_reader_is_waited_for(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "STALL_S", 2.0)
+    write_lines(reader.outlet, 1500)
+    pause = threading.Event()
+    thread = reader.in_thread(lambda: pause.wait(0.1))  # 130 kB in pieces of 4: longer than STALL_S
+    reader.outlet.close()
+    reader.close_writers()
+    thread.join()
+    assert numbered(reader.text) == list(range(1500))
+
+
+def test_a_reader_that_has_gone_is_no_error(reader: Reader) -> None:
+    ours, theirs = os.pipe()
+    gone = Reader(ours, theirs)
+    os.close(ours)
+    write_lines(gone.outlet, 5000)
+    gone.outlet.close()
+    gone.close_writers()
+
+
+def test_a_pipe_that_another_process_made_non_blocking_gets_every_line(reader: Reader) -> None:
+    os.set_blocking(reader.outlet._fd, False)
+    write_lines(reader.outlet, 5000)
+    thread = reader.in_thread()
+    reader.outlet.close()
+    reader.close_writers()
+    thread.join()
+    assert numbered(reader.text) == list(range(5000))
+
+
+def test_on_a_terminal_the_line_about_missed_ones_does_not_tear_the_progress_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outlet, "BUFFER_BYTES", 16 * KIB)
+    monkeypatch.setattr(outlet, "HOLD_S", 0.1)
+    terminal = Reader(*pty.openpty())
+    console = Console(terminal.outlet, terminal=True, colour=False)
+    for step in range(1000):  # more than a terminal takes in
+        console.progress(f"step {step} of 999")
+    for number in range(5000):
+        console.line(f"line {number}")
+    console.line("last")
+    seen = b""
+    while not seen.endswith(b"last\r\nstep 999 of 999"):
+        seen += os.read(terminal.fd, 4 * KIB)
+    terminal.close_writers()
+    os.close(terminal.fd)
+    rows = screen(seen.decode().replace("\r\n", "\n"))
+    assert MISSED.fullmatch(rows[0])
+    assert all(re.fullmatch(r"line \d+", row) for row in rows[1:-2])
+    assert rows[-2:] == ["last", "step 999 of 999"]
