@@ -25,7 +25,7 @@ class Reader:
 
     def __init__(self, ours: int, theirs: int) -> None:
         self.fd, self.text = ours, ""
-        self._theirs = theirs
+        self.writer = theirs
         self.outlet = Outlet(os.fdopen(theirs, "w", encoding="utf-8"), shows=SHOWS)
 
     def read_to_end(self, between: Callable[[], object] = lambda: None) -> None:
@@ -41,7 +41,7 @@ class Reader:
         return thread
 
     def close_writers(self) -> None:
-        os.close(self._theirs)
+        os.close(self.writer)
 
 
 @pytest.fixture
@@ -126,7 +126,9 @@ def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(
     monkeypatch.setattr(outlet, "STALL_S", 0.1)
     write_lines(reader.outlet, 5000)
     reader.outlet.close()
-    os.write(reader.outlet._fd, b"x" * 100_000)  # more than a pipe holds: an error's words
+    os.set_blocking(reader.writer, False)
+    words = b"an error's words" * 10_000  # more than a pipe holds
+    assert os.write(reader.writer, words) == len(words), "they wait for nobody either"
 
 
 def test_at_the_end_a_slow_reader_is_waited_for(
@@ -142,17 +144,19 @@ def test_at_the_end_a_slow_reader_is_waited_for(
     assert numbered(reader.text) == list(range(1500))
 
 
-def test_a_reader_that_has_gone_is_no_error(reader: Reader) -> None:
+def test_a_reader_that_has_gone_is_no_error() -> None:
     ours, theirs = os.pipe()
     gone = Reader(ours, theirs)
     os.close(ours)
     write_lines(gone.outlet, 5000)
     gone.outlet.close()
+    with pytest.raises(BrokenPipeError):  # everything was tried: it did not give up after STALL_S
+        os.write(theirs, b"x")
     gone.close_writers()
 
 
 def test_a_pipe_that_another_process_made_non_blocking_gets_every_line(reader: Reader) -> None:
-    os.set_blocking(reader.outlet._fd, False)
+    os.set_blocking(reader.writer, False)
     write_lines(reader.outlet, 5000)
     thread = reader.in_thread()
     reader.outlet.close()
