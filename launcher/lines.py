@@ -28,19 +28,17 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> list[Line]:
         """The lines that ``data`` completes."""
-        buffer = self._rest + data
+        buffer, start = self._rest + data, 0
         lines = []
-        while True:
-            end = _end_of_line(buffer)
-            if end is None:
-                break
+        # By position: to cut each line off would copy all that follows it, for every line.
+        while (end := _end_of_line(buffer, start)) is not None:
             stop, skip, is_progress = end
-            lines.append(_line(buffer[:stop], is_progress))
-            buffer = buffer[stop + skip :]
-        while len(buffer) > MAX_LINE_BYTES:
-            lines.append(_line(buffer[:MAX_LINE_BYTES], False))
-            buffer = buffer[MAX_LINE_BYTES:]
-        self._rest = buffer
+            lines.append(_line(buffer[start:stop], is_progress))
+            start = stop + skip
+        while len(buffer) - start > MAX_LINE_BYTES:
+            lines.append(_line(buffer[start : start + MAX_LINE_BYTES], False))
+            start += MAX_LINE_BYTES
+        self._rest = buffer[start:]
         return lines
 
     def flush(self) -> list[Line]:
@@ -49,11 +47,11 @@ class LineSplitter:
         return [_line(rest.removesuffix(b"\r"), rest.endswith(b"\r"))] if rest else []
 
 
-def _end_of_line(buffer: bytes) -> tuple[int, int, bool] | None:
-    """Where the first line stops, how long its end is, and whether it is a progress update."""
-    newline = buffer.find(b"\n")
+def _end_of_line(buffer: bytes, start: int) -> tuple[int, int, bool] | None:
+    """Where the line at ``start`` stops, how long its end is, and if it is a progress update."""
+    newline = buffer.find(b"\n", start)
     until = newline if newline >= 0 else len(buffer)
-    carriage = buffer.find(b"\r", 0, until)
+    carriage = buffer.find(b"\r", start, until)
     if carriage < 0:
         return (newline, 1, False) if newline >= 0 else None
     following = buffer[carriage + 1 : carriage + 2]
