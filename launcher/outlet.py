@@ -21,7 +21,8 @@ class Outlet:
 
     ``write`` never waits for a reader for more than ``HOLD_S``. What a reader missed beyond
     ``BUFFER_BYTES`` is replaced by one line with its number of lines and the command ``shows``,
-    that shows them. Only for a process that does not fork into the background afterwards.
+    that shows them. Only for streams with a descriptor, and for a process that does not fork into
+    the background afterwards.
     """
 
     def __init__(self, stream: TextIO, *, shows: str) -> None:

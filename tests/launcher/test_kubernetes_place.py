@@ -38,7 +38,7 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Command:
     """A command in a folder with a job file: its exit code, and all that it said."""
     (tmp_path / "job.yaml").write_text(JOB_FILE)
@@ -46,7 +46,7 @@ def launcher(
 
     def run(*argv: str) -> tuple[int, str]:
         code = run_command(argv)
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()
         return code, printed.out + printed.err
 
     return run

@@ -605,14 +605,14 @@ def launcher(server: FakeCluster, tmp_path: Path) -> Callable[..., subprocess.Po
 
 @pytest.fixture
 def typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """A command in the folder of the job file, within this process: its code, and what it said."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, str]:
         code = run_command(words)
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()
         return code, printed.out + printed.err
 
     return run
