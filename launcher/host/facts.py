@@ -6,6 +6,7 @@ import errno
 import fcntl
 import math
 import os
+import resource
 import select
 import shutil
 import socket
@@ -21,6 +22,8 @@ from launcher.host import commands
 from launcher.host.leases import LeaseBook
 
 SIOCGIFADDR = 0x8915
+RDMA_DEVICES = "/dev/infiniband"
+CAP_IPC_LOCK = 14
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
 """Beginnings of the names of interfaces that lead to this host alone."""
 CALLS_AT_ONCE = 256
@@ -46,6 +49,8 @@ def read_facts(asked: dict[str, Any]) -> dict[str, Any]:
         "user": f"{os.getuid()}:{os.getgid()}",
         "free_ports": [port for port in asked["ports"] if is_free(port)],
         "leases": LeaseBook(asked["lease_dir"]).read(),
+        "rdma_devices": read_rdma_devices(),
+        "memlock_bytes": read_memlock_bytes(),
     }
     if asked["runtime"] == "docker":
         flavor = "cuda" if facts["gpus"] else "cpu"
@@ -60,6 +65,26 @@ def read_gpus() -> list[str]:
     """Ids of NVIDIA GPUs."""
     text = commands.read_output(("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"))
     return (text or "").split()
+
+
+def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:
+    """Whether this user may open it, of each device that InfiniBand's verbs are spoken to."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    devices = [os.path.join(folder, name) for name in sorted(names) if name.startswith("uverbs")]
+    return {path: os.access(path, os.R_OK | os.W_OK) for path in devices}
+
+
+def read_memlock_bytes(status: str = "/proc/self/status") -> int | None:
+    """How much memory a process of this user may lock; None for no limit.
+
+    With CAP_IPC_LOCK, which root has, the kernel looks at no limit (capabilities(7)).
+    """
+    with suppress(OSError, ValueError), open(status) as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+        if int(effective, 16) >> CAP_IPC_LOCK & 1:
+            return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def read_docker(image: str) -> dict[str, Any]:

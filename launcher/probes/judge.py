@@ -132,9 +132,12 @@ def _judge_memory(facts: Facts, where: str) -> Iterator[Finding]:
     if facts["infiniband"]:
         devices = ", ".join(facts["infiniband"])
         if memlock is not None:
-            yield failed(
-                "memlock", where, f"limited, with {devices}", "resources: {rdma: true} in the job"
+            found = f"{memlock >> 10} KiB, with {devices}"
+            fix = (
+                "resources: {rdma: true} in the job; without containers: '* - memlock unlimited' "
+                "in /etc/security/limits.d/rdma.conf, and a new log-in"
             )
+            yield failed("memlock", where, found, fix)
         else:
             yield ok("memlock", where, f"unlimited, for {devices}")
 

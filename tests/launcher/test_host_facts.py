@@ -1,19 +1,31 @@
-"""How one host finds out which others answer."""
+"""What one host finds out: which others answer, and what it has for RDMA."""
 
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.host.facts import SETTLED_S, Listener, read_reachable
+from launcher.host.facts import (
+    SETTLED_S,
+    Listener,
+    read_memlock_bytes,
+    read_rdma_devices,
+    read_reachable,
+)
+from launcher.hosts import Host
+from launcher.job import JobSpec
+from launcher.targets.host_facts import why_not
 
 
 def test_a_host_greets_its_callers_while_it_calls_others():
@@ -105,3 +117,65 @@ def test_an_address_of_a_kind_that_this_host_has_not_is_not_reached(
 
     monkeypatch.setattr(socket, "socket", without_ipv6)
     assert read_reachable([["fd00::1", 1, "there"]], 1.0) == []
+
+
+# -- RDMA -----------------------------------------------------------------------------------------
+
+
+def test_the_devices_of_rdma_are_those_of_the_verbs(tmp_path: Path) -> None:
+    for name in ("uverbs1", "uverbs0", "rdma_cm", "issm0"):
+        (tmp_path / name).touch()
+    devices = read_rdma_devices(str(tmp_path))
+    assert list(devices) == [f"{tmp_path}/uverbs0", f"{tmp_path}/uverbs1"]
+    assert set(devices.values()) == {True}
+    assert read_rdma_devices(str(tmp_path / "none")) == {}
+
+
+def test_no_limit_of_locked_memory_holds_for_whoever_may_lock_all(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    status = tmp_path / "status"
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, hard))
+    try:
+        status.write_text("Name:\tpython3\nCapEff:\t00000000a80425fb\n")
+        assert read_memlock_bytes(str(status)) == 4096
+        status.write_text("Name:\tpython3\nCapEff:\t000001ffffffffff\n")
+        assert read_memlock_bytes(str(status)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+
+
+FIT = {
+    "python": "/usr/bin/python3",
+    "torch_version": "2.13.0",
+    "docker": "27.1",
+    "gpus": [],
+    "leases": [],
+    "rdma_devices": {"/dev/infiniband/uverbs0": True},
+    "memlock_bytes": None,
+}
+CLOSED = {"/dev/infiniband/uverbs0": False}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "found", "why", "fix"),
+    [
+        ("docker", {}, "", ""),
+        # The engine lifts both.
+        ("docker", {"rdma_devices": CLOSED, "memlock_bytes": 65536}, "", ""),
+        ("docker", {"rdma_devices": {}}, "has no RDMA device", "modprobe ib_uverbs"),
+        ("python", {}, "", ""),
+        ("python", {"rdma_devices": {}}, "has no RDMA device", "--set resources.rdma=false"),
+        ("python", {"rdma_devices": CLOSED}, "may not open /dev/infiniband/uverbs0", "chmod 666"),
+        ("python", {"memlock_bytes": 65536}, "may lock 64 KiB", "'* - memlock unlimited'"),
+    ],
+)
+def test_a_host_without_what_rdma_needs_is_refused_with_the_fix(
+    make_job: Callable[..., JobSpec], runtime: str, found: dict[str, Any], why: str, fix: str
+) -> None:
+    job = make_job(hosts={"runtime": runtime}, resources={"rdma": True})
+    told = why_not(Host(name="gpu1"), {**FIT, **found}, job)
+    assert bool(told) == bool(why)
+    assert why in told
+    assert fix in told
+    without = make_job(hosts={"runtime": runtime})
+    assert why_not(Host(name="gpu1"), {**FIT, **found}, without) == ""
