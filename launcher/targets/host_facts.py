@@ -17,6 +17,7 @@ from launcher.hosts_plan import (
     check_versions,
     decide_addresses,
     decide_hosts,
+    is_wanted,
     shared_folder,
 )
 from launcher.inventory import Inventory
@@ -83,7 +84,9 @@ class Survey:
         if len(chosen) == 1:
             return chosen
         hosts = [facts.host for facts in chosen]
-        candidates = [candidates_of(told[host.name]) for host in hosts]
+        candidates = [
+            [a for a in candidates_of(told[host.name]) if is_wanted(host, a)] for host in hosts
+        ]
         folder = shared_folder(self._job, str(Path.cwd()))
         folders = [folder] * len(hosts) if folder else []
         opened = [sessions[host.name] for host in hosts]
