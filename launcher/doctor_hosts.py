@@ -114,7 +114,9 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
         # In a container all but the machine is another: there the probe itself tells.
         if bare:
             yield from judge.judge_environment(answer.node, answer.host.name)
-        yield from judge.judge_machine(answer.node, answer.host.name, meets_others=several)
+        yield from judge.judge_machine(
+            answer.node, answer.host.name, meets_others=several, by_address=True
+        )
     if not bare and answers:
         yield from judge_hosts.judge_images(answers, read_image(answers[0].found["image"]))
     nodes = {answer.host.name: answer.node for answer in answers if answer.node is not None}

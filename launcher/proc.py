@@ -78,8 +78,8 @@ def poll(pid: int) -> int | None:
 class Conversation:
     """A program that is talked to through its standard input and output."""
 
-    def __init__(self, argv: tuple[str, ...]) -> None:
-        """Raises ``OSError`` where the program is missing."""
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
+        """``env`` adds to this process' own. Raises ``OSError`` where the program is missing."""
         # A file: of a pipe somebody would have to read, or a talkative program stands still.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
         self._popen = subprocess.Popen(
@@ -87,6 +87,7 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
+            env={**os.environ, **(env or {})},
             # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
             start_new_session=True,
         )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import math
 import os
+import resource
 import select
 import shutil
 import socket
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,8 +22,15 @@ from launcher.host import commands
 from launcher.host.leases import LeaseBook
 
 SIOCGIFADDR = 0x8915
+RDMA_DEVICES = "/dev/infiniband"
+CAP_IPC_LOCK = 14
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
 """Beginnings of the names of interfaces that lead to this host alone."""
+CALLS_AT_ONCE = 256
+"""A quarter of the descriptors that a process usually may have open."""
+SETTLED_S = 1.5
+"""For addresses that have not answered yet of hosts that did: a kernel whose first packet was lost
+sends another after 1 s (RFC 6298)."""
 TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))"
 
 
@@ -38,6 +49,8 @@ def read_facts(asked: dict[str, Any]) -> dict[str, Any]:
         "user": f"{os.getuid()}:{os.getgid()}",
         "free_ports": [port for port in asked["ports"] if is_free(port)],
         "leases": LeaseBook(asked["lease_dir"]).read(),
+        "rdma_devices": read_rdma_devices(),
+        "memlock_bytes": read_memlock_bytes(),
     }
     if asked["runtime"] == "docker":
         flavor = "cuda" if facts["gpus"] else "cpu"
@@ -52,6 +65,26 @@ def read_gpus() -> list[str]:
     """Ids of NVIDIA GPUs."""
     text = commands.read_output(("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"))
     return (text or "").split()
+
+
+def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:
+    """Whether this user may open it, of each device that InfiniBand's verbs are spoken to."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    devices = [os.path.join(folder, name) for name in sorted(names) if name.startswith("uverbs")]
+    return {path: os.access(path, os.R_OK | os.W_OK) for path in devices}
+
+
+def read_memlock_bytes(status: str = "/proc/self/status") -> int | None:
+    """How much memory a process of this user may lock; None for no limit.
+
+    With CAP_IPC_LOCK, which root has, the kernel looks at no limit (capabilities(7)).
+    """
+    with suppress(OSError, ValueError), open(status) as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+        if int(effective, 16) >> CAP_IPC_LOCK & 1:
+            return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def read_docker(image: str) -> dict[str, Any]:
@@ -130,32 +163,103 @@ def read_reachable(
 ) -> list[int]:
     """Which of (address, port, token) answer with their token, by place in the list.
 
-    All at once: with a hundred hosts, those that drop packets cost one limit together. Callers of
-    ``listeners`` are greeted meanwhile: they may be those that are called here.
+    The same token and port at several addresses is one host: once each host has answered at each
+    of its ports, ``SETTLED_S`` more are waited and not ``limit_s``. Callers of ``listeners`` are
+    greeted meanwhile: they may be those that are called here.
     """
     deadline = time.monotonic() + limit_s
-    waiting: dict[socket.socket, int] = {}
-    for place, (address, port, _) in enumerate(calls):
+    under_way = Calls(calls, limit_s, listeners)
+    try:
+        while under_way.go_on() and time.monotonic() < deadline:
+            under_way.wait(deadline)
+            if under_way.settled:
+                deadline = min(deadline, time.monotonic() + SETTLED_S)
+    finally:
+        under_way.close()
+    return sorted(under_way.reached)
+
+
+class Calls:
+    """Calls at many addresses, ``CALLS_AT_ONCE`` of them under way.
+
+    One that is silent longer than its share of the limit waits anew behind those that have not had
+    their turn: within the limit each is made at least once, however many never answer.
+    """
+
+    def __init__(
+        self, calls: list[list[Any]], limit_s: float, listeners: Sequence[Listener]
+    ) -> None:
+        self._calls = calls
+        self._share_s = limit_s / max(1, math.ceil(len(calls) / CALLS_AT_ONCE))
+        self._queue = deque(range(len(calls)))
+        self._untried = len(calls)
+        self._missing = {(token, port) for _, port, token in calls}
+        self._open: dict[int, tuple[socket.socket, int, float]] = {}
+        # Not select, which takes no descriptor above 1023.
+        self._poll = select.poll()
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        for number in self._listeners:
+            self._poll.register(number, select.POLLIN)
+        self.reached: list[int] = []
+
+    @property
+    def settled(self) -> bool:
+        """Whether every host answered at each of its ports, and every address was tried."""
+        return not self._missing and not self._untried
+
+    def go_on(self) -> bool:
+        """Makes calls while there is room; False where none is left."""
+        while self._queue and len(self._open) < CALLS_AT_ONCE:
+            self._untried = max(0, self._untried - 1)
+            self._dial(self._queue.popleft())
+        return bool(self._open)
+
+    def wait(self, deadline: float) -> None:
+        """Until something is heard, or a call has had its share of the time."""
+        _, _, oldest_at = next(iter(self._open.values()))
+        until = min(deadline, oldest_at + self._share_s) if self._queue else deadline
+        left_s = max(0.0, until - time.monotonic())
+        for number, _ in self._poll.poll(math.ceil(left_s * 1000)):
+            if number in self._listeners:
+                self._listeners[number].answer()
+            else:
+                self._hear(number)
+        late_at = time.monotonic() - self._share_s
+        late = [n for n, (_, _, begun_at) in self._open.items() if begun_at <= late_at]
+        for number in late[: len(self._queue)]:
+            self._queue.append(self._hang_up(number))
+
+    def close(self) -> None:
+        for number in list(self._open):
+            self._hang_up(number)
+
+    def _dial(self, place: int) -> None:
+        address, port, _ = self._calls[place]
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        peer = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            peer = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            if error.errno == errno.EAFNOSUPPORT:  # IPv6, which this host does not have
+                return
+            raise
         peer.setblocking(False)
-        if peer.connect_ex((address, port)) in (0, 115):
-            waiting[peer] = place
-        else:
+        if peer.connect_ex((address, port)) not in (0, errno.EINPROGRESS):
             peer.close()
-    reached = []
-    while waiting and (left_s := deadline - time.monotonic()) > 0:
-        asked: list[Any] = [*waiting, *listeners]
-        ready = select.select(asked, [], [], left_s)[0]
-        for listener in listeners:
-            if listener in ready:
-                listener.answer()
-        for peer in [peer for peer in waiting if peer in ready]:
-            place = waiting.pop(peer)
-            with suppress(OSError):
-                if peer.recv(256) == calls[place][2].encode():
-                    reached.append(place)
-            peer.close()
-    for peer in waiting:
+            return
+        self._open[peer.fileno()] = (peer, place, time.monotonic())
+        self._poll.register(peer, select.POLLIN)
+
+    def _hear(self, number: int) -> None:
+        peer, place, _ = self._open[number]
+        _, port, token = self._calls[place]
+        with suppress(OSError):
+            if peer.recv(256) == token.encode():
+                self.reached.append(place)
+                self._missing.discard((token, port))
+        self._hang_up(number)
+
+    def _hang_up(self, number: int) -> int:
+        peer, place, _ = self._open.pop(number)
+        self._poll.unregister(number)
         peer.close()
-    return sorted(reached)
+        return place

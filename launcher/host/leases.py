@@ -164,11 +164,14 @@ class LeaseBook:
 
     def _open_lock(self) -> int:
         lock = self._folder / LOCK
-        # Without O_CREAT where it is there: kernels refuse that for another's file here.
-        if not lock.exists():
-            lock.touch(0o666)
-            with suppress(OSError):
-                lock.chmod(0o666)
+        # Everybody's from its first moment: one who dies before a chmod would shut others out.
+        usual = os.umask(0)
+        try:
+            # O_EXCL, as kernels refuse O_CREAT alone for another's file in a folder like /tmp.
+            with suppress(FileExistsError):
+                os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666))
+        finally:
+            os.umask(usual)
         return os.open(lock, os.O_RDONLY)
 
 

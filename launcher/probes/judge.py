@@ -50,11 +50,17 @@ def judge_environment(facts: Facts, where: str) -> Iterator[Finding]:
     yield from _judge_memory(facts, where)
 
 
-def judge_machine(facts: Facts, where: str, *, meets_others: bool) -> Iterator[Finding]:
-    """What all containers of a machine share: its GPUs and its name."""
+def judge_machine(
+    facts: Facts, where: str, *, meets_others: bool, by_address: bool = False
+) -> Iterator[Finding]:
+    """What all containers of a machine share: its GPUs and its name.
+
+    ``by_address``: the run tells nodes each other's addresses, so that a wrong name harms only
+    what the training itself looks up.
+    """
     yield from _judge_gpus(facts, where)
     if meets_others:
-        yield from _judge_name(facts, where)
+        yield from _judge_name(facts, where, by_address=by_address)
 
 
 def judge_shared(shared: Mapping[str, bool]) -> Iterator[Finding]:
@@ -126,9 +132,12 @@ def _judge_memory(facts: Facts, where: str) -> Iterator[Finding]:
     if facts["infiniband"]:
         devices = ", ".join(facts["infiniband"])
         if memlock is not None:
-            yield failed(
-                "memlock", where, f"limited, with {devices}", "resources: {rdma: true} in the job"
+            found = f"{memlock >> 10} KiB, with {devices}"
+            fix = (
+                "resources: {rdma: true} in the job; without containers: '* - memlock unlimited' "
+                "in /etc/security/limits.d/rdma.conf, and a new log-in"
             )
+            yield failed("memlock", where, found, fix)
         else:
             yield ok("memlock", where, f"unlimited, for {devices}")
 
@@ -186,13 +195,16 @@ def _judge_infiniband(facts: Facts, where: str) -> Finding:
     return ok(check, where, ", ".join(name for name, active in devices.items() if active))
 
 
-def _judge_name(facts: Facts, where: str) -> Iterator[Finding]:
+def _judge_name(facts: Facts, where: str, *, by_address: bool) -> Iterator[Finding]:
     check, host, addresses = "own name", facts["host"], facts["addresses"]
     fix = f"give {host} the node's own address in /etc/hosts there"
     if not addresses:
         yield warning(check, where, f"{host} has no address", fix)
     elif all(address.startswith(LOOPBACK) for address in addresses):
-        yield failed(check, where, f"{host} leads to {', '.join(addresses)}", fix)
+        found = f"{host} leads to {', '.join(addresses)}"
+        if by_address:
+            found = f"{found}; runs go by addresses, a script that looks itself up does not"
+        yield (warning if by_address else failed)(check, where, found, fix)
 
 
 def judge_equal(nodes: Nodes) -> Iterator[Finding]:

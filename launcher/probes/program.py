@@ -34,6 +34,7 @@ GPU_KEYS = (
     *("index", "name", "driver_version", "pci.bus_id", "memory.used", "memory.total"),
     "ecc.errors.uncorrected.volatile.total",
 )
+CAP_IPC_LOCK = 14
 NCCL_VARIABLES = ("NCCL_IB_DISABLE", "NCCL_NET")
 SMI_FORMAT = ("--format=csv,noheader,nounits",)
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
@@ -63,7 +64,6 @@ def main() -> None:
 
 def read_node() -> dict[str, Any]:
     """What this node is and has; ``None`` where it does not say."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shm = Path("/dev/shm")
     host = socket.gethostname()
     others = os.environ.get("DOCTOR_NAMES", "").split()
@@ -77,7 +77,7 @@ def read_node() -> dict[str, Any]:
         "cuda": _cuda(),
         "nccl": _nccl(),
         "shm_bytes": shutil.disk_usage(shm).total if shm.is_dir() else None,
-        "memlock_bytes": None if soft == resource.RLIM_INFINITY else soft,
+        "memlock_bytes": _memlock_bytes(),
         "checkpoint_free_bytes": _free(os.environ["CHECKPOINT_DIR"]),
         "checkpoint_error": _write_error(os.environ["CHECKPOINT_DIR"]),
         "gpus": parse_gpus(_output("nvidia-smi", f"--query-gpu={','.join(GPU_KEYS)}", *SMI_FORMAT)),
@@ -174,6 +174,15 @@ def resolve(names: tuple[str, ...]) -> dict[str, list[str]]:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return {name: list(addresses) for name, addresses in found.items()}
+
+
+def _memlock_bytes() -> int | None:
+    """None for no limit, as for whoever has CAP_IPC_LOCK."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
+    if found and int(found[1], 16) >> CAP_IPC_LOCK & 1:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _infiniband() -> dict[str, bool]:

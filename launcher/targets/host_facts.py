@@ -17,6 +17,7 @@ from launcher.hosts_plan import (
     check_versions,
     decide_addresses,
     decide_hosts,
+    is_wanted,
     shared_folder,
 )
 from launcher.inventory import Inventory
@@ -83,7 +84,9 @@ class Survey:
         if len(chosen) == 1:
             return chosen
         hosts = [facts.host for facts in chosen]
-        candidates = [candidates_of(told[host.name]) for host in hosts]
+        candidates = [
+            [a for a in candidates_of(told[host.name]) if is_wanted(host, a)] for host in hosts
+        ]
         folder = shared_folder(self._job, str(Path.cwd()))
         folders = [folder] * len(hosts) if folder else []
         opened = [sessions[host.name] for host in hosts]
@@ -143,7 +146,30 @@ def why_not(host: Host, found: dict[str, Any], job: JobSpec) -> str:
             return f"{found['python']} has no torch: set python: for it, or runtime: docker"
     elif not found["docker"]:
         return "has no Docker engine that answers: docker version there says why"
-    return why_held(host, found, job)
+    return (why_no_rdma(found, job) if job.resources.rdma else "") or why_held(host, found, job)
+
+
+def why_no_rdma(found: dict[str, Any], job: JobSpec) -> str:
+    """Why RDMA cannot be had on a host, with the fix; empty where it can."""
+    devices, memlock_bytes = found["rdma_devices"], found["memlock_bytes"]
+    if not devices:
+        return (
+            "has no RDMA device (/dev/infiniband/uverbs*), and resources.rdma is set: modprobe "
+            "ib_uverbs there, or --set resources.rdma=false"
+        )
+    if job.hosts.runtime == "docker":
+        # The engine hands out devices and lifts the limit, whatever the user may.
+        return ""
+    if not any(devices.values()):
+        paths = ", ".join(devices)
+        return f"its user may not open {paths}: chmod 666 {' '.join(devices)} there, as udev does"
+    if memlock_bytes is not None:
+        return (
+            f"an ssh session may lock {memlock_bytes >> 10} KiB of memory, and RDMA locks much: "
+            "put '* - memlock unlimited' into /etc/security/limits.d/rdma.conf there, and try a "
+            "minute later, when the connection has ended"
+        )
+    return ""
 
 
 def why_held(host: Host, found: dict[str, Any], job: JobSpec) -> str:

@@ -71,14 +71,19 @@ class Gathering:
         )
 
     def _name(self, place: int) -> str:
-        return f".launcher-token-{self._token}-{place}"
+        return f".launcher-token-{self._said(place)}"
+
+    def _said(self, place: int) -> str:
+        """Each host's own: two may have the same address, of a bridge or a tunnel."""
+        return f"{self._token}-{place}"
 
     def _prepare(self, place: int) -> dict[int, int]:
         """The ports that were opened, by their number in what was asked."""
         session, opened = self._sessions[place], {}
         for number, port in enumerate(self._ports):
             try:
-                opened[number] = session.call("listen", token=self._token, port=port)["port"]
+                told = session.call("listen", token=self._said(place), port=port)
+                opened[number] = told["port"]
             except TargetError as error:
                 self._closed[place, number] = error
         if self._folders:
@@ -98,7 +103,7 @@ class Gathering:
             for a in self._candidates[to]
             for number, port in ports.items()
         ]
-        asked = [(address, port, self._token) for _, address, _, port in calls]
+        asked = [(address, port, self._said(to)) for to, address, _, port in calls]
         answer = self._sessions[place].call("reach", calls=asked, wait_s=REACH_LIMIT_S)
         return [(place, *calls[i][:3]) for i in answer["reached"]]
 

@@ -34,11 +34,15 @@ MAX_AT_ONCE = 64
 """Sessions opened at the same time: more would only wait for this machine's processors."""
 MAX_NOISE_BYTES = 1 << 16
 """What a login shell may print before the host's first word."""
+SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
+"""BatchMode does not reach the client that ProxyJump starts: it would ask in a window."""
 
 # Double quotes and nothing that any login shell, csh and fish among them, would expand.
 PYTHON_PROGRAM = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 LOADER = b"""
 import os, sys
+if sys.version_info < (3, 9):
+    sys.exit("python3 is %d.%d there, 3.9 is needed" % tuple(sys.version_info[:2]))
 stdin = sys.stdin.buffer
 folder = os.path.join(os.path.expanduser(stdin.readline().decode().rstrip("\\n")), "bin")
 name = stdin.readline().decode().strip()
@@ -48,11 +52,13 @@ if not os.path.exists(path):
     import io, shutil, zipfile
     os.makedirs(folder, mode=0o700, exist_ok=True)
     temporary = "%s.%d" % (path, os.getpid())
-    zipfile.ZipFile(io.BytesIO(archive)).extractall(temporary)
     try:
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(temporary)
         os.rename(temporary, path)
     except OSError:
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not os.path.exists(path):
+            raise
 sys.path.insert(0, path)
 from _launcher_node.host.__main__ import main
 main([path])
@@ -86,6 +92,10 @@ class Ssh:
             "ControlMaster=auto",
             f"ControlPersist={PERSIST_S}",
             f"ControlPath={self._control}/%C",
+            # What people have for their own log-ins: a tmux in place of our command, or a port
+            # that the first session holds, so that the second one fails.
+            "RemoteCommand=none",
+            "ClearAllForwardings=yes",
             *(("StrictHostKeyChecking=accept-new",) if inventory.accept_new else ()),
         ]
         words = ["ssh", *(("-F", inventory.ssh_config) if inventory.ssh_config else ()), "-T"]
@@ -196,7 +206,7 @@ class Session:
         self.host = host
         if shutil.which(argv[0]) is None:
             raise TargetError("there is no ssh on this machine", "install OpenSSH's client")
-        self._talk = proc.Conversation(argv)
+        self._talk = proc.Conversation(argv, SSH_ENV)
         with self._limit(CONNECT_LIMIT_S * 2 + 10):
             try:
                 self._talk.stdin.write(hello(host))

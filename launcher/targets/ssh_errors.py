@@ -61,11 +61,18 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
     ``said`` is the client's stderr.
     """
     said = said.strip()
+    first = f"an ssh session: ssh {name} python3 --version"
     last = said.splitlines()[-1].strip() if said else ""
     if exit_code == 127 or "command not found" in said:
         return (
             f"{name}: has no python3 in the PATH of an ssh session",
-            f"install python3 there, or set python: in the inventory ({last})",
+            # Not python: of the inventory, which is what the training runs in.
+            f"install python3, 3.9 or newer, there, or put it first on PATH in {first} ({last})",
+        )
+    if old := re.search(r"python3 is [\d.]+ there, [\d.]+ is needed", said):
+        return (
+            f"{name}: {old[0]}",
+            f"install a newer python3 there, and have it first on PATH in {first}",
         )
     for pattern, what, fix in _TABLE:
         if re.search(pattern, said):

@@ -153,7 +153,7 @@ PLANTED = {
     ),
     "a small /dev/shm": ("/dev/shm", "gpu3", "warning", "0.1 GiB", "mount -o remount,size=2G"),
     "a name that leads to itself": (
-        *("own name", "gpu3", "failed", "gpu3 leads to 127.0.1.1"),
+        *("own name", "gpu3", "warning", "gpu3 leads to 127.0.1.1"),
         "give gpu3 the node's own address in /etc/hosts",
     ),
     "held GPUs": (

@@ -82,6 +82,18 @@ def test_each_fault_of_a_node_is_named_with_its_place(
     assert not_ok({}, facts, {}) == [row]
 
 
+@pytest.mark.parametrize("by_address", [True, False])
+def test_a_name_that_leads_to_loopback_is_a_fault_only_where_nodes_go_by_names(
+    by_address: bool,
+) -> None:
+    # As stock Debian and Ubuntu have it.
+    node = {**GOOD, "host": "gpu1", "addresses": ["127.0.1.1"]}
+    (row,) = judge_machine(node, "gpu1", meets_others=True, by_address=by_address)
+    assert row.status is (Status.WARNING if by_address else Status.FAILED)
+    assert row.found.startswith("gpu1 leads to 127.0.1.1")
+    assert row.fix == "give gpu1 the node's own address in /etc/hosts there"
+
+
 @pytest.mark.parametrize(
     ("gpu", "row"),
     [

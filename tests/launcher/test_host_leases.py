@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import stat
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.host.leases import HeldError, LeaseBook
+from launcher.host.leases import LOCK, HeldError, LeaseBook
 
 
 def lease(run_id: str, *gpus: str, node_index: int = 0, slots: int = 0) -> dict[str, Any]:
@@ -134,3 +138,121 @@ def test_of_many_who_take_the_same_gpu_at_once_one_gets_it(tmp_path: Path) -> No
     with multiprocessing.get_context("fork").Pool(8) as pool:
         got = pool.starmap(try_to_take, [(str(tmp_path / "le"), f"r{i}") for i in range(16)])
     assert sum(got) == 1
+
+
+# -- two people are two uids ----------------------------------------------------------------------
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
+
+
+@pytest.fixture
+def everybodys(tmp_path: Path) -> Path:
+    """A folder like /dev/shm, which another user can reach."""
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    return shared / "leases"
+
+
+def as_nobody(work: Callable[[], None], uid: int = NOBODY) -> None:
+    """In a process of another user; what it raises, an assertion too, fails the test."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            os.umask(0o077)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def hold_and_give_back(book: LeaseBook) -> None:
+    """What one user does while ``root`` holds GPU 0."""
+    with pytest.raises(HeldError) as error:
+        book.take(lease("theirs", "0"), 10, None)
+    assert [held["run_id"] for held in error.value.leases] == ["roots"]
+    book.take(lease("theirs", "1"), 10, None)
+    assert book.renew("theirs", 20) == 1
+    assert (book.seconds_left("theirs", 0) or 0) > 15
+
+
+@needs_root
+def test_two_users_hold_what_each_has_taken(everybodys: Path) -> None:
+    book = LeaseBook(str(everybodys))
+    book.take(lease("roots", "0"), 10, None)
+    as_nobody(lambda: hold_and_give_back(book))
+    with pytest.raises(HeldError) as error:
+        book.take(lease("more", "1"), 10, None)
+    assert [held["run_id"] for held in error.value.leases] == ["theirs"]
+    as_nobody(lambda: book.release("theirs"))
+    assert [le["run_id"] for le in book.read()] == ["roots"]
+    book.take(lease("more", "1"), 10, None)
+
+
+@needs_root
+def test_a_user_gives_back_no_lease_of_another(everybodys: Path) -> None:
+    book = LeaseBook(str(everybodys))
+    book.take(lease("roots", "0"), 10, None)
+    as_nobody(lambda: book.release("roots"))
+    assert [(le["run_id"], le["live"]) for le in book.read()] == [("roots", True)]
+
+
+@needs_root
+def test_what_the_first_user_makes_is_everybodys(everybodys: Path) -> None:
+    book = LeaseBook(str(everybodys))
+    as_nobody(lambda: book.take(lease("theirs", "0"), 10, None))
+    assert stat.S_IMODE(everybodys.stat().st_mode) == 0o1777
+    book.take(lease("roots", "1"), 10, None)
+    as_nobody(lambda: book.take(lease("more", "2"), 10, None))
+    assert [le["run_id"] for le in book.read()] == ["more", "roots", "theirs"]
+
+
+@needs_root
+def test_a_user_takes_what_anothers_expired_lease_held(everybodys: Path) -> None:
+    book = LeaseBook(str(everybodys))
+    book.take(lease("roots", "0"), -1, None)
+    as_nobody(lambda: book.take(lease("theirs", "0"), 10, None))
+    book.renew("roots", 10)
+    assert [(le["run_id"], le["live"]) for le in book.read()] == [
+        ("roots", False),
+        ("theirs", True),
+    ]
+
+
+@needs_root
+def test_the_last_user_leaves_no_folder_that_nobody_can_use(everybodys: Path) -> None:
+    book = LeaseBook(str(everybodys))
+    book.take(lease("roots", "0"), 10, None)
+    as_nobody(lambda: book.take(lease("theirs", "1"), 10, None))
+    book.release("roots")
+    as_nobody(lambda: book.release("theirs"))
+    as_nobody(lambda: book.take(lease("again", "0"), 10, None))
+    assert [le["run_id"] for le in book.read()] == ["again"]
+
+
+@needs_root
+def test_one_who_dies_while_the_lock_is_made_shuts_nobody_out(everybodys: Path) -> None:
+    book, chmod = LeaseBook(str(everybodys)), Path.chmod
+
+    def die_at_the_lock(path: Path, mode: int) -> None:
+        if path.name == LOCK:
+            os._exit(0)
+        chmod(path, mode)
+
+    def take() -> None:
+        Path.chmod = die_at_the_lock  # type: ignore[method-assign,assignment]
+        book.take(lease("first", "0"), 10, None)
+
+    as_nobody(take)
+    as_nobody(lambda: book.take(lease("second", "1"), 10, None), uid=NOBODY - 1)
+    assert "second" in [le["run_id"] for le in book.read()]

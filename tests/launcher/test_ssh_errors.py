@@ -25,7 +25,10 @@ from launcher.targets.ssh_errors import explain
         (255, "kex_exchange_identification: Connection closed by remote host", "before the log-in",
          "MaxStartups"),
         (255, "/x/config: line 1: Bad configuration option: foo", "configuration", "ssh -G gpu1"),
-        (127, "bash: line 1: exec: python3: not found", "has no python3", "install python3"),
+        (127, "bash: line 1: exec: python3: not found", "has no python3",
+         "first on PATH in an ssh session: ssh gpu1 python3 --version"),
+        (1, "python3 is 3.6 there, 3.9 is needed\n", "gpu1: python3 is 3.6 there, 3.9 is needed",
+         "install a newer python3 there"),
         (1, "OSError: [Errno 28] No space left on device", "No space left on device", "df -h"),
         (255, "", "ssh ended with code 255", "ssh -v gpu1 true"),
     ],
@@ -37,3 +40,8 @@ def test_an_error_names_the_host_the_cause_and_the_fix(
     assert told.startswith("gpu1: ")
     assert what in told or what in hint
     assert fix in hint
+
+
+def test_the_hint_for_a_host_without_python3_names_nothing_that_would_not_help() -> None:
+    # python: of the inventory is what the training runs in.
+    assert "python:" not in explain("gpu1", 127, "sh: 1: exec: python3: not found")[1]

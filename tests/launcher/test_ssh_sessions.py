@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import proc
+from launcher.errors import TargetError
 from launcher.hosts import Host
 from launcher.inventory import Inventory
 from launcher.targets.ssh import Session, Ssh
@@ -75,3 +79,61 @@ def test_a_client_that_talks_much_is_never_in_its_own_way(
     talk = "yes debug1: channel 0: rcvd adjust | head -n 100000 >&2"
     with open_ssh(tmp_path, monkeypatch, talk).open(hosts[0]) as session:
         assert answers(session)
+
+
+OLD_PYTHON = """#!/bin/sh
+exec {python} -S -c "import sys; sys.version_info = (3, 6, 9); $3"
+"""
+
+
+def test_a_host_whose_python_is_too_old_says_so_in_one_line(
+    ssh: Ssh, hosts: list[Host], tmp_path: Path
+) -> None:
+    program = tmp_path / "bin/python3"
+    program.write_text(OLD_PYTHON.format(python=sys.executable))
+    program.chmod(0o755)
+    with pytest.raises(TargetError) as error:
+        ssh.open(hosts[0])
+    assert error.value.what == "gpu1: python3 is 3.6 there, 3.9 is needed"
+    assert "first on PATH" in error.value.hint
+
+
+def test_a_program_that_does_not_fit_on_a_host_leaves_nothing_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(TargetError, match="File too large"):
+        # As a full disk, for files above 4 kB.
+        open_ssh(tmp_path, monkeypatch, "ulimit -f 8").open(hosts[0])
+    assert list((tmp_path / "gpu1/bin").iterdir()) == []
+
+
+def test_the_client_asks_for_no_password_in_a_window_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    client = 'test "$SSH_ASKPASS_REQUIRE" = never || exit 9'
+    with open_ssh(tmp_path, monkeypatch, client).open(hosts[0]) as session:
+        assert answers(session)
+
+
+CONFIG = """Host *
+  RemoteCommand tmux attach
+  RequestTTY force
+  LocalForward 8888 localhost:8888
+  RemoteForward 9999 localhost:9
+  DynamicForward 1080
+"""
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh client")
+def test_what_people_have_for_their_own_log_ins_does_not_reach_a_session(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(CONFIG)
+    argv = Ssh(Inventory(hosts=(), ssh_config=str(config))).argv(Host(name="gpu1"))
+    done = subprocess.run([argv[0], "-G", *argv[1:], "true"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    assert settings["hostname"] == "gpu1"
+    assert settings["requesttty"] == "false"
+    assert not {"remotecommand", "localforward", "remoteforward", "dynamicforward"} & set(settings)
