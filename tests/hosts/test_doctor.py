@@ -75,6 +75,15 @@ def done_and_undone(host: Host, do: str, undo: str) -> Iterator[None]:
 
 
 @contextmanager
+def unplugged(host: Host) -> Iterator[None]:
+    host.set_link(up=False)
+    try:
+        yield
+    finally:
+        host.set_link(up=True)
+
+
+@contextmanager
 def named_wrong(host: Host) -> Iterator[None]:
     """As some distributions' installers write it."""
     path = host.folder / "etc/hosts"
@@ -199,7 +208,7 @@ def connections() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_words(
+def test_a_wrong_key_a_closed_port_no_link_and_an_unknown_name_are_told_in_sshs_own_words(
     typist: Typist, four_hosts: Network, connections: str
 ) -> None:
     other = typist.folder / "other_key"
@@ -214,10 +223,12 @@ def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_word
     right, wrong = f"Host * !gpu2\n{key}", f"Host gpu2\n  IdentityFile {other}\n"
     config.write_text(f"{right}{wrong}Host gpu3\n  Port 2\n{text.replace(key, '')}")
     config.chmod(0o600)
-    inventory |= {"ssh_config": str(config), "hosts": ["gpu1", "gpu2", "gpu3", "gpu9.invalid"]}
+    names = ["gpu1", "gpu2", "gpu3", "gpu4", "gpu9.invalid"]
+    inventory |= {"ssh_config": str(config), "hosts": names}
     (typist.folder / "hosts.yaml").write_text(json.dumps(inventory))
     typist.write("")
-    code, rows = diagnosed(typist)
+    with unplugged(four_hosts.hosts[3]):
+        code, rows = diagnosed(typist)
     found = {row["where"]: row for row in rows if row["check"] == "reachable"}
     assert code == 1
     assert found["gpu1"]["status"] == "ok"
@@ -232,7 +243,23 @@ def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_word
         "nothing listens at its ssh port (ssh: connect to host "
         f"{four_hosts.hosts[2].address} port 2: Connection refused)",
     )
+    assert told["gpu4"][0] == "failed"
+    assert told["gpu4"][1].startswith("it does not answer (")
+    assert told["gpu4"][2] == "is it on? to try: ssh -v gpu4 true"
     assert "its name is not resolved" in told["gpu9.invalid"][1]
+
+
+@pytest.mark.slow  # half a minute of waiting; a host without a link is told in every CI, see above
+def test_a_host_is_told_whose_link_goes_down_under_an_open_connection(typist: Typist) -> None:
+    typist.write("")
+    assert typist("hosts").returncode == 0
+    with unplugged(typist.network.hosts[3]):
+        code, rows = diagnosed(typist)
+    found = {row["where"]: row for row in rows if row["check"] == "reachable"}
+    assert code == 1
+    assert [found[f"gpu{i}"]["status"] for i in (1, 2, 3, 4)] == ["ok", "ok", "ok", "failed"]
+    assert found["gpu4"]["found"].startswith("it does not answer (")
+    assert found["gpu4"]["fix"] == "is it on? to try: ssh -v gpu4 true"
 
 
 def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:

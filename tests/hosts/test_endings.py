@@ -38,12 +38,14 @@ def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignor
 def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: signal.Signals) -> None:
     launcher = start_waiting(typist)
     launcher.send_signal(signum)
-    launcher.wait(40)
+    code = launcher.wait(40)
     # SIGKILL leaves what was written; a later call collects and removes it.
     wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 40)
     if signum is signal.SIGKILL:
         assert typist("ps").returncode == 0
         assert typist.outcome["reason"] == "launcher-lost"
+    else:
+        assert (code, typist.outcome["reason"]) == (130, "interrupted")
 
 
 @pytest.mark.slow  # a killed launcher shows the lease in every CI
