@@ -94,12 +94,14 @@ def named_wrong(host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def held(host: Host, network: Network) -> Iterator[None]:
+def held(host: Host, network: Network, ttl_s: float = 600.0, **fields: Any) -> Iterator[None]:
+    """By somebody else's run, or by a run of the past where ``ttl_s`` is below 0."""
+    lease = LEASE | fields
     inventory = Inventory(hosts=parse_host_list(host.name), ssh_config=str(network.ssh_config))
     with Ssh(inventory).open(inventory.hosts[0]) as session:
-        session.call("take", leases=[LEASE], lease_dir=LEASE_DIR, ttl_s=600, slots_limit=None)
+        session.call("take", leases=[lease], lease_dir=LEASE_DIR, ttl_s=ttl_s, slots_limit=None)
         yield
-        session.call("release", lease_dir=LEASE_DIR, run_id=LEASE["run_id"])
+        session.call("release", lease_dir=LEASE_DIR, run_id=lease["run_id"])
 
 
 def skewed_clock(folder: Path) -> str:

@@ -22,7 +22,7 @@ time.sleep(300 if world == 3 else 1)
 """
 
 
-@pytest.mark.slow  # a host without power is lost in every CI
+@pytest.mark.slow  # 41 s; a host without power, and one that stands still, are lost in every CI
 def test_an_elastic_job_goes_on_when_a_host_is_cut_off(typist: Typist) -> None:
     typist.write(UNTIL_ONE_IS_LOST, "agent: {detection_limit_s: 5}\n")
     launcher = typist.start("run", "job.yaml", "--nnodes", "1:3")

@@ -69,7 +69,9 @@ def left_on(host: Host) -> list[str]:
 def files_on(host: Host) -> list[str]:
     """Files of runs, and of the launcher what is not kept for the next run."""
     folders = [f"{STATE}/runs", f"{STATE}/checkpoints", host.tmp]
-    found = host.run("find", *folders, "-mindepth", "1", check=False)
+    # torch keeps one cache for all that a user runs.
+    others = ("-name", "torchinductor_*", "-prune", "-o", "-print")
+    found = host.run("find", *folders, "-mindepth", "1", *others, check=False)
     # A name with a process id is a file or folder that somebody was about to rename.
     kept = [f"{STATE}/bin", f"{STATE}/code"]
     found += host.run("find", *kept, "-maxdepth", "1", "-regex", r".*\.[0-9]+", check=False)
