@@ -65,4 +65,4 @@ def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> No
     assert done.returncode == 0, done.stderr
     assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
     for host in typist.network.hosts:
-        host.run("rm", "-rf", f"{HOME}/.launcher/runs")
+        host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
