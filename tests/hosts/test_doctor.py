@@ -301,7 +301,7 @@ def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist: Typis
     assert f"gpu2: checkpoint_dir {shared} is not the folder of the other hosts" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # an image is loaded into two engines for it
 @pytest.mark.docker
 def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
     typist: Typist, four_engines: Network
@@ -331,7 +331,7 @@ def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
 # -- networks that are slow, or swallow what is large ---------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a hang is known by waiting: for all hosts, then for pairs
 @pytest.mark.parametrize(
     ("do", "undo"),
     [
