@@ -102,6 +102,8 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(
     done = typist("run", "job.yaml", "--nnodes", "2")
     assert done.returncode != 0
     assert typist.outcome["state"] == "failed"
+    assert "No space left on device" in done.stderr.partition("FAILED")[2]
+    assert typist.outcome["failure"]["first"]["host"] == "gpu2"
 
 
 # -- clocks ----------------------------------------------------------------------------------------

@@ -73,6 +73,6 @@ def files_on(host: Host) -> list[str]:
     others = ("-name", "torchinductor_*", "-prune", "-o", "-print")
     found = host.run("find", *folders, "-mindepth", "1", *others, check=False)
     # A name with a process id is a file or folder that somebody was about to rename.
-    kept = (f"{STATE}/code", "-maxdepth", "1")
+    kept = (f"{STATE}/bin", f"{STATE}/code", "-maxdepth", "1")
     found += host.run("find", *kept, "-regex", r".*\.[0-9]+", check=False)
     return found.split()
