@@ -54,3 +54,21 @@ def typist(tmp_path: Path, four_hosts: Network) -> Iterator[Typist]:
         # One that failed must not make all others fail.
         typist.sweep()
         raise
+
+
+@pytest.fixture
+def two_networks(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Network]:
+    """Two hosts that reach each other by a second network alone; ssh uses the first."""
+    connections = tempfile.mkdtemp(prefix="lt", dir="/tmp")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", connections)
+    network = Network(tmp_path_factory.mktemp("two"), 2, training=True)
+    try:
+        network.make()
+        for host, other in zip(network.hosts, reversed(network.hosts), strict=True):
+            host.run("ip", "route", "add", "blackhole", f"{other.address}/32")
+        yield network
+    finally:
+        network.remove()
+        shutil.rmtree(connections)

@@ -62,6 +62,11 @@ class Host:
         """
         return self.folder / "home"
 
+    @property
+    def tmp(self) -> str:
+        """Where its sessions put temporary files: /tmp is this machine's, for all hosts."""
+        return f"{self.folder}/tmp"
+
     def make(self) -> None:
         for name in ("home", "work", "etc", "shm", "tmp"):
             (self.folder / name).mkdir(parents=True)
@@ -153,8 +158,8 @@ class Host:
 
     def set_session_env(self, **variables: str) -> None:
         """What later sessions find in their environment; without any, the usual."""
-        docker = f"DOCKER_HOST=unix://{self.folder}/docker.sock"
-        words = [docker, *(f"{name}={value}" for name, value in variables.items())]
+        usual = [f"DOCKER_HOST=unix://{self.folder}/docker.sock", f"TMPDIR={self.tmp}"]
+        words = [*usual, *(f"{name}={value}" for name, value in variables.items())]
         config = self.folder / "etc/sshd_config"
         kept = [line for line in config.read_text().splitlines() if "SetEnv" not in line]
         config.write_text("\n".join([*kept, f"SetEnv {' '.join(words)}"]) + "\n")
@@ -206,7 +211,7 @@ class Host:
         return done.returncode == 0
 
     def power_off(self) -> None:
-        """Ends every process of the host at once; /dev/shm and /tmp go with them."""
+        """Ends every process of the host at once; /dev/shm and temporary files go with them."""
         if self._init is None:
             return
         first = self.first_pid()

@@ -75,6 +75,15 @@ def done_and_undone(host: Host, do: str, undo: str) -> Iterator[None]:
 
 
 @contextmanager
+def unplugged(host: Host) -> Iterator[None]:
+    host.set_link(up=False)
+    try:
+        yield
+    finally:
+        host.set_link(up=True)
+
+
+@contextmanager
 def named_wrong(host: Host) -> Iterator[None]:
     """As some distributions' installers write it."""
     path = host.folder / "etc/hosts"
@@ -85,12 +94,14 @@ def named_wrong(host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def held(host: Host, network: Network) -> Iterator[None]:
+def held(host: Host, network: Network, ttl_s: float = 600.0, **fields: Any) -> Iterator[None]:
+    """By somebody else's run, or by a run of the past where ``ttl_s`` is below 0."""
+    lease = LEASE | fields
     inventory = Inventory(hosts=parse_host_list(host.name), ssh_config=str(network.ssh_config))
     with Ssh(inventory).open(inventory.hosts[0]) as session:
-        session.call("take", leases=[LEASE], lease_dir=LEASE_DIR, ttl_s=600, slots_limit=None)
+        session.call("take", leases=[lease], lease_dir=LEASE_DIR, ttl_s=ttl_s, slots_limit=None)
         yield
-        session.call("release", lease_dir=LEASE_DIR, run_id=LEASE["run_id"])
+        session.call("release", lease_dir=LEASE_DIR, run_id=lease["run_id"])
 
 
 def skewed_clock(folder: Path) -> str:
@@ -199,7 +210,7 @@ def connections() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_words(
+def test_a_wrong_key_a_closed_port_no_link_and_an_unknown_name_are_told_in_sshs_own_words(
     typist: Typist, four_hosts: Network, connections: str
 ) -> None:
     other = typist.folder / "other_key"
@@ -214,10 +225,12 @@ def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_word
     right, wrong = f"Host * !gpu2\n{key}", f"Host gpu2\n  IdentityFile {other}\n"
     config.write_text(f"{right}{wrong}Host gpu3\n  Port 2\n{text.replace(key, '')}")
     config.chmod(0o600)
-    inventory |= {"ssh_config": str(config), "hosts": ["gpu1", "gpu2", "gpu3", "gpu9.invalid"]}
+    names = ["gpu1", "gpu2", "gpu3", "gpu4", "gpu9.invalid"]
+    inventory |= {"ssh_config": str(config), "hosts": names}
     (typist.folder / "hosts.yaml").write_text(json.dumps(inventory))
     typist.write("")
-    code, rows = diagnosed(typist)
+    with unplugged(four_hosts.hosts[3]):
+        code, rows = diagnosed(typist)
     found = {row["where"]: row for row in rows if row["check"] == "reachable"}
     assert code == 1
     assert found["gpu1"]["status"] == "ok"
@@ -232,7 +245,23 @@ def test_a_wrong_key_a_closed_port_and_an_unknown_name_are_told_in_sshs_own_word
         "nothing listens at its ssh port (ssh: connect to host "
         f"{four_hosts.hosts[2].address} port 2: Connection refused)",
     )
+    assert told["gpu4"][0] == "failed"
+    assert told["gpu4"][1].startswith("it does not answer (")
+    assert told["gpu4"][2] == "is it on? to try: ssh -v gpu4 true"
     assert "its name is not resolved" in told["gpu9.invalid"][1]
+
+
+@pytest.mark.slow  # half a minute of waiting; a host without a link is told in every CI, see above
+def test_a_host_is_told_whose_link_goes_down_under_an_open_connection(typist: Typist) -> None:
+    typist.write("")
+    assert typist("hosts").returncode == 0
+    with unplugged(typist.network.hosts[3]):
+        code, rows = diagnosed(typist)
+    found = {row["where"]: row for row in rows if row["check"] == "reachable"}
+    assert code == 1
+    assert [found[f"gpu{i}"]["status"] for i in (1, 2, 3, 4)] == ["ok", "ok", "ok", "failed"]
+    assert found["gpu4"]["found"].startswith("it does not answer (")
+    assert found["gpu4"]["fix"] == "is it on? to try: ssh -v gpu4 true"
 
 
 def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
@@ -272,7 +301,7 @@ def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist: Typis
     assert f"gpu2: checkpoint_dir {shared} is not the folder of the other hosts" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # an image is loaded into two engines for it
 @pytest.mark.docker
 def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
     typist: Typist, four_engines: Network
@@ -302,7 +331,7 @@ def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
 # -- networks that are slow, or swallow what is large ---------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a hang is known by waiting: for all hosts, then for pairs
 @pytest.mark.parametrize(
     ("do", "undo"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -11,6 +12,7 @@ import pytest
 
 from launcher.targets.host_line import LEASE_TTL_S
 from tests.hosts.places import Network, wait_until
+from tests.hosts.test_doctor import held
 from tests.hosts.typist import Typist
 from tests.launcher.runner import WAITING
 
@@ -38,12 +40,14 @@ def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignor
 def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: signal.Signals) -> None:
     launcher = start_waiting(typist)
     launcher.send_signal(signum)
-    launcher.wait(40)
+    code = launcher.wait(40)
     # SIGKILL leaves what was written; a later call collects and removes it.
     wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 40)
     if signum is signal.SIGKILL:
         assert typist("ps").returncode == 0
         assert typist.outcome["reason"] == "launcher-lost"
+    else:
+        assert (code, typist.outcome["reason"]) == (130, "interrupted")
 
 
 @pytest.mark.slow  # a killed launcher shows the lease in every CI
@@ -88,11 +92,15 @@ def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
     refused = typist("run", "job.yaml", "--nnodes", "3")
     assert refused.returncode == 3
     assert "gpu1: 1 of its 1 slots are held by root@" in refused.stderr
-    shown = typist("hosts").stdout.splitlines()
+    with held(typist.network.hosts[3], typist.network, ttl_s=-5, gpus=[], slots=1):
+        shown = typist("hosts").stdout.splitlines()
     assert "0 of 1 slots" in shown[1]
     assert "1 slots" in shown[1]
     assert "live, followed" in shown[1]
     assert "1 of 1 slots" in shown[3]
+    # What nobody renews any more is told from what lives, and holds nothing.
+    assert "1 of 1 slots  other-0a1b2c node 0  anna@desk" in shown[4]
+    assert re.search(r"stale for \d+ s$", shown[4])
     launcher.send_signal(signal.SIGTERM)
     launcher.wait(30)
 

@@ -1,4 +1,7 @@
-"""Hosts and engines that are started anew in the middle of a run: Docker brings nodes back."""
+"""Hosts and engines that are started anew in the middle of a run: Docker brings nodes back.
+
+All are slow: about a minute each, after an image was sent to two engines.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.hosts.typist import Typist
 pytestmark = [pytest.mark.hosts, pytest.mark.docker, pytest.mark.timeout(600)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a node's container comes back with Docker's engine
 def test_a_host_that_is_started_anew_joins_its_run_again_without_any_launcher(
     typist: Typist, four_engines: Network
 ) -> None:
@@ -28,7 +31,7 @@ def test_a_host_that_is_started_anew_joins_its_run_again_without_any_launcher(
     run.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the same, while its keeper lives
 def test_a_node_outlives_its_engine(typist: Typist, four_engines: Network) -> None:
     run = Steps(typist, "docker")
     run.detach()
@@ -39,7 +42,7 @@ def test_a_node_outlives_its_engine(typist: Typist, four_engines: Network) -> No
     run.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a host without power is a lost node in every CI
 def test_a_followed_run_replaces_a_node_whose_engine_was_started_anew(
     typist: Typist, four_engines: Network
 ) -> None:

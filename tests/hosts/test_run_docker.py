@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.conftest import DOCKER_IMAGE
-from tests.hosts.places import Network
+from tests.hosts.places import Host, Network
 from tests.hosts.test_run_python import WHO
 from tests.hosts.typist import Typist
 
@@ -19,6 +21,9 @@ def test_an_image_travels_to_hosts_that_lack_it_and_two_hosts_train_together(
     typist: Typist, four_engines: Network
 ) -> None:
     script = typist.folder / "train.py"
+    # Another test may have brought it already.
+    four_engines.hosts[1].docker("image", "rm", "--force", DOCKER_IMAGE)
+    began = time.time()
     # The image holds no such script: it comes by a mount, as data do.
     mount = f"mounts: ['{typist.folder}:/code:ro']\nworkdir: /code\n"
     typist.write(WHO, prefix=PREFIX + mount)
@@ -33,3 +38,14 @@ def test_an_image_travels_to_hosts_that_lack_it_and_two_hosts_train_together(
     assert first == second
     for host in four_engines.hosts[:2]:
         assert host.docker("ps", "--all", "--quiet") == ""
+    assert images_loaded(four_engines.hosts[1], began) == 1
+    typist.write("print('again')", prefix=PREFIX + mount)
+    again = typist("run", "job.yaml", "--nnodes", "1", "--include", "gpu2")
+    assert again.returncode == 0, again.stderr
+    assert images_loaded(four_engines.hosts[1], began) == 1
+
+
+def images_loaded(host: Host, since: float) -> int:
+    """How often the host's engine was sent an image, by what it says itself."""
+    argv = ("events", "--since", str(int(since)), "--until", str(int(time.time()) + 1))
+    return len(host.docker(*argv, "--filter", "event=load").splitlines())

@@ -43,6 +43,9 @@ def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -
     done = typist("run", "job.yaml", "--nnodes", "2:4")
     assert done.returncode == 0, done.stderr
     assert "world ['gpu1', 'gpu2', 'gpu3', 'gpu4'] rank 0" in done.stderr
+    # In one line, before anything starts.
+    checked = "checked: ssh, torch, ports, leases, clocks, 12 ways between them"
+    assert f"hosts gpu1, gpu2, gpu3, gpu4 ({checked})" in done.stderr.splitlines()[0]
 
 
 def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> None:
@@ -62,4 +65,4 @@ def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> No
     assert done.returncode == 0, done.stderr
     assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
     for host in typist.network.hosts:
-        host.run("rm", "-rf", f"{HOME}/.launcher/runs")
+        host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")

@@ -12,6 +12,7 @@ from tests.launcher.runner import Runner
 
 PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: python}\n"
 LEFT_BEHIND_LIMIT_S = 20.0
+STATE = "/root/.launcher"
 
 
 class Typist(Runner):
@@ -55,12 +56,23 @@ class Typist(Runner):
             if host.has_engine and (ids := host.docker("ps", "--all", "--quiet").split()):
                 host.docker("rm", "--force", *ids)
             host.reboot()
-            host.run("rm", "-rf", "/root/.launcher/runs")
+            host.run("rm", "-rf", f"{STATE}/runs", f"{STATE}/checkpoints")
 
 
 def left_on(host: Host) -> list[str]:
     """What one host still holds that a run brought there."""
     shared = host.run("ls", "-A", "/dev/shm").split()
-    files = host.run("find", "/root/.launcher/runs", "-mindepth", "1", check=False).split()
     containers = host.docker("ps", "--all", "--quiet").split() if host.has_engine else []
-    return [*host.commands(), *host.listening(), *shared, *containers, *files]
+    return [*host.commands(), *host.listening(), *shared, *containers, *files_on(host)]
+
+
+def files_on(host: Host) -> list[str]:
+    """Files of runs, and of the launcher what is not kept for the next run."""
+    folders = [f"{STATE}/runs", f"{STATE}/checkpoints", host.tmp]
+    # torch keeps one cache for all that a user runs.
+    others = ("-name", "torchinductor_*", "-prune", "-o", "-print")
+    found = host.run("find", *folders, "-mindepth", "1", *others, check=False)
+    # A name with a process id is a file or folder that somebody was about to rename.
+    kept = (f"{STATE}/bin", f"{STATE}/code", "-maxdepth", "1")
+    found += host.run("find", *kept, "-regex", r".*\.[0-9]+", check=False)
+    return found.split()

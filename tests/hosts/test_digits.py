@@ -1,0 +1,109 @@
+"""Digits trains on hosts to its accuracy: each runtime, rendezvous, size and way to reach hosts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.places import Network, sh
+from tests.hosts.typist import Typist
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+BARE = ("--set", "hosts.runtime=python")
+TORCHRUN = ("--set", "engine=torchrun", "--set", "start=null", "--set", "max_restarts=0")
+SLOW, DOCKER = pytest.mark.slow, pytest.mark.docker
+
+
+def train_digits(typist: Typist, nnodes: str, *options: str) -> dict[str, Any]:
+    """Trains on as many hosts as ``nnodes`` allows, one process on each; returns the plan."""
+    shutil.copytree(ROOT / "jobs", typist.folder / "jobs")
+    if options[: len(BARE)] == BARE:  # an image brings the program with it
+        shutil.copytree(ROOT / "train", typist.folder / "train")
+    typist.limit_s = 500.0
+    checkpoints = f"checkpoint_dir={typist.folder}/checkpoints"
+    argv = ("--nnodes", nnodes, "--nproc-per-node", "1", "--set", checkpoints)
+    done = typist("run", "jobs/digits.yaml", *argv, *options)
+    assert done.returncode == 0, done.stderr
+    metrics = typist.outcome["metrics"]
+    assert metrics["test_accuracy"] >= 0.97
+    # A group that starts without a host would be as good at digits.
+    assert metrics["world_size"] == int(nnodes.rpartition(":")[2])
+    plan: dict[str, Any] = json.loads((typist.folder / "runs/latest/plan.json").read_text())
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "options"),
+    [
+        pytest.param("2", (), id="2 by the agent"),
+        # One run in every CI shows that digits trains on hosts; each of these takes as long.
+        pytest.param("2", TORCHRUN, id="2 by torchrun, static", marks=SLOW),
+        pytest.param("4", (), id="4 by the agent", marks=SLOW),
+        pytest.param("2:4", (), id="4 by the agent, elastic", marks=SLOW),
+        pytest.param("2:4", TORCHRUN, id="4 by torchrun, elastic", marks=SLOW),
+    ],
+)
+def test_digits_trains_with_the_hosts_own_python(
+    typist: Typist, nnodes: str, options: tuple[str, ...]
+) -> None:
+    plan = train_digits(typist, nnodes, *BARE, *options)
+    is_static = options == TORCHRUN and ":" not in nnodes
+    assert ("backend" not in plan["nodes"][0]["rendezvous"]) == is_static
+
+
+@DOCKER
+@SLOW  # four engines, to three of which an image of more than a gigabyte is sent
+@pytest.mark.parametrize(
+    ("nnodes", "options"),
+    [
+        pytest.param("2", TORCHRUN, id="2 by torchrun, static"),
+        pytest.param("2:4", (), id="4 by the agent, elastic"),
+    ],
+)
+def test_digits_trains_in_containers_of_the_hosts_engines(
+    typist: Typist, four_engines: Network, nnodes: str, options: tuple[str, ...]
+) -> None:
+    train_digits(typist, nnodes, "--set", "hosts.runtime=docker", *options)
+    for host in four_engines.hosts:
+        assert host.docker("ps", "--all", "--quiet") == ""
+
+
+@pytest.fixture
+def jumping(typist: Typist, four_hosts: Network) -> Iterator[Typist]:
+    """The second host is reached by way of the first alone."""
+    config = typist.folder / "ssh_config"
+    text = four_hosts.ssh_config.read_text()
+    config.write_text(f"Host gpu2\n  ProxyJump gpu1\n{text}")
+    config.chmod(0o600)
+    inventory = typist.folder / "hosts.yaml"
+    inventory.write_text(inventory.read_text().replace(str(four_hosts.ssh_config), str(config)))
+    # From here no way leads to it but the jump.
+    host = four_hosts.hosts[1]
+    sh("ip", "route", "add", "blackhole", f"{host.address}/32")
+    yield typist
+    sh("ip", "route", "del", "blackhole", f"{host.address}/32")
+
+
+@SLOW  # ssh's own option, in people's configuration
+def test_digits_trains_with_a_host_behind_another(jumping: Typist) -> None:
+    train_digits(jumping, "2", *BARE)
+
+
+@SLOW  # where nodes meet is decided before the training, which every CI sees in test_faults.py
+def test_digits_trains_where_the_default_route_is_not_the_training_network(
+    tmp_path: Path, two_networks: Network
+) -> None:
+    typist = Typist(tmp_path, two_networks)
+    for host in two_networks.hosts:
+        assert "dev eth0" in host.run("ip", "route", "show", "default")
+    plan = train_digits(typist, "2", *BARE)
+    addresses = [host.training_address for host in two_networks.hosts]
+    assert [node["local_addr"] for node in plan["nodes"]] == addresses
+    typist.assert_nothing_left()
