@@ -13,6 +13,7 @@ from typing import Any
 from launcher import contract
 from launcher.agent.faults import COLLATERAL, WorkerEnd, name_cause
 from launcher.agent.report import read_ends
+from launcher.host import keeper
 from launcher.node_outcomes import read_node_outcome
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
@@ -134,9 +135,30 @@ def _by_agent(run: RunFolder, logs: list[WorkerLog], node: NodePlan) -> list[Ran
     )
     reported = {end.log for end in ends}
     silent = [log for log in newest if log.folder not in reported]
-    return [_of_end(run, end, node.node_index) for end in ends] + _unreported(
+    found = [_of_end(run, end, node.node_index) for end in ends] + _unreported(
         run, silent, node.node_index, node.nproc_per_node
     )
+    return found or _by_keeper(run, node)
+
+
+def _by_keeper(run: RunFolder, node: NodePlan) -> list[RankFailure]:
+    """What a host says of a node that could say nothing itself, as on a full disk."""
+    folder = run.node_dir(node.node_index, node.incarnation)
+    record = keeper.read_record(folder)
+    if not record.get("exit_code") or record.get("detail", "") in ("", contract.LAUNCHER_GONE):
+        return []
+    console = run.console(node.node_index, node.incarnation)
+    failure = RankFailure(
+        node_index=node.node_index,
+        rank=node.node_index * node.nproc_per_node,
+        local_rank=0,
+        exit_code=record["exit_code"],
+        exception=record["detail"],
+        failed_at=(folder / keeper.RECORD).stat().st_mtime,
+        log=str(console),
+        log_tail=tuple(_read_tail(console).splitlines()[-TAIL_LINES:]),
+    )
+    return [failure]
 
 
 def _of_end(run: RunFolder, end: WorkerEnd, node_index: int) -> RankFailure:

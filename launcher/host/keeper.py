@@ -7,6 +7,7 @@ lease is renewed here. Where Docker's restart policy brings a node back, the kee
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -37,6 +38,7 @@ LOST_GRACE_S = 5.0
 """What a node gets whose launcher is gone; nobody waits for its last checkpoint any more."""
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
+FULL_BYTES = 1 << 20
 
 Spec = dict[str, Any]
 """What ``render_hosts`` makes for a node, and the values of its secrets."""
@@ -75,6 +77,8 @@ class _Keeper:
             detail = f"cannot start {self._spec['argv'][0]}: {error.strerror}"
             self._close({**self._record, "exit_code": SETUP_FAILED, "detail": detail})
             return
+        if code != 0 and not self._why:
+            self._why = describe_full_disk(self._folder)
         ending = {"exit_code": code, "detail": self._why}
         self._close({**self._record, **ending, **self._ending()})
 
@@ -175,6 +179,13 @@ class _Keeper:
         write_record(self._folder, record)
 
 
+def describe_full_disk(folder: Path) -> str:
+    """Of a program that ended badly, and could not write why; empty where there is room."""
+    disk = os.statvfs(folder)
+    is_full = disk.f_bavail * disk.f_frsize < FULL_BYTES
+    return f"{os.strerror(errno.ENOSPC)}: {folder}" if is_full else ""
+
+
 def read_grace_s(folder: Path, usual_s: float) -> float:
     """What the request to stop gives the node, or else ``usual_s``."""
     with suppress(OSError, ValueError):
@@ -257,10 +268,15 @@ class Found(NamedTuple):
 def inspect(name: str) -> Found | None:
     """None where the engine does not answer."""
     fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
-    text = commands.read_output(("docker", "inspect", "--format", fields, name))
+    argv = ("docker", "inspect", "--format", fields, name)
+    text = commands.read_output(argv)
     if text is None:
-        answers = commands.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
-        return Found(is_there=False) if answers else None
+        if commands.read_output(("docker", "version", "--format", "{{.Server.Version}}")) is None:
+            return None
+        # The engine may have come up between the two: it counts what it says from now on.
+        text = commands.read_output(argv)
+        if text is None:
+            return Found(is_there=False)
     running, oom, error = text.strip("\n").split(" ", 2)
     return Found(True, running == "true", oom == "true", error.strip())
 

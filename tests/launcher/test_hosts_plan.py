@@ -14,6 +14,7 @@ import pytest
 from launcher import contract, launch
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
+from launcher.host import keeper
 from launcher.hosts import Host, HostFacts
 from launcher.hosts_plan import (
     Address,
@@ -283,3 +284,18 @@ def test_a_host_that_is_away_hides_no_other_run(
 
     monkeypatch.setattr(HostsTarget, "_ask", ask)
     assert [run.run_id for run in HostsTarget(tmp_path).live_runs()] == ["here"]
+
+
+def test_a_host_speaks_for_a_node_that_could_write_nothing(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    plan = make_host_plan(engine="agent")
+    folder = tmp_path / "nodes/1/0"
+    folder.mkdir(parents=True)
+    record = {"pid": 7, "start": "x", "exit_code": 1, "detail": "No space left on device: /there"}
+    keeper.write_record(folder, record)
+    told = read_report(RunFolder(tmp_path), plan)
+    assert told.first is not None
+    assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device: /there")
+    keeper.write_record(folder, {**record, "detail": contract.LAUNCHER_GONE})
+    assert read_report(RunFolder(tmp_path), plan).first is None
