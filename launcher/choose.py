@@ -15,6 +15,7 @@ from launcher.targets.base import Target
 if TYPE_CHECKING:
     from launcher.inventory import Inventory
     from launcher.job import JobSpec
+    from launcher.targets.ssh import Ssh
 
 KUBERNETES = "kubernetes"
 TARGETS = ("docker", "local", KUBERNETES, "hosts")
@@ -33,17 +34,21 @@ class Choice:
 
 
 def open_target(
-    name: str, run_root: Path, inventory: Inventory | None = None, context: str | None = None
+    name: str,
+    run_root: Path,
+    inventory: Inventory | None = None,
+    context: str | None = None,
+    ssh: Ssh | None = None,
 ) -> Target:
     """The target of that name, imported here: nobody pays for another's library.
 
     ``inventory`` are the machines of target ``hosts``, ``context`` is the kubeconfig's for target
-    ``kubernetes``, where the command line names them.
+    ``kubernetes``, where the command line names them; ``ssh`` has connections to the machines.
     """
     if name == "hosts":
         from launcher.targets.hosts import HostsTarget
 
-        return HostsTarget(run_root, inventory)
+        return HostsTarget(run_root, inventory, ssh=ssh)
     if name == "local":
         from launcher.targets.local import LocalTarget
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from launcher.job import JobSpec
     from launcher.plan import LaunchPlan
     from launcher.runs import RunFolder
+    from launcher.targets.ssh import Ssh
 
 RUN_ROOT = Path("runs")
 OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image")
@@ -149,6 +150,10 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
 def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     """Where the job will run, and the plan of a new run there."""
+    inventory = read_hosts(arguments)
+    forced = arguments.on or ("hosts" if inventory else None)
+    ssh = _connect(inventory) if inventory and forced == "hosts" else None
+
     from launcher.choose import choose_target, open_target
     from launcher.hosts_plan import plan_on_hosts
     from launcher.plan import new_run_id, plan_run
@@ -156,15 +161,22 @@ def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     job = read_job(arguments)
     if arguments.resume and arguments.on != cluster.KUBERNETES:
         job = _resumed(job, arguments)
-    inventory = read_hosts(arguments)
-    forced = arguments.on or ("hosts" if inventory else None)
-    open_ = functools.partial(open_target, inventory=inventory, context=arguments.context)
+    open_ = functools.partial(open_target, inventory=inventory, context=arguments.context, ssh=ssh)
     choice = choose_target(job, forced, run_root(arguments), open_)
     run_id = new_run_id(job.name, os.urandom(3))
     if choice.facts.target == cluster.KUBERNETES:
         return choice, _planned_kubernetes(job, run_id, arguments)
     plan_ = plan_on_hosts if choice.facts.hosts else plan_run
     return choice, plan_(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
+
+
+def _connect(inventory: Inventory) -> Ssh:
+    """Begins before all else is imported, which takes as long as the hosts' answer."""
+    from launcher.targets.ssh import Ssh
+
+    ssh = Ssh(inventory)
+    ssh.open_early(inventory.hosts)
+    return ssh
 
 
 def _planned_kubernetes(job: JobSpec, run_id: str, arguments: argparse.Namespace) -> LaunchPlan:

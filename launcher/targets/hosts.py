@@ -64,12 +64,13 @@ class HostsTarget:
         inventory: Inventory | None = None,
         clock: Clock | None = None,
         code: Code | None = None,
+        ssh: Ssh | None = None,
     ) -> None:
         """``code`` is sent in place of the files of the current folder."""
         self._run_root = run_root
         self._inventory = inventory
         self._clock = clock or SystemClock()
-        self._ssh: Ssh | None = None
+        self._ssh = ssh
         self._given_code = code
         self._code = code
         self._image: Image | None = None

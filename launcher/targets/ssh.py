@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +79,7 @@ class Ssh:
         self._inventory = inventory
         self._control = make_control_dir()
         self._kept: tuple[int, dict[str, Session]] = (0, {})
+        self._early: Future[None] | None = None
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -134,6 +135,16 @@ class Ssh:
             raise joined(errors)  # type: ignore[arg-type]
         return [future.result() for future in futures]
 
+    def open_early(self, hosts: Iterable[Host]) -> None:
+        """Begins to open what the next ``sessions`` takes, which also raises what this meets."""
+        pool = ThreadPoolExecutor(max_workers=1)
+        self._early = pool.submit(self._open_early, list(hosts))
+        pool.shutdown(wait=False)
+
+    def _open_early(self, hosts: list[Host]) -> None:
+        with self._sessions(hosts, keep=True):
+            pass
+
     @contextlib.contextmanager
     def sessions(
         self, hosts: Iterable[Host], *, keep: bool = False
@@ -142,6 +153,14 @@ class Ssh:
 
         ``keep`` leaves them open for the next block, unless this one raises.
         """
+        early, self._early = self._early, None
+        if early is not None:
+            early.result()
+        with self._sessions(hosts, keep=keep) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def _sessions(self, hosts: Iterable[Host], *, keep: bool) -> Iterator[dict[str, Session]]:
         owner, opened = self._kept
         self._kept = (0, {})
         if owner != os.getpid():

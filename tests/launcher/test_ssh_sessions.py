@@ -60,6 +60,26 @@ def test_conversations_that_are_kept_are_used_by_the_next_block(
         assert all(map(answers, third.values()))
 
 
+def test_conversations_are_opened_while_the_launcher_has_other_things_to_do(
+    ssh: Ssh, hosts: list[Host]
+) -> None:
+    ssh.open_early(hosts)
+    with ssh.sessions(hosts, keep=True) as first:
+        assert all(map(answers, first.values()))
+    with ssh.sessions(hosts) as second:
+        assert second["gpu2"] is first["gpu2"]
+
+
+def test_what_goes_wrong_early_is_told_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    ssh = open_ssh(tmp_path, monkeypatch, "echo 'Permission denied (publickey).' >&2; exit 255")
+    ssh.open_early(hosts)
+    with pytest.raises(TargetError, match="gpu1"), ssh.sessions(hosts):
+        pass
+
+
 def test_a_launcher_in_the_background_has_conversations_of_its_own(
     ssh: Ssh, hosts: list[Host], tmp_path: Path
 ) -> None:
