@@ -237,6 +237,6 @@ def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None
 def _remove(ssh: Ssh, hosts: Sequence[Host], tree: str, empty: str) -> None:
     def remove(host: Host) -> None:
         with contextlib.suppress(TargetError), ssh.open(host) as session:
-            session.call("remove", run_dir=tree, checkpoint_dir=empty)
+            session.call("remove", run_dir=tree, checkpoint_dir=empty, outputs_dir="")
 
     ssh.each(remove, hosts)

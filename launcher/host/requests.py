@@ -140,10 +140,11 @@ def stop(asked: Asked, blob: bytes) -> Asked:
 def remove(asked: Asked, blob: bytes) -> Asked:
     """Removes what a run wrote here, and its checkpoint folder where that is empty.
 
-    What it wrote among its code goes to ``outputs_dir``; ``kept`` is how many files.
+    What it wrote among its code goes to ``outputs_dir``, if one is named; ``kept`` is how many
+    files.
     """
     run_dir, outputs = Path(asked["run_dir"]), Path(asked["outputs_dir"])
-    written = list(outputs_among(run_dir / CODE_DIR))
+    written = list(outputs_among(run_dir / CODE_DIR)) if asked["outputs_dir"] else []
     for path in written:
         target = outputs / path.relative_to(run_dir / CODE_DIR)
         target.parent.mkdir(parents=True, exist_ok=True)
