@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,10 +10,12 @@ from launcher.runs import Outcome
 from launcher.state import FAULT_OF_REASON, Reason, RunState
 
 
-def render_summary(outcome: Outcome, *, folder: str, job_file: str, program: str) -> str:
+def render_summary(
+    outcome: Outcome, *, folder: str, job_file: str, program: str, hosts: str | None = None
+) -> str:
     """Result, where things are, and the exact next commands; for a failure its first cause.
 
-    ``program`` is how this launcher is called, as one types it.
+    ``program`` is how this launcher is called, as one types it; ``hosts`` what names the machines.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -24,10 +27,11 @@ def render_summary(outcome: Outcome, *, folder: str, job_file: str, program: str
     if outcome.failure or outcome.restarts:
         lines.append(f"  report       {program} report {outcome.run_id}")
     lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
-    resume = f"{program} run {job_file} --on {outcome.target} --resume {outcome.run_id}"
+    where = f"--on {outcome.target}" + (f" --hosts {shlex.quote(hosts)}" if hosts else "")
+    resume = f"{program} run {job_file} {where} --resume {outcome.run_id}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
-    lines.append(f"  render it    {program} render {job_file} --on {outcome.target}")
+    lines.append(f"  render it    {program} render {job_file} {where}")
     return "\n".join(lines)
 
 

@@ -87,7 +87,11 @@ def _run_here(
         on_submitted=functools.partial(_note_left_behind, choice, console.note),
     )
     summary = render_summary(
-        outcome, folder=shown(run.path), job_file=arguments.job, program=program_name()
+        outcome,
+        folder=shown(run.path),
+        job_file=arguments.job,
+        program=program_name(),
+        hosts=arguments.hosts if plan.hosts else None,
     )
     console.line(summary)
     return outcome.exit_code

@@ -7,7 +7,7 @@ from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
 from launcher.summary import render_summary
 
 
-def summary(reason: Reason, **fields: Any) -> str:
+def summary(reason: Reason, hosts: str | None = None, **fields: Any) -> str:
     defaults: dict[str, Any] = {
         "run_id": "digits-0a1b2c",
         "job": "digits",
@@ -27,7 +27,11 @@ def summary(reason: Reason, **fields: Any) -> str:
     }
     outcome = Outcome(**{**defaults, **fields})
     return render_summary(
-        outcome, folder="runs/digits-0a1b2c", job_file="digits.yaml", program=".venv/bin/launcher"
+        outcome,
+        folder="runs/digits-0a1b2c",
+        job_file="digits.yaml",
+        program=".venv/bin/launcher",
+        hosts=hosts,
     )
 
 
@@ -57,6 +61,12 @@ def test_next_commands_are_shown_as_one_types_them() -> None:
     assert ".venv/bin/launcher logs digits-0a1b2c" in text
     assert ".venv/bin/launcher run digits.yaml --on local --resume digits-0a1b2c" in text
     assert ".venv/bin/launcher render digits.yaml --on local" in text
+
+
+def test_next_commands_name_the_machines_that_were_named() -> None:
+    text = summary(Reason.COMPLETED, "gpu[1-4]", target="hosts", metrics={"steps": 9})
+    assert "render digits.yaml --on hosts --hosts 'gpu[1-4]'" in text
+    assert "run digits.yaml --on hosts --hosts 'gpu[1-4]' --resume digits-0a1b2c" in text
 
 
 def test_restarts_are_shown_by_cause_where_there_were_any() -> None:
