@@ -62,6 +62,7 @@ class Watch:
             self._tell_done()
             return True
         self._stdin = stdin
+        signal.alarm(SILENCE_LIMIT_S)
         while self._goes_on:
             self._hear(POLL_S)
             self.send_new()

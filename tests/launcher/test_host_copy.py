@@ -12,7 +12,7 @@ import pytest
 
 from launcher.host.frames import BEAT, ENOUGH, BrokenFrameError, read_frame, write_frame
 from launcher.host.leases import LeaseBook
-from launcher.host.watch import CHUNK_BYTES, Watch
+from launcher.host.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
 from launcher.targets.host_line import read_sizes, write_at
 
 
@@ -154,13 +154,14 @@ def watch_through(link: Link, pair: Pair, stdin: int) -> bool:
     return Watch(asked, link, lambda: None).run(stdin)
 
 
+ALARMS: list[int] = []
 LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
 
 
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseBook:
     # It would end the tests' own process.
-    monkeypatch.setattr("launcher.host.watch.signal.alarm", lambda seconds: 0)
+    monkeypatch.setattr("launcher.host.watch.signal.alarm", ALARMS.append)
     book = LeaseBook(str(tmp_path / "leases"))
     book.take(LEASE, 10.0, None)
     return book
@@ -180,6 +181,14 @@ def test_a_lease_is_renewed_while_a_large_file_is_on_its_way(pair: Pair, book: L
     pair.append("nodes/0/0/stdout", b"a" * (20 * CHUNK_BYTES))
     assert watch_through(Link(at_write), pair, hears) is False
     assert left[0] > 100
+
+
+def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair: Pair, book: LeaseBook) -> None:
+    hears, says = os.pipe()
+    os.close(says)
+    ALARMS.clear()
+    assert watch_through(Link(lambda number: None), pair, hears) is False
+    assert ALARMS == [SILENCE_LIMIT_S]
 
 
 def test_a_launcher_has_its_conversation_back_in_the_middle_of_a_large_file(

@@ -31,6 +31,7 @@ from launcher.render.hosts import render_hosts
 from launcher.report import read_report
 from launcher.runs import RunFolder
 from launcher.summary import render_failure
+from launcher.targets.host_line import LEASE_TTL_S, HostLine
 from launcher.targets.hosts import HostsTarget
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
@@ -299,3 +300,26 @@ def test_a_host_speaks_for_a_node_that_could_write_nothing(
     assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device: /there")
     keeper.write_record(folder, {**record, "detail": contract.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None
+
+
+@pytest.mark.parametrize(("detached", "follows"), [(False, True), (True, True), (True, False)])
+def test_a_line_holds_the_lease_of_a_run_that_it_follows(
+    make_host_plan: Callable[..., LaunchPlan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    detached: bool,
+    follows: bool,
+) -> None:
+    # Of a detached run too: before its keepers are there, its image may travel for an hour.
+    plan = replace(make_host_plan(), detached=detached)
+    ttls: list[float] = []
+
+    def read_ttl(self: HostLine) -> None:
+        ttls.append(self._ttl_s)
+
+    monkeypatch.setattr(HostLine, "open", read_ttl)
+    target = HostsTarget(tmp_path)
+    target._open_lines(plan, follows=follows)
+    assert target._pulse is not None
+    target._pulse.close()
+    assert ttls == [LEASE_TTL_S if follows else 0.0] * 2
