@@ -108,6 +108,8 @@ def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: pro
     try:
         follower.follow(lambda: told(SUBMITTED))
     except LauncherError as error:
+        # In the run's log too: whoever waited for the start may have gone long ago.
+        console.note(f"error: {error}")
         bad_input = isinstance(error, InputError)
         told(json.dumps({"what": error.what, "hint": error.hint, "bad_input": bad_input}))
 

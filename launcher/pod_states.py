@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from launcher.state import NodeState, Reason, reason_of_exit_code
+from launcher.agent.faults import WorkerEnd
+from launcher.state import RETRY_FROM, NodeState, Reason, reason_of_exit_code
 
 Object = Mapping[str, Any]
 
@@ -51,6 +53,9 @@ WORDS: Mapping[str, Trouble] = MappingProxyType(
 )
 """Kubernetes' words for them."""
 
+NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
+"""Kubernetes' words for a container whose program could not be started."""
+
 FIX: Mapping[Trouble, str] = MappingProxyType(
     {
         Trouble.UNSCHEDULABLE: "lower resources of the job, or kubectl describe nodes",
@@ -66,11 +71,24 @@ FIX: Mapping[Trouble, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How one container ended; ``word`` is Kubernetes' own, times are as it writes them."""
+
+    exit_code: int
+    word: str
+    message: str
+    started: str
+    finished: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PodView:
     """One pod at an instant.
 
     ``node_index`` is the node that it is, None for pods that are none (an operator's own).
-    ``restarts`` counts earlier containers of the same pod; ``exit_code`` is a shell's.
+    ``restarts`` counts earlier containers of the same pod; ``exit_code`` is a shell's. ``ending``
+    is that of the present container, ``ending_before`` of the one before it. Times are as
+    Kubernetes writes them, empty where it has not said.
     """
 
     name: str
@@ -85,6 +103,11 @@ class PodView:
     message: str = ""
     has_started: bool = False
     is_leaving: bool = False
+    ending: Ending | None = None
+    ending_before: Ending | None = None
+    machine: str = ""
+    scheduled: str = ""
+    started: str = ""
 
 
 def parse_pod(pod: Object, masters: int = 0) -> PodView:
@@ -103,6 +126,9 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
     phase = status.get("phase", "Pending")
     if phase == "Failed" and exit_code is None:
         exit_code = 137
+    # The kubelet tells a container's end before the pod's phase changes; "waiting" follows where
+    # it starts the container again.
+    has_ended = phase in ("Failed", "Succeeded") or "terminated" in state
     return PodView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -111,16 +137,55 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         container=container,
         state=_node_state(phase, state),
         restarts=own.get("restartCount", 0),
-        exit_code=exit_code if phase in ("Failed", "Succeeded") else None,
+        exit_code=exit_code if has_ended else None,
         trouble=trouble,
         message=message,
         has_started="running" in state or "terminated" in state or own.get("restartCount", 0) > 0,
         is_leaving=metadata.get("deletionTimestamp") is not None,
+        ending=_ending(ended),
+        ending_before=_ending((own.get("lastState") or {}).get("terminated") or {}),
+        machine=(pod.get("spec") or {}).get("nodeName") or "",
+        scheduled=_scheduled(status),
+        started=((state.get("running") or ended).get("startedAt")) or "",
     )
 
 
+def _ending(ended: Object) -> Ending | None:
+    if not ended:
+        return None
+    return Ending(
+        exit_code=int(ended.get("exitCode") or 0),
+        word=ended.get("reason") or "",
+        message=(ended.get("message") or "").strip(),
+        started=ended.get("startedAt") or "",
+        finished=ended.get("finishedAt") or "",
+    )
+
+
+def _scheduled(status: Object) -> str:
+    """When the scheduler found a place for it."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            return condition.get("lastTransitionTime") or ""
+    return ""
+
+
+def seconds_of(stamp: str) -> float:
+    """A time as Kubernetes writes it, in seconds since the epoch; 0 for anything else."""
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(stamp).timestamp()
+    return 0.0
+
+
+def newest_of_each(pods: Iterable[PodView]) -> dict[int, PodView]:
+    """Each node's pod of now, by node index: the one made last, whatever the pods' names."""
+    # Times of creation are whole seconds: of two, the one that lives has come for the other.
+    ordered = sorted(pods, key=lambda pod: (pod.created, pod.state is not NodeState.EXITED))
+    return {pod.node_index: pod for pod in ordered if pod.node_index is not None}
+
+
 def _node_state(phase: str, state: Object) -> NodeState:
-    if phase in ("Succeeded", "Failed"):
+    if phase in ("Succeeded", "Failed") or "terminated" in state:
         return NodeState.EXITED
     return NodeState.RUNNING if "running" in state else NodeState.PENDING
 
@@ -150,6 +215,10 @@ def _trouble(status: Object, own: Object) -> tuple[Trouble | None, str]:
     for found in (state.get("terminated") or {}, last.get("terminated") or {}):
         if found.get("reason") == "OOMKilled":
             return Trouble.OUT_OF_MEMORY, ""
+    # Between two starts of such a container its pod is said to crash, which tells less.
+    crashed = (last.get("terminated") or {}) if waiting.get("reason") == "CrashLoopBackOff" else {}
+    if crashed.get("reason") in NOT_STARTED:
+        return Trouble.START, crashed.get("message", "")
     for found in (waiting, state.get("terminated") or {}):
         if found.get("reason") in WORDS:
             return WORDS[found["reason"]], found.get("message", "")
@@ -170,6 +239,8 @@ def parse_outcome(message: str) -> dict[str, Any] | None:
 GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
 """Types of conditions by which Job, JobSet, PyTorchJob and TrainJob say that they are done."""
 BAD_ENDS = ("Failed", "FailureTarget")
+DELETED = "Deleted"
+"""Of a job whose object is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,16 +268,18 @@ def parse_job_end(item: Object) -> JobEnd | None:
     return None
 
 
-def reason_of_end(end: JobEnd, pods: tuple[PodView, ...]) -> tuple[Reason, str]:
-    """Why the run ended, and in detail; the first pod that failed for good says most."""
+def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
+    """Why the run ended, and in detail: the pod whose worker failed first says it."""
     if end.succeeded:
         return Reason.COMPLETED, ""
-    failed = sorted(
-        (p for p in pods if p.exit_code not in (None, 0)), key=lambda p: (p.exit_code or 0) >= 128
-    )
+    if end.word == DELETED:
+        return Reason.STOP_REQUESTED, end.message
+    failed = sorted((p for p in pods if p.exit_code not in (None, 0)), key=_order_of_failure)
     for pod in failed:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {FIX[Trouble.OUT_OF_MEMORY]}"
+    if failed and failed[0].trouble is Trouble.START:
+        return Reason.BAD_INPUT, describe_trouble(failed[0])
     if failed:
         outcome = parse_outcome(failed[0].message)
         said = str(outcome.get("detail", "")) if outcome else failed[0].message
@@ -215,6 +288,17 @@ def reason_of_end(end: JobEnd, pods: tuple[PodView, ...]) -> tuple[Reason, str]:
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word
+
+
+def _order_of_failure(pod: PodView) -> tuple[bool, bool, float]:
+    """Permanent causes first, then causes before what only fell with them, earlier before later."""
+    is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and pod.trouble is not Trouble.START
+    first: Any = (parse_outcome(pod.message) or {}).get("first")
+    with contextlib.suppress(TypeError, ValueError):
+        end = WorkerEnd(**first)
+        return is_worth_a_retry, end.is_collateral, float(end.at)
+    finished = seconds_of(pod.ending.finished) if pod.ending else 0.0
+    return is_worth_a_retry, False, finished or float("inf")
 
 
 def describe_trouble(pod: PodView) -> str:

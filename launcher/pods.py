@@ -47,7 +47,8 @@ class PodSettings:
 
     ``has_master``: a Master and Workers, for a static rendezvous. ``checkpoint`` and ``run`` are
     claims, None for each pod's own disk. ``probe_port`` is None where nothing may listen.
-    ``rdma_devices`` is how many of ``rdma_resource`` a pod gets.
+    ``rdma_devices`` is how many of ``rdma_resource`` a pod gets. ``start_limit_s`` is for the
+    launcher that follows the run: no pod is told of it.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class PodSettings:
     rdma_resource: str
     rdma_devices: int
     probe_port: int | None
+    start_limit_s: int = 600
 
     @property
     def is_restricted(self) -> bool:
@@ -117,6 +119,7 @@ def plan_pods(job: JobSpec) -> PodSettings:
         rdma_devices=int(job.resources.rdma),
         # On a machine's network another job may have the port: nothing is probed unless asked.
         probe_port=port or (None if spec.host_network else HEALTH_PORT),
+        start_limit_s=spec.start_limit_s,
     )
 
 

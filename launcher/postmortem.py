@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from launcher import contract
 from launcher.goodput import measure_goodput
 from launcher.listing import read_state
 from launcher.node_outcomes import (
@@ -19,7 +20,7 @@ from launcher.node_outcomes import (
     read_train_ledger,
 )
 from launcher.report import read_report
-from launcher.runs import Outcome, RunFolder
+from launcher.runs import POD_LEDGER, POD_SOURCE, Outcome, RunFolder
 from launcher.state import FAULT_OF_REASON, TERMINAL_STATES, RunState
 from launcher.summary import render_clocks
 from launcher.timeline import Event, measure_phases, tell_timeline
@@ -48,6 +49,7 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
     over = state in {ended.value for ended in TERMINAL_STATES}
     nodes = _read_nodes(run, ledgers, None if over else now)
     events = [event for events in ledgers.values() for event in events]
+    of_pods = read_ledger(run.path / contract.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
     ended_at = submitted_at + outcome.duration_s if outcome else now
     trained = by_launchers_clock(read_train_ledger(run), offsets)
     goodput = measure_goodput(trained, events, submitted_at, ended_at)
@@ -70,7 +72,7 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
         "clock_offsets_s": {plan.hosts[i].host.name: offsets[i] for i in offsets},
         "phases_s": _sum_phases(nodes),
         "goodput": goodput.to_jsonable() if goodput else None,
-        "timeline": [asdict(moment) for moment in tell_timeline(events, submitted_at)],
+        "timeline": [asdict(moment) for moment in tell_timeline([*events, *of_pods], submitted_at)],
         "folder": str(run.path),
     }
 

@@ -20,6 +20,10 @@ from launcher.torchrun import WorkerLog, parse_log_folder
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
+POD_LEDGER = "pods.jsonl"
+"""Beside the agents' ledgers, laid out as they are: what a cluster told of the run's pods, and what
+the agents said on their consoles; ``source`` and ``event`` are POD_SOURCE, ``text`` has words."""
+POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.runs import POD_SOURCE
+
 Event = Mapping[str, Any]
 """One line of an agent's ledger; its keys are in ``contract``."""
 
@@ -93,6 +95,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "stop-acknowledged": lambda e: f"stop acknowledged at step {e['step']}",
     "store-lost": lambda e: "store lost, starting again",
     "agent-ended": lambda e: f"agent ended: {e['reason']}, exit code {e['exit_code']}",
+    POD_SOURCE: lambda e: str(e["text"]),
 }
 
 

@@ -101,6 +101,11 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     from launcher import launch
 
     console.note(f"running on {choice.why}")
+    if plan.kubernetes is not None:
+        from launcher.manifests import render_losses
+
+        for loss in render_losses(plan.kubernetes):
+            console.note(loss)
     run = launch.create_run(plan, choice.target)
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run

@@ -7,8 +7,9 @@ from launcher.plan import LaunchPlan
 from launcher.render.pod import Object
 from launcher.state import RETRY_FROM
 
-NOT_STARTED = (126, 127)
-"""What a shell or a container's runtime says of a program that it cannot start."""
+NOT_STARTED = (126, 127, 128)
+"""What a shell or a container's runtime says of a program that it cannot start; 128 is the
+kubelet's for StartError, and no signal's."""
 LOSSES_PER_NODE = 3
 """How many pods may fail for each node of the job, whose cause is worth a retry."""
 

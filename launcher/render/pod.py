@@ -102,6 +102,13 @@ def render_template(plan: LaunchPlan, container: str, *, env: Env = (), **pod: A
     }
 
 
+def render_trial_pod(plan: LaunchPlan) -> Object:
+    """A pod as the job's controller would make one, to be tried and never made."""
+    template = render_template(plan, "node", env=told_by_hand(plan), restartPolicy="Never")
+    metadata = render_metadata(plan, f"{plan.job_name}-trial")
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
 def told_by_hand(plan: LaunchPlan) -> Env:
     """The sizes that an operator would inject: patched there, they reach the agent."""
     node = plan.nodes[0]

@@ -20,20 +20,23 @@ from launcher.kubernetes_plan import plan_facts
 from launcher.manifests import Manifest, render_manifest
 from launcher.plan import LaunchPlan
 from launcher.pod_states import (
+    DELETED,
     JobEnd,
     PodView,
-    describe_trouble,
     parse_job_end,
-    parse_outcome,
     parse_pod,
 )
 from launcher.pods import PodSettings, plan_pods
 from launcher.render.pod import pods_of
 from launcher.runs import RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
-from launcher.targets.base import LiveRun, NodeObservation, Observation
+from launcher.targets.base import LiveRun, Observation
 from launcher.targets.kubernetes_api import IN_CLUSTER, ApiError, Cluster, Object, Place
-from launcher.targets.kubernetes_output import Incarnations, PodOutput
+from launcher.targets.kubernetes_by_hand import render_by_hand, render_suspension
+from launcher.targets.kubernetes_endings import PodEndings
+from launcher.targets.kubernetes_news import read_news, tell_silence
+from launcher.targets.kubernetes_output import Incarnations, PodOutput, observe_node
+from launcher.targets.kubernetes_trial import try_pod
 from launcher.targets.kubernetes_watch import PodWatch
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ CONFLICT = 409
 STOP_MARGIN_S = 30.0
 LOG_LIMIT_S = 15.0
 """How long the last lines of ended pods may take."""
+ENDINGS_LIMIT_S = 2.0
+"""How long the watch may take to tell how pods ended that a list no longer has."""
 API_OF_KIND = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
     "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
@@ -92,6 +97,7 @@ class KubernetesTarget:
         self._watch: PodWatch | None = None
         self._output: PodOutput | None = None
         self._incarnations: Incarnations | None = None
+        self._endings: PodEndings | None = None
 
     # -- where -----------------------------------------------------------------------------------
 
@@ -105,7 +111,13 @@ class KubernetesTarget:
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: asks only whether the cluster answers."""
         pods = plan_pods(job)
-        self._cluster("", job.kubernetes.namespace).read_version()
+        cluster = self._cluster("", job.kubernetes.namespace)
+        cluster.read_version()
+        if cluster.skips_verification:
+            self.notes.append(
+                f"context {cluster.context} skips TLS verification: whoever is on the way to "
+                "the cluster can read and change what is sent (insecure-skip-tls-verify)"
+            )
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, pods, run_id="", run_root=root, cwd=cwd)
 
@@ -125,9 +137,13 @@ class KubernetesTarget:
         *others, job = self.render(plan).manifest.objects
         if (held := cluster.read(Place.of(job))) is not None:
             raise self._taken(plan, held)
-        cluster.create(job, dry_run=True)
-        for item in others:
-            cluster.apply(item, dry_run=True)
+        try:
+            cluster.create(job, dry_run=True)
+            for item in others:
+                cluster.apply(item, dry_run=True)
+            self.notes += try_pod(cluster, plan)
+        finally:
+            self.notes += cluster.warnings
         for item in others:
             cluster.apply(item)
         try:
@@ -176,35 +192,37 @@ class KubernetesTarget:
         """How the job ended; None while it goes on."""
         item = self.read_job(plan)
         if item is None:
-            return JobEnd(succeeded=False, word="Deleted", message="somebody deleted the job")
+            kind = API_OF_KIND[pods_of(plan).kind][1]
+            message = f"somebody deleted {kind} {plan.job_name}"
+            return JobEnd(succeeded=False, word=DELETED, message=message)
         return parse_job_end(item)
 
     def read_pods(self, plan: LaunchPlan) -> tuple[PodView, ...]:
-        """The run's pods as they are now."""
+        """The run's pods as they are now, oldest first."""
         if self._watch is not None:
             return self._watch.refresh()
         found = self._cluster(plan.run_id).list_objects("v1", "Pod", _selector(plan.run_id))
-        return tuple(parse_pod(pod, _masters(pods_of(plan))) for pod in found["items"])
+        views = (parse_pod(pod, _masters(pods_of(plan))) for pod in found["items"])
+        # Servers list by name.
+        return tuple(sorted(views, key=lambda pod: (pod.created, pod.name)))
+
+    def read_news(self, plan: LaunchPlan) -> tuple[str, ...]:
+        """Why pods are missing: what the job's conditions and events say, each in a line."""
+        return read_news(self._cluster(plan.run_id), plan, self.read_job(plan))
+
+    def tell_silence(self, plan: LaunchPlan) -> str:
+        """A line for where no pod was made for a while, and nothing says why."""
+        return tell_silence(self._cluster(plan.run_id), plan, self.read_job(plan))
 
     def observe(self, plan: LaunchPlan) -> Observation:
         pods = self.read_pods(plan)
-        nodes = [self._observe(plan, node.node_index, pods) for node in plan.nodes]
+        nodes = [observe_node(node.node_index, pods, self._numbers(plan)) for node in plan.nodes]
+        missing = [n for n, node in enumerate(nodes) if node.state is NodeState.MISSING]
+        if missing:
+            with contextlib.suppress(TargetError):
+                said = "; ".join(self.read_news(plan))
+                nodes[missing[0]] = replace(nodes[missing[0]], detail=said)
         return Observation(run_id=plan.run_id, nodes=tuple(nodes))
-
-    def _observe(self, plan: LaunchPlan, index: int, pods: tuple[PodView, ...]) -> NodeObservation:
-        own = [pod for pod in pods if pod.node_index == index]
-        if not own:
-            missing = NodeState.MISSING
-            return NodeObservation(node_index=index, incarnation=0, state=missing)
-        newest = own[-1]
-        return NodeObservation(
-            node_index=index,
-            incarnation=self._numbers(plan).number(index, newest.uid, newest.restarts),
-            state=newest.state,
-            exit_code=newest.exit_code,
-            out_of_memory=newest.trouble is not None and newest.trouble.value == "OOMKilled",
-            detail=describe_trouble(newest) if newest.trouble else "",
-        )
 
     # -- output ----------------------------------------------------------------------------------
 
@@ -218,22 +236,46 @@ class KubernetesTarget:
         return self._watch
 
     def follow_logs(self, plan: LaunchPlan) -> None:
-        """Starts to follow every container that was started since the last call."""
+        """Starts to follow every container that was started since the last call, and saves what
+        those that ended have left."""
         watch = self.follow(plan)
+        self._save(plan, watch)
         self._open_output(plan, watch).follow(watch.pods())
 
     def read_logs(self, plan: LaunchPlan) -> None:
-        """Brings what all containers have written by now, within ``LOG_LIMIT_S``."""
+        """Brings what all containers have written by now, within ``LOG_LIMIT_S``.
+
+        Raises ``ApiError`` where this user may not read logs.
+        """
         pods = self.follow(plan).refresh()
-        self._open_output(plan, self.follow(plan)).read(pods, LOG_LIMIT_S, self._clock)
+        self._save(plan, self.follow(plan))
+        output = self._open_output(plan, self.follow(plan))
+        output.read(pods, LOG_LIMIT_S, self._clock)
+        if output.refusal is not None:
+            raise output.refusal
+
+    def find_refusal(self, plan: LaunchPlan) -> ApiError | None:
+        """Why this user gets no logs; None while the server gives them."""
+        return self._open_output(plan, self.follow(plan)).refusal
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``: the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
-        pods = self.follow(plan).refresh()
+        watch = self.follow(plan)
+        watch.refresh()
+        watch.wait_endings(ENDINGS_LIMIT_S)
         self.follow_logs(plan)
-        for pod in pods:
-            self._save_outcome(plan, pod)
-        self._open_output(plan, self.follow(plan)).finish(LOG_LIMIT_S, self._clock)
+        self._open_output(plan, watch).finish(LOG_LIMIT_S, self._clock)
+
+    def _save(self, plan: LaunchPlan, watch: PodWatch) -> None:
+        """By the one process that writes the output: what ended pods leave."""
+        if self._open_output(plan, watch).take():
+            self._open_endings(plan).save(watch.seen(), watch.pods())
+
+    def _open_endings(self, plan: LaunchPlan) -> PodEndings:
+        if self._endings is None:
+            run = RunFolder(Path(plan.run_dir))
+            self._endings = PodEndings(run, self._numbers(plan), self._clock)
+        return self._endings
 
     def writes_output(self, plan: LaunchPlan) -> bool:
         """Whether this process is the one that brings the pods' output, from now on."""
@@ -242,23 +284,14 @@ class KubernetesTarget:
     def _open_output(self, plan: LaunchPlan, watch: PodWatch) -> PodOutput:
         if self._output is None:
             run, cluster = RunFolder(Path(plan.run_dir)), self._cluster(plan.run_id)
-            self._output = PodOutput(cluster, run, self._numbers(plan), watch.find)
+            hear = self._open_endings(plan).hear
+            self._output = PodOutput(cluster, run, self._numbers(plan), watch.find, hear)
         return self._output
 
     def _numbers(self, plan: LaunchPlan) -> Incarnations:
         if self._incarnations is None:
             self._incarnations = Incarnations(RunFolder(Path(plan.run_dir)))
         return self._incarnations
-
-    def _save_outcome(self, plan: LaunchPlan, pod: PodView) -> None:
-        """What the agent said in its termination message, where a shared folder would have it."""
-        outcome = parse_outcome(pod.message)
-        if outcome is None or pod.node_index is None:
-            return
-        incarnation = self._numbers(plan).number(pod.node_index, pod.uid, pod.restarts)
-        folder = RunFolder(Path(plan.run_dir)).node_dir(pod.node_index, incarnation)
-        make_folders((str(folder),))
-        write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the incarnations that its nodes have come to."""
@@ -283,30 +316,47 @@ class KubernetesTarget:
 
     def suspend(self, plan: LaunchPlan) -> None:
         """Ends the pods and keeps the object, which may be resumed."""
-        kind = pods_of(plan).kind
-        spec = {"runPolicy": {"suspend": True}} if kind == "pytorchjob" else {"suspend": True}
-        self._cluster(plan.run_id).merge(self._place(plan), {"spec": spec})
+        place = self._place(plan)
+        self._cluster(plan.run_id).merge(place, render_suspension(place.kind))
 
     def stop(self, run_id: str, grace_s: float) -> None:
         """As ``Target.stop``; claims, and so checkpoints, are never touched."""
         plan = RunFolder(self._run_root / run_id).read_plan()
-        cluster = self._cluster(run_id, pods_of(plan).namespace)
+        self._cluster(run_id, pods_of(plan).namespace)
         if self._output is None:
             self.collect(plan)
+        self.remove(plan)
+        self.wait_gone(plan, grace_s)
+
+    def remove(self, plan: LaunchPlan) -> None:
+        """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""
         if self.read_job(plan) is not None:
-            cluster.delete(self._place(plan))
+            self._cluster(plan.run_id).delete(self._place(plan))
+
+    def wait_gone(self, plan: LaunchPlan, grace_s: float) -> None:
+        """Waits until the pods of a job that was deleted have ended, and brings their last lines.
+
+        Raises ``TargetError`` where some are left ``STOP_MARGIN_S`` after their grace.
+        """
+        cluster, selector = self._cluster(plan.run_id), _selector(plan.run_id)
         deadline = self._clock.monotonic() + math.ceil(grace_s) + STOP_MARGIN_S
-        while cluster.list_objects("v1", "Pod", _selector(run_id))["items"]:
+        while cluster.list_objects("v1", "Pod", selector)["items"]:
             if self._clock.monotonic() > deadline:
                 raise TargetError(
-                    f"pods of {run_id} are still ending",
-                    f"kubectl get pods -n {cluster.namespace} -l {_selector(run_id)}",
+                    f"pods of {plan.run_id} are still ending",
+                    f"kubectl get pods -n {cluster.namespace} -l {selector}",
                 )
             self._clock.sleep(0.5)
         if self._output is not None:
             self._output.finish(LOG_LIMIT_S, self._clock)
         if self._watch is not None:
+            self._watch.wait_endings(ENDINGS_LIMIT_S)
+            self._save(plan, self._watch)
             self._watch.stop()
+
+    def render_by_hand(self, plan: LaunchPlan, *, keep: bool = False) -> str:
+        """The kubectl command that ends the job, or, with ``keep``, suspends it."""
+        return render_by_hand(self._cluster(plan.run_id), self._place(plan), keep=keep)
 
     def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
         """Raises ``InputError``: a cluster chooses which of its pods go."""

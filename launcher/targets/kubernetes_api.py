@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import TargetError
+from launcher.job_news import find_fix
 from launcher.targets.kubernetes_config import (
     MALFORMED,
     config_files,
     official_client,
     open_client,
+    parse_warning,
 )
 
 Object = dict[str, Any]
@@ -46,6 +48,7 @@ PLURALS = {
     "ServiceAccount": "serviceaccounts",
     "ResourceQuota": "resourcequotas",
     "LimitRange": "limitranges",
+    "Event": "events",
 }
 OPERATORS = {
     "PyTorchJob": "Kubeflow's training operator",
@@ -90,6 +93,8 @@ class Cluster:
     def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
         self._context = context
         self._namespace = namespace
+        self.warnings: list[str] = []
+        """What the server warned of, each once; whoever tells it takes it out."""
 
     @functools.cached_property
     def _client(self) -> Any:
@@ -116,6 +121,11 @@ class Cluster:
     def context(self) -> str:
         """The context's name; ``IN_CLUSTER`` inside of a pod."""
         return IN_CLUSTER if self._in_cluster else (self._context or self._active()["name"])
+
+    @property
+    def skips_verification(self) -> bool:
+        """Whether the context tells clients not to look at the server's certificate."""
+        return not self._client.configuration.verify_ssl
 
     def _read_context(self) -> Object:
         found: Object = self._active()["context"]
@@ -174,10 +184,12 @@ class Cluster:
             if error.status != 404:
                 raise
 
-    def list_objects(self, api_version: str, kind: str, selector: str) -> Object:
+    def list_objects(
+        self, api_version: str, kind: str, selector: str, *, fields: str = ""
+    ) -> Object:
         """The namespace's objects of a kind, as the list that the server sends."""
         place = Place(api_version=api_version, kind=kind, name="")
-        query = {"labelSelector": selector}
+        query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
         return self._call("GET", self._path(place, named=False), query, place=place)
 
     # -- what a diagnosis asks --------------------------------------------------------------------
@@ -299,6 +311,10 @@ class Cluster:
                 _return_http_data_only=True,
                 _request_timeout=REQUEST_LIMIT_S,
             )
+            for value in response.headers.getlist("Warning"):
+                text = parse_warning(value)
+                if text not in self.warnings:
+                    self.warnings.append(text)
             found: Object = json.loads(response.data)
             return found
 
@@ -363,6 +379,8 @@ def _hint(status: int, said: str, cluster: Cluster) -> str:
     namespace = cluster.namespace
     if status == 401:
         return "log in again (kubectl get pods shows whether it works)"
+    if status == 403 and (fix := find_fix(said, namespace)):
+        return fix
     if status == 403:
         return f"kubectl auth can-i --list -n {namespace}; k8s/base/rbac.yaml grants what is needed"
     if status == 404 and "namespaces" in said:

@@ -69,7 +69,23 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
         raise TargetError(what, "kubectl get pods runs the same command, and tells more")
     settings.connection_pool_maxsize = CONNECTIONS
+    if not settings.verify_ssl:
+        _silence_verification()
     return client.ApiClient(settings)
+
+
+def parse_warning(value: str) -> str:
+    """The text of a Warning header (RFC 7234): a code, an agent, and the text in quotes."""
+    _, _, quoted = value.partition('"')
+    text = quoted.rpartition('"')[0] or value
+    return text.replace('\\"', '"').replace("\\\\", "\\")
+
+
+def _silence_verification() -> None:
+    """The launcher says it once; urllib3 would at every request."""
+    import urllib3
+
+    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ RETRY_S = 1.0
 """Between two tries to read on."""
 GONE = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""
+REFUSED = (401, 403)
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+"""RFC 3339, as it begins every line that a container wrote."""
 
 Write = Callable[[bytes], None]
 """Takes whole lines, each with its end."""
@@ -50,14 +54,25 @@ class Cursor:
         self._seen = 0
         self._to_skip = 0
 
+    @property
+    def last(self) -> str:
+        """The time of the last line, RFC 3339 in UTC; empty before the first."""
+        return self._last
+
     def since(self) -> dict[str, str]:
         """The query that asks for the rest."""
         self._to_skip = self._seen
         return {"sinceTime": f"{self._last[:19]}Z"} if self._last else {}
 
     def accept(self, line: bytes) -> bytes | None:
-        """The text of a line with a timestamp; None for one that was seen before."""
+        """The text of a line with a timestamp; None for one that was seen before.
+
+        None also for one without: it is the server's own word in the place of a log, such as
+        "unable to retrieve container logs", with which a log ends that is no longer there.
+        """
         stamp, _, text = line.partition(b" ")
+        if not _STAMP.fullmatch(stamp):
+            return None
         at = _sortable(stamp)
         if at < self._last:
             return None
@@ -99,8 +114,15 @@ class LogFollower:
         self._cluster, self._source, self._once = cluster, source, once
         self._fate, self._write = fate, write
         self._cursor = Cursor()
+        self.refusal: ApiError | None = None
+        """Why this user gets no log; None while the server gives one."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def at(self) -> str:
+        """When the line was written that was taken last."""
+        return self._cursor.last
 
     def start(self) -> None:
         """Does not block."""
@@ -123,7 +145,11 @@ class LogFollower:
             try:
                 for line in self._lines(fate):
                     self._write(line)
+                self.refusal = None
             except ApiError as error:
+                self.refusal = error if error.status in REFUSED else None
+                if self.refusal and (fate.is_over or self._once):
+                    return
                 if (fate.is_over or self._once) and error.status in GONE:
                     return
             except TargetError:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import IO
 
 from launcher.clock import Clock
-from launcher.pod_states import PodView
+from launcher.pod_states import PodView, Trouble, describe_trouble, newest_of_each
 from launcher.runs import RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
-from launcher.targets.kubernetes_api import Cluster
+from launcher.targets.base import NodeObservation
+from launcher.targets.kubernetes_api import ApiError, Cluster
 from launcher.targets.kubernetes_logs import Fate, LogFollower, Source
 
 POD_FILE = "pod.json"
@@ -25,6 +26,8 @@ POD_FILE = "pod.json"
 LOCK_FILE = "output.lock"
 Find = Callable[[str], PodView | None]
 """The newest view of a pod by its uid; None where it is gone."""
+Hear = Callable[[Source, int, int, str, str], None]
+"""Takes a line as it comes: its source, node index, incarnation, time and text."""
 
 
 class Incarnations:
@@ -43,6 +46,12 @@ class Incarnations:
             seen.append((uid, restarts))
         return seen.index((uid, restarts))
 
+    def upcoming(self, index: int) -> int:
+        """The number that the next container gets."""
+        if index not in self._seen:
+            self._seen[index] = _read_incarnations(self._run, index)
+        return len(self._seen[index])
+
     def newest(self, index: int) -> int:
         """The number of the last one seen."""
         return max(len(self._seen.get(index, ())) - 1, 0)
@@ -57,14 +66,41 @@ def _read_incarnations(run: RunFolder, index: int) -> list[tuple[str, int]]:
     return found
 
 
+def observe_node(
+    index: int, pods: tuple[PodView, ...], incarnations: Incarnations
+) -> NodeObservation:
+    """One node by its newest pod; ``pods`` are all that are there, oldest first."""
+    newest = newest_of_each(pods).get(index)
+    if newest is None:
+        return NodeObservation(node_index=index, incarnation=0, state=NodeState.MISSING)
+    for pod in pods:
+        if pod.node_index == index and pod.has_started:
+            incarnations.number(index, pod.uid, pod.restarts)
+    return NodeObservation(
+        node_index=index,
+        incarnation=incarnations.number(index, newest.uid, newest.restarts),
+        state=newest.state,
+        exit_code=newest.exit_code,
+        out_of_memory=newest.trouble is Trouble.OUT_OF_MEMORY,
+        detail=describe_trouble(newest) if newest.trouble else "",
+    )
+
+
 class PodOutput:
     """Brings the logs of a run's pods into its folder."""
 
     def __init__(
-        self, cluster: Cluster, run: RunFolder, incarnations: Incarnations, find: Find
+        self,
+        cluster: Cluster,
+        run: RunFolder,
+        incarnations: Incarnations,
+        find: Find,
+        hear: Hear,
     ) -> None:
         self._cluster, self._run, self._incarnations = cluster, run, incarnations
-        self._find = find
+        self._find, self._hear = find, hear
+        self.refusal: ApiError | None = None
+        """Why this user gets no logs; None while the server gives them."""
         self._followers: dict[Source, LogFollower] = {}
         self._lock: IO[bytes] | None = None
 
@@ -77,6 +113,7 @@ class PodOutput:
             for source, index in _sources(pods):
                 if source not in self._followers:
                     self._start(source, index, once=False)
+            self._look_for_refusals()
 
     def read(self, pods: tuple[PodView, ...], limit_s: float, clock: Clock) -> None:
         """Brings what the containers have written by now; nothing, while another process does."""
@@ -85,6 +122,7 @@ class PodOutput:
         for source, index in _sources(pods):
             self._start(source, index, once=True)
         self._finish(list(self._followers.values()), limit_s, clock)
+        self._look_for_refusals()
         self._followers.clear()
         self.release()
 
@@ -92,6 +130,10 @@ class PodOutput:
         """Waits for the last lines of containers that have ended."""
         ended = [f for s, f in self._followers.items() if self._fate(s).is_over]
         self._finish(ended, limit_s, clock)
+
+    def _look_for_refusals(self) -> None:
+        refusals = (follower.refusal for follower in self._followers.values())
+        self.refusal = next((found for found in refusals if found), None)
 
     def release(self) -> None:
         """Lets other processes write."""
@@ -109,9 +151,14 @@ class PodOutput:
         console = self._run.console(index, incarnation)
         make_folders((str(console.parent),))
         write_atomically(console.with_name(POD_FILE), json.dumps(asdict(source)))
-        follower = LogFollower(
-            self._cluster, source, lambda: self._fate(source), ConsoleWriter(console), once=once
-        )
+        write = ConsoleWriter(console)
+
+        def take(line: bytes) -> None:
+            write(line)
+            text = line.decode(errors="replace").rstrip("\n")
+            self._hear(source, index, incarnation, follower.at, text)
+
+        follower = LogFollower(self._cluster, source, lambda: self._fate(source), take, once=once)
         self._followers[source] = follower
         follower.start()
 

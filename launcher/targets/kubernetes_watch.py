@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from launcher.errors import TargetError
 from launcher.pod_states import PodView, parse_pod
+from launcher.state import NodeState
 from launcher.targets.kubernetes_api import ApiError, Cluster, Object
 
 WATCH_S = 240
@@ -24,6 +26,8 @@ class PodWatch:
         self._lock = threading.Lock()
         self._pods: dict[str, PodView] = {}
         self._gone: set[str] = set()
+        self._deleted: set[str] = set()
+        """Of the gone ones those whose last state the watch has told."""
         self._stopped = threading.Event()
         self._listed = threading.Event()
         self.error: TargetError | None = None
@@ -47,6 +51,26 @@ class PodWatch:
         with self._lock:
             there = [pod for uid, pod in self._pods.items() if uid not in self._gone]
         return tuple(sorted(there, key=lambda pod: (pod.created, pod.name)))
+
+    def seen(self) -> tuple[PodView, ...]:
+        """Pods that are there and those that are gone, as they were last, oldest first."""
+        with self._lock:
+            found = list(self._pods.values())
+        return tuple(sorted(found, key=lambda pod: (pod.created, pod.name)))
+
+    def wait_endings(self, limit_s: float) -> None:
+        """Waits until the watch has told the last state of pods that a list no longer has."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and self.error is None:
+            with self._lock:
+                late = [
+                    uid
+                    for uid in self._gone - self._deleted
+                    if self._pods[uid].state is not NodeState.EXITED
+                ]
+            if not late or not self._thread.is_alive():
+                return
+            self._stopped.wait(0.05)
 
     def refresh(self) -> tuple[PodView, ...]:
         """Asks for the pods now; events may be late. Raises ``TargetError``."""
@@ -77,6 +101,11 @@ class PodWatch:
             except TargetError as error:
                 self.error = error
                 self._stopped.wait(RETRY_S)
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                # Whatever stands between us and the server may answer anything.
+                self.error = TargetError(f"the cluster's answer makes no sense: {error!r}")
+                version = ""
+                self._stopped.wait(RETRY_S)
 
     def _list(self) -> str:
         found = self._cluster.list_objects("v1", "Pod", self._selector)
@@ -95,4 +124,5 @@ class PodWatch:
                 self._pods[view.uid] = view
                 if event["type"] == "DELETED":
                     self._gone.add(view.uid)
+                    self._deleted.add(view.uid)
         return str(item["metadata"].get("resourceVersion", ""))

@@ -46,12 +46,70 @@ class Write:
     body: Object
     held: Object | None
     merged: Object
+    level: str = ""
+    """What Pod Security enforces in the namespace; empty for nothing."""
+    quotas: tuple[Object, ...] = ()
+    pods: int = 0
+    """How many are there."""
 
 
 def refuse(write: Write) -> Refusal | None:
     """The first rule that the request breaks."""
-    rules = (_patch_options, _kind, _name, _strict, _immutable_config_map, _job_template, _job_size)
+    rules = (
+        *(_patch_options, _kind, _name, _strict, _immutable_config_map, _job_template, _job_size),
+        *(_pod_security, _quota),
+    )
     return next((found for rule in rules if (found := rule(write))), None)
+
+
+def warnings_of(write: Write) -> tuple[str, ...]:
+    """What the server says of an object that it admits, in Warning headers.
+
+    kubernetes.io/docs/concepts/security/pod-security-admission, "Workload resources and Pod
+    templates": what would be enforced on their pods is told to whoever makes one.
+    """
+    if write.plural != "jobs" or write.method != "POST" or not write.level:
+        return ()
+    found = _violations(write.merged["spec"]["template"]["spec"])
+    return (f'would violate PodSecurity "{write.level}:latest": {found}',) if found else ()
+
+
+def _pod_security(write: Write) -> Refusal | None:
+    """.../pod-security-admission: levels are enforced on pods alone."""
+    if write.plural != "pods" or not write.level:
+        return None
+    if not (found := _violations(write.merged["spec"])):
+        return None
+    name = write.merged["metadata"]["name"]
+    why = f'pods "{name}" is forbidden: violates PodSecurity "{write.level}:latest": {found}'
+    return Refusal(status=403, reason="Forbidden", message=why)
+
+
+def _violations(spec: Object) -> str:
+    """Of what Pod Security forbids only what this project may ask for."""
+    found = ["host namespaces (hostNetwork=true)"] if spec.get("hostNetwork") else []
+    for container in spec["containers"]:
+        added = ((container.get("securityContext") or {}).get("capabilities") or {}).get("add")
+        if added:
+            named = ", ".join(f'"{one}"' for one in added)
+            told = f'container "{container["name"]}" must not include {named}'
+            found.append(f"non-default capabilities ({told} in securityContext.capabilities.add)")
+    return ", ".join(found)
+
+
+def _quota(write: Write) -> Refusal | None:
+    """kubernetes.io/docs/concepts/policy/resource-quotas: what would go beyond one is forbidden."""
+    if write.plural != "pods" or write.method != "POST":
+        return None
+    for quota in write.quotas:
+        hard = (quota.get("spec") or {}).get("hard") or {}
+        limit = int(hard.get("pods", 1_000_000))
+        if write.pods >= limit:
+            name = write.merged["metadata"]["name"]
+            told = f"requested: pods=1, used: pods={write.pods}, limited: pods={limit}"
+            why = f'pods "{name}" is forbidden: exceeded quota: {quota["metadata"]["name"]}, {told}'
+            return Refusal(status=403, reason="Forbidden", message=why)
+    return None
 
 
 def _invalid(write: Write, why: str) -> Refusal:

@@ -11,6 +11,7 @@ one container.
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse
+from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse, warnings_of
 
 Object = dict[str, Any]
-NAMED = {"persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas", "limitranges"}
+NAMED = {
+    *("persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas", "limitranges"),
+    "events",
+}
 """Kinds of which objects are only read."""
 KINDS = {*CORE, *CUSTOM, *NAMED}
 BUILT_IN = set(CORE)
@@ -59,10 +63,14 @@ class Log:
     ended: bool = False
 
 
+PLURAL_OF = {kind: plural for plural, kind in (CORE | CUSTOM).items()}
+
+
 class FakeCluster:
     """The server's state; everything is locked by ``changed``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, certificate: Path | None = None, key: Path | None = None) -> None:
+        """With a certificate of its own making it speaks TLS, which no client can verify."""
         self.changed = threading.Condition()
         self.objects: dict[tuple[str, str], Object] = {}
         self.events: list[tuple[int, str, str, Object]] = []
@@ -73,13 +81,25 @@ class FakeCluster:
         self.namespaces = {"team"}
         self.denied: set[tuple[str, str]] = set()
         """Verbs and resources that the user may not, as an access review tells."""
+        self.level = ""
+        """What Pod Security enforces in the namespace; empty for nothing."""
+        self.away = False
+        """Whether every connection breaks, as when no API server is there."""
+        self.lost_logs: set[str] = set()
+        """Pods whose containers the runtime has forgotten, and their logs with them."""
         self.oldest_version = 0
         self.version = 100
         self._closing = False
         handler = type("Handler", (_Handler,), {"cluster": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        scheme = "http"
+        if certificate is not None and key is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            scheme = "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
@@ -96,7 +116,7 @@ class FakeCluster:
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "fake",
-            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "fake", "cluster": self._named()}],
             "users": [{"name": "me", "user": {"token": "t0ken"}}],
             "contexts": [
                 {"name": name, "context": {"cluster": "fake", "user": "me", "namespace": space}}
@@ -105,6 +125,10 @@ class FakeCluster:
         }
         path.write_text(json.dumps(config))
         return path
+
+    def _named(self) -> Object:
+        skips = {"insecure-skip-tls-verify": True} if self.url.startswith("https") else {}
+        return {"server": self.url, **skips}
 
     # -- what a test does in place of controllers --------------------------------------------------
 
@@ -149,6 +173,25 @@ class FakeCluster:
             log.lines += lines
             log.ended = log.ended or ended
             self.changed.notify_all()
+
+    def event(
+        self, kind: str, name: str, reason: str, message: str, *, type_: str = "Warning"
+    ) -> Object:
+        """As a controller records one about an object."""
+        about = self.objects.get((PLURAL_OF[kind], name), {"metadata": {}})["metadata"]
+        at = f"2026-01-01T00:01:{self.version % 60:02d}Z"
+        item = {
+            "kind": "Event",
+            "apiVersion": "v1",
+            "metadata": {"name": f"{name}.{self.version:x}", "creationTimestamp": at},
+            "involvedObject": {"kind": kind, "name": name, "uid": about.get("uid", "")},
+            "reason": reason,
+            "message": message,
+            "type": type_,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+        }
+        return self.put("events", item)
 
     def asked(self, method: str, part: str) -> list[dict[str, str]]:
         """The queries of the requests so far with that method and part of a path."""
@@ -205,6 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers["Authorization"] != "Bearer t0ken":
             return self._fail(401, "Unauthorized", "Unauthorized")
         try:
+            if self.cluster.away:
+                raise _CutError
             for fault in list(self.cluster.faults):
                 if fault.method == method and fault.path in f"{url.path}?{url.query}":
                     self.cluster.faults.remove(fault)
@@ -237,11 +282,30 @@ class _Handler(BaseHTTPRequestHandler):
             return self._text(404, "404 page not found\n")
         if namespace not in self.cluster.namespaces:
             return self._elsewhere(method, namespace, plural, rest)
+        if (refusal := self._forbidden(method, plural, rest, query)) is not None:
+            return self._fail(403, refusal, "Forbidden")
         if rest[1:] == ["log"]:
             return self._log(rest[0], query)
         if method == "GET" and not rest:
             return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
         return self._object(method, plural, rest[0] if rest else "", query, body)
+
+    def _forbidden(
+        self, method: str, plural: str, rest: list[str], query: dict[str, str]
+    ) -> str | None:
+        """kubernetes.io/docs/reference/access-authn-authz/authorization: verbs of requests."""
+        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get")
+        if method == "GET" and not rest:
+            verb = "watch" if query.get("watch") else "list"
+        resource = "/".join((plural, *rest[1:]))
+        if (verb, resource) not in self.cluster.denied:
+            return None
+        group = self._api_version().rpartition("/")[0]
+        name = f' "{rest[0]}"' if rest else ""
+        return (
+            f'{resource if not group else f"{resource}.{group}"}{name} is forbidden: User "me" '
+            f'cannot {verb} resource "{resource}" in API group "{group}" in the namespace "team"'
+        )
 
     def _elsewhere(self, method: str, namespace: str, plural: str, rest: list[str]) -> None:
         """Reading in a namespace that is not there finds nothing; writing is told why."""
@@ -301,18 +365,24 @@ class _Handler(BaseHTTPRequestHandler):
             body=body,
             held=held,
             merged=merged,
+            level=self.cluster.level,
+            quotas=tuple(o for (p, _), o in self.cluster.objects.items() if p == "resourcequotas"),
+            pods=sum(p == "pods" for p, _ in self.cluster.objects),
         )
         if (refusal := refuse(write)) is not None:
             return self._fail(refusal.status, refusal.message, refusal.reason)
         merged.setdefault("metadata", {}).setdefault("namespace", "team")
         if not dry:
             merged = self.cluster.put(plural, merged)
-        return self._send(200 if held else 201, merged)
+        return self._send(200 if held else 201, merged, warnings_of(write))
 
     def _list(self, plural: str, query: dict[str, str]) -> None:
         with self.cluster.changed:
             items = [o for (p, _), o in self.cluster.objects.items() if p == plural]
             found = [o for o in items if _selected(o, query.get("labelSelector", ""))]
+            found = [o for o in found if _has_fields(o, query.get("fieldSelector", ""))]
+            # As they lie in etcd: by name.
+            found.sort(key=lambda o: o["metadata"]["name"])
             version = str(self.cluster.version)
         kind = (CORE | CUSTOM).get(plural, "")
         names = {"kind": f"{kind}List", "apiVersion": self._api_version()}
@@ -331,6 +401,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._end_stream()
         ends_at = time.monotonic() + float(query.get("timeoutSeconds", "3600"))
         while not self.cluster.closing and time.monotonic() < ends_at:
+            if self.cluster.away:
+                raise _CutError
             with self.cluster.changed:
                 news = [e for e in self.cluster.events if e[0] > sent]
                 if not news:
@@ -358,6 +430,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(400, f"{container} is waiting to start: {reason}", "BadRequest")
         log = self.cluster.logs.setdefault((pod, restart), Log())
         self._start_stream("text/plain")
+        if pod in self.cluster.lost_logs:
+            # The kubelet's words, in the place of a log and with a good status.
+            self._chunk(b"unable to retrieve container logs for containerd://0a1b2c3d4e5f")
+            return self._end_stream()
         sent, since = 0, query.get("sinceTime", "")
         while not self.cluster.closing:
             with self.cluster.changed:
@@ -374,14 +450,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     # -- the wire ------------------------------------------------------------------------------
 
-    def _send(self, code: int, body: Any) -> None:
-        self._body(code, json.dumps(body).encode(), "application/json")
+    def _send(self, code: int, body: Any, warnings: tuple[str, ...] = ()) -> None:
+        self._body(code, json.dumps(body).encode(), "application/json", warnings)
 
     def _text(self, code: int, text: str) -> None:
         self._body(code, text.encode(), "text/plain")
 
-    def _body(self, code: int, data: bytes, kind: str) -> None:
+    def _body(self, code: int, data: bytes, kind: str, warnings: tuple[str, ...] = ()) -> None:
         self.send_response(code)
+        for text in warnings:
+            quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+            self.send_header("Warning", f'299 - "{quoted}"')
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -436,6 +515,18 @@ def _selected(item: Object, selector: str) -> bool:
     labels = item["metadata"].get("labels") or {}
     wanted = [pair.partition("=") for pair in selector.split(",") if pair]
     return all(labels.get(key) == value if is_ else key in labels for key, is_, value in wanted)
+
+
+def _has_fields(item: Object, selector: str) -> bool:
+    """kubernetes.io/docs/concepts/overview/working-with-objects/field-selectors"""
+    for pair in filter(None, selector.split(",")):
+        path, _, value = pair.partition("=")
+        found: Any = item
+        for key in path.split("."):
+            found = (found or {}).get(key)
+        if found != value:
+            return False
+    return True
 
 
 # -- pods, as a kubelet reports them -----------------------------------------------------------

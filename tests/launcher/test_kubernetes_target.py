@@ -135,7 +135,7 @@ def test_the_server_admits_everything_before_anything_is_made(
     writes = [(m, p.split("/")[-2:], q) for m, p, q in server.requests if m in ("POST", "PATCH")]
     dry = [q.get("dryRun") == "All" for _, _, q in writes]
     assert dry == sorted(dry, reverse=True)
-    assert sum(dry) == 3
+    assert sum(dry) == 4, "its three objects, and one of its pods"
     made = {plural for plural, _ in server.objects}
     assert made == {"configmaps", "services", "jobs"}
     uid = server.objects["jobs", "digits"]["metadata"]["uid"]
@@ -494,11 +494,20 @@ def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(
     assert not [path for method, path, _ in server.requests if "persistentvolumeclaims" in path]
 
 
-def test_a_job_that_somebody_deleted_ends_the_run(server: FakeCluster, run: Run) -> None:
+def test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault(
+    server: FakeCluster, run: Run
+) -> None:
+    server.put("pods", pod("digits-0-a", labelled(0)))
+    server.until(lambda: "digits-0-a runs" in run.text)
     server.remove("jobs", "digits")
+    server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=ended(1)))
+    server.until(lambda: "digits-0-a ended with 1" in run.text)
+    server.remove("pods", "digits-0-a")
     outcome = run.end()
-    assert outcome.state == "failed"
-    assert "somebody deleted the job" in outcome.detail
+    assert (outcome.state, outcome.reason, outcome.exit_code) == ("stopped", "stop-requested", 143)
+    assert outcome.detail == "somebody deleted Job digits"
+    assert outcome.failure is None
+    assert "kept for kubectl describe" not in run.text
 
 
 def test_scaling_patches_both_counts_at_once(

@@ -86,6 +86,8 @@ LAYERS: dict[float, set[str]] = {
         "play",
         "play_values",
         "pod_states",
+        "pod_notes",
+        "job_news",
     }
     | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
     4: {
@@ -96,6 +98,10 @@ LAYERS: dict[float, set[str]] = {
         "targets.docker_play",
         "targets.kubernetes",
         "targets.kubernetes_api",
+        "targets.kubernetes_by_hand",
+        "targets.kubernetes_endings",
+        "targets.kubernetes_news",
+        "targets.kubernetes_trial",
         "targets.kubernetes_config",
         "targets.kubernetes_logs",
         "targets.kubernetes_output",

@@ -1,0 +1,115 @@
+"""A run on the server of the tests, followed in a thread as the command line does it in its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from launcher import contract
+from launcher.clock import SystemClock
+from launcher.console import Console
+from launcher.errors import LauncherError
+from launcher.follow_kubernetes import ClusterFollower
+from launcher.job import JobSpec
+from launcher.kubernetes_plan import plan_kubernetes
+from launcher.plan import LaunchPlan
+from launcher.runs import Outcome, RunFolder
+from launcher.targets.kubernetes import KubernetesTarget
+from tests.launcher.fake_cluster import FakeCluster, Object, pod
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+RUN_ID = "digits-0a1b2c"
+
+
+def plan_in(folder: Path, *, kind: str = "job", **fields: Any) -> LaunchPlan:
+    """A job of two nodes, elastic where its kind can be; ``kubernetes`` adds to that section."""
+    section = {"kind": kind, "checkpoint": "ephemeral", **fields.pop("kubernetes", {})}
+    nodes = "1:2" if kind in ("job", "pytorchjob") else 2
+    given = {"name": "digits", "command": ["-m", "train"], "max_restarts": 3, "nnodes": nodes}
+    job = JobSpec.model_validate({**given, **fields, "kubernetes": section})
+    return plan_kubernetes(job, run_id=RUN_ID, run_root=str(folder / "runs"), cwd=str(folder))
+
+
+class ClusterRun:
+    """One run; its objects are made when this returns."""
+
+    def __init__(self, server: FakeCluster, folder: Path, plan: LaunchPlan) -> None:
+        self.server, self.plan = server, plan
+        self.output = folder / "console"
+        self.folder = RunFolder(Path(plan.run_dir))
+        self.folder.create(plan, "", 1.0)
+        target = KubernetesTarget(folder / "runs")
+        console = Console(self.output.open("w"), terminal=False, colour=False)
+        self.follower = ClusterFollower(self.folder, plan, target, console, SystemClock())
+        self.outcome: Outcome | None = None
+        self.error: LauncherError | None = None
+        self._submitted = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+        server.until(lambda: self._submitted.is_set() or not self._thread.is_alive())
+
+    def _follow(self) -> None:
+        try:
+            self.outcome = self.follower.follow(self._submitted.set)
+        except LauncherError as error:
+            self.error = error
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def said(self, words: str, limit_s: float = 20.0) -> str:
+        """Waits until the console shows these words."""
+        self.server.until(lambda: words in self.text, limit_s)
+        return self.text
+
+    def _join(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
+        assert not self._thread.is_alive(), self.text
+
+    def end(self, limit_s: float = 60.0) -> Outcome:
+        self._join(limit_s)
+        assert self.outcome is not None, self.error
+        return self.outcome
+
+    def refused(self, limit_s: float = 60.0) -> LauncherError:
+        """How it ended without an outcome."""
+        self._join(limit_s)
+        assert self.error is not None, self.outcome
+        return self.error
+
+    def put(self, name: str, index: int = 0, *, made: str | None = None, **fields: Any) -> Object:
+        """A pod of the run; ``made`` is when, of this minute's seconds."""
+        labels = {contract.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
+        if self.plan.kubernetes and self.plan.kubernetes.kind == "pytorchjob":
+            labels = {contract.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
+        item = pod(name, labels, **fields)
+        if made is not None:
+            item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{made}Z"
+        return self.server.put("pods", item)
+
+    def condition(self, kind: str, **fields: str) -> None:
+        """What a controller says of the job."""
+        key = next(key for key in self.server.objects if key[0].endswith(("jobs", "jobsets")))
+        job = self.server.objects[key]
+        job["status"] = {"conditions": [{"type": kind, "status": "True", **fields}]}
+        self.server.put(key[0], job)
+
+
+def agents_outcome(
+    *, at: float, message: str, rank: int = 0, reason: str = "restarts-exhausted"
+) -> str:
+    """What an agent leaves as its pod's termination message; ``at`` is when its worker failed."""
+    end = {
+        "attempt": 0, "rank": rank, "local_rank": 0, "exit_code": 1, "at": at, "cause": "exit",
+        "message": message, "log": f"nodes/{rank}/0/attempt-0/rank-{rank}",
+    }  # fmt: skip
+    told = {
+        "schema": 1, "node_index": rank, "incarnation": 0, "reason": reason, "exit_code": 1,
+        "detail": f"rank {rank}: {message}", "attempts": 4, "restarts": {"exit": 3},
+        "started_at": 1.0, "finished_at": at + 1.0, "first": end, "collateral": [],
+    }  # fmt: skip
+    return json.dumps(told)

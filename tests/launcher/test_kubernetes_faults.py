@@ -1,0 +1,666 @@
+"""What real clusters do to a run, as its user sees it: endings, logs, events, starts that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import follow_kubernetes, pod_notes
+from launcher.cli import run_command
+from launcher.errors import ExitCode, InputError, TargetError
+from launcher.listing import read_state
+from launcher.runs import RunFolder
+from launcher.state import Reason
+from launcher.targets import kubernetes, kubernetes_logs, kubernetes_watch
+from launcher.targets.kubernetes import KubernetesTarget
+from tests.launcher.cluster_run import RUN_ID, ClusterRun, agents_outcome, plan_in
+from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+ROOT = Path(__file__).parents[2]
+NO_PYTHON = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+    'unable to start container process: exec: "python3": executable file not found in $PATH'
+)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kubernetes_logs, kubernetes_watch, follow_kubernetes):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
+    monkeypatch.setattr(kubernetes, "LOG_LIMIT_S", 5.0)
+
+
+Start = Callable[..., ClusterRun]
+
+
+@pytest.fixture
+def start(server: FakeCluster, tmp_path: Path) -> Iterator[Start]:
+    made: list[ClusterRun] = []
+
+    def begin(**fields: Any) -> ClusterRun:
+        made.append(ClusterRun(server, tmp_path, plan_in(tmp_path, **fields)))
+        return made[-1]
+
+    yield begin
+    server.away = False
+    for run in made:
+        run.follower.stop_reason = Reason.INTERRUPTED
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """A command in the folder of the runs: its code, and what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        code = run_command(words)
+        printed = capfd.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T00:00:{second:02d}.5Z"
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+# -- a job that cannot be ended -------------------------------------------------------------------
+
+
+def test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped(
+    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_kubernetes, "LEAST_TRIES_S", 1.0)
+    run = start(stop_grace_s=1)
+    run.put("digits-0-a")
+    run.said("digits-0-a runs")
+    server.away = True
+    run.follower.stop_reason = Reason.INTERRUPTED
+    error = run.refused()
+    assert error.exit_code is ExitCode.TARGET_UNREACHABLE
+    assert error.what.startswith(f"STILL RUNNING: {RUN_ID}: ")
+    assert error.hint == "kubectl delete job digits -n team --context fake"
+    assert run.folder.read_outcome() is None
+    assert "answers again" not in run.text
+    assert ("jobs", "digits") in server.objects
+
+
+def test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start(stop_grace_s=30)
+    server.away = True
+    run.follower.stop_reason = Reason.INTERRUPTED
+    run.said("trying again")
+    server.away = False
+    assert run.end().exit_code == ExitCode.INTERRUPTED
+    assert ("jobs", "digits") not in server.objects
+
+
+def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    server.denied.add(("delete", "jobs"))
+    run.follower.stop_reason = Reason.INTERRUPTED
+    error = run.refused(10)
+    assert 'cannot delete resource "jobs"' in error.what
+    assert error.hint.startswith("kubectl delete job digits")
+    assert run.folder.read_outcome() is None
+
+
+def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start(kind="pytorchjob")
+    server.denied.add(("patch", "pytorchjobs"))
+    (run.folder.path / "stop-request").write_text("keep\n")
+    error = run.refused(10)
+    assert error.hint == (
+        "kubectl patch pytorchjob digits -n team --context fake --type merge -p "
+        """'{"spec": {"runPolicy": {"suspend": true}}}'"""
+    )
+
+
+def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "name: digits\ncommand: [-m, train]\nnnodes: 1\nstop_grace_s: 60\n"
+        "kubernetes: {kind: job, checkpoint: ephemeral}\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    server.until(lambda: server.asked("GET", "/pods"), 60)
+    server.away = True
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    line = ""
+    while "trying again" not in line:
+        line = process.stdout.readline()
+        assert line, "it ended by itself"
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.TARGET_UNREACHABLE, text
+    assert "STILL RUNNING" in text
+    assert "fix: kubectl delete job digits -n team" in text
+    assert "nothing was left running" not in text
+
+
+# -- logs -----------------------------------------------------------------------------------------
+
+
+def test_what_the_server_says_in_the_place_of_a_log_is_no_line_of_it_and_kills_nobody(
+    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: died.append(str(args.exc_value)))
+    run = start()
+    server.lost_logs.add("digits-0-a")
+    run.put("digits-0-a")
+    run.put("digits-1-a", 1)
+    server.log("digits-1-a", (at(1), "[1/1] hello"))
+    run.said("[1/1] hello")
+    server.until(lambda: len(server.asked("GET", "/pods/digits-0-a/log")) >= 2)
+    server.lost_logs.clear()
+    server.log("digits-0-a", (at(2), "[0/0] back"))
+    run.said("back")
+    assert died == []
+    assert "unable to retrieve" not in run.text
+    assert run.folder.console(0, 0).read_text() == "[0/0] back\n"
+
+
+def test_nonsense_in_a_watch_does_not_end_the_watching(server: FakeCluster, start: Start) -> None:
+    run = start()
+    server.put("pods", {"metadata": {"name": "odd", "labels": {"launcher.run-id": RUN_ID,
+        "batch.kubernetes.io/job-completion-index": "first"}}})  # fmt: skip
+    run.said("makes no sense")
+    server.remove("pods", "odd")
+    run.put("digits-0-a")
+    run.said("digits-0-a runs")
+
+
+def test_who_may_not_read_logs_is_told_once_and_the_run_goes_on(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    server.denied.add(("get", "pods/log"))
+    run.put("digits-0-a")
+    run.put("digits-1-a", 1)
+    said = run.said("no output is shown: ")
+    assert 'cannot get resource "pods/log"' in said
+    server.until(lambda: len(server.asked("GET", "/log")) > 6)
+    assert run.text.count("no output is shown") == 1
+    assert run.outcome is None
+
+
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+def test_logs_that_this_user_may_not_read_are_an_error(
+    follow: list[str],
+    server: FakeCluster,
+    tmp_path: Path,
+    typed: Callable[..., tuple[int, str]],
+) -> None:
+    run = submitted(tmp_path)
+    server.denied.add(("get", "pods/log"))
+    put(server, "digits-0-a")
+    code, text = typed("logs", run.run_id, *follow)
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert text.count('cannot get resource "pods/log"') == 1
+    assert "kubectl auth can-i --list -n team" in text
+
+
+def submitted(folder: Path) -> RunFolder:
+    """A run whose launcher has died."""
+    plan = plan_in(folder)
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    KubernetesTarget(folder / "runs").submit(plan)
+    return run
+
+
+def put(server: FakeCluster, name: str, index: int = 0, made: str = "01", **fields: Any) -> None:
+    from tests.launcher.cluster_run import INDEX
+    from tests.launcher.fake_cluster import pod
+
+    labels = {"launcher.run-id": RUN_ID, INDEX: str(index)}
+    item = pod(name, labels, **fields)
+    item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{made}Z"
+    server.put("pods", item)
+
+
+# -- states ---------------------------------------------------------------------------------------
+
+
+def test_status_tells_of_the_pod_that_was_made_last_whatever_its_name(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = submitted(tmp_path)
+    put(server, "digits-0-zzz", made="01", phase="Failed", state=ended(137))
+    put(server, "digits-0-aaa", made="02")
+    assert "node 0.1: running" in typed("status", run.run_id)[1]
+
+
+def test_of_two_pods_of_one_second_the_one_that_lives_is_the_newest(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = submitted(tmp_path)
+    put(server, "digits-0-zzz", made="01", phase="Failed", state=ended(137))
+    put(server, "digits-0-aaa", made="01")
+    assert ": running" in typed("status", run.run_id)[1]
+
+
+def test_a_container_that_has_ended_is_never_said_to_be_starting(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    run.said("digits-0-a runs")
+    # The kubelet tells the container's end first, and the pod's phase a moment later.
+    run.put("digits-0-a", state=ended(0, "Completed"))
+    run.said("digits-0-a ended with 0")
+    run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
+    run.put("digits-1-a", 1)
+    said = run.said("digits-1-a runs")
+    assert "is starting" not in said
+    assert said.count("digits-0-a ended") == 1
+
+
+def test_an_image_that_cannot_be_pulled_is_told_once_for_a_pod_and_in_short_for_the_next(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    image = 'Back-off pulling image "registry.invalid/none:1"'
+    states = [
+        waiting("ErrImagePull", 'failed to pull "registry.invalid/none:1": no such host'),
+        waiting("ImagePullBackOff", image),
+        waiting("ErrImagePull", 'failed to pull "registry.invalid/none:1": no such host, 2nd try'),
+        waiting("ImagePullBackOff", image),
+    ]
+    for round_, state in enumerate(states):
+        run.put("digits-0-a", phase="Pending", state=state)
+        run.put("digits-1-a", 1, phase="Pending", state=state)
+        run.said("digits-1-a: ImagePullBackOff")
+        look = len(server.asked("GET", "/jobs/digits")) + 1
+        server.until(lambda n=look: len(server.asked("GET", "/jobs/digits")) > n)  # type: ignore[misc]
+        assert run.text.count("digits-0-a: ImagePullBackOff") == 1, round_
+        assert run.text.count("digits-1-a: ImagePullBackOff, as digits-0-a\n") == 1, round_
+    assert run.text.count("make push IMAGE") == 1
+
+
+# -- no pods --------------------------------------------------------------------------------------
+
+
+def quota_event(server: FakeCluster, pod: str = "digits-0-x7k2p", kind: str = "Job") -> None:
+    server.event(
+        kind, "digits", "FailedCreate",
+        f'Error creating: pods "{pod}" is forbidden: exceeded quota: small, requested: pods=1, '
+        "used: pods=0, limited: pods=0",
+    )  # fmt: skip
+
+
+def test_a_quota_that_lets_no_pod_be_made_is_told_by_the_run_and_by_status(
+    server: FakeCluster,
+    start: Start,
+    typed: Callable[..., tuple[int, str]],
+) -> None:
+    quota: Object = {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}}
+    server.put("resourcequotas", quota)
+    run = start()
+    assert "a pod would not be admitted now: " in run.text
+    quota_event(server)
+    quota_event(server, "digits-1-aaaaa")
+    said = run.said("Job digits: FailedCreate: Error creating: pods ")
+    assert "exceeded quota: small" in said
+    assert "kubectl describe quota -n team" in said
+    before = len(server.asked("GET", "/events"))
+    server.until(lambda: len(server.asked("GET", "/events")) > before + 1)
+    assert run.text.count("FailedCreate") == 1, "as often as it is another one"
+    told = typed("status", RUN_ID)[1]
+    assert "node 0.0: missing; Job digits: FailedCreate" in told
+
+
+def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_not(
+    server: FakeCluster, start: Start
+) -> None:
+    old = server.event("Job", "digits", "FailedCreate", "of yesterday")
+    old["lastTimestamp"] = old["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
+    run = start()
+    run.condition("Suspended", message="Job suspended", reason="JobSuspended")
+    run.said("Job digits: Suspended: Job suspended")
+    assert "of yesterday" not in run.text
+
+
+def test_a_job_that_no_controller_takes_up_is_told(
+    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_kubernetes, "SILENT_S", 4.0)
+    run = start(kind="pytorchjob")
+    said = run.said("no controller has taken up pytorchjob digits: is the operator running?", 40)
+    assert "kubectl describe pytorchjob digits -n team" in said
+
+
+def test_who_may_not_list_events_is_told_so(server: FakeCluster, start: Start) -> None:
+    server.denied.add(("list", "events"))
+    run = start()
+    run.said("events may say why, but you may not list them")
+
+
+def test_pod_security_refuses_the_job_before_anything_is_made_and_the_warning_is_shown(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    server.level = "restricted"
+    (tmp_path / "job.yaml").write_text(
+        "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
+        "kubernetes: {kind: job, checkpoint: ephemeral, host_network: true}\n"
+    )
+    code, text = typed("run", "job.yaml", "--on", "kubernetes")
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert "not admissible under Pod Security restricted: kubernetes.host_network" in text
+    assert 'would violate PodSecurity "restricted:latest": host namespaces' in text
+    assert 'violates PodSecurity "restricted:latest"' in text
+    assert not server.objects
+
+
+def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(
+    server: FakeCluster, start: Start
+) -> None:
+    server.denied.add(("create", "pods"))
+    run = start()
+    assert ("jobs", "digits") in server.objects
+    assert "would not be admitted" not in run.text
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "is_final"),
+    [
+        (403, 'pods "x" is forbidden: exceeded quota: q, requested: pods=1', False),
+        (403, 'admission webhook "policy" denied the request: pods need an owner', False),
+        (400, 'admission webhook "policy" does not support dry run', False),
+        (500, "Internal error occurred", False),
+        (403, 'pods "x" is forbidden: maximum memory usage per Container is 1Gi', True),
+        (403, 'pods "x" is forbidden: error looking up service account team/trainer', True),
+    ],
+)
+def test_of_a_pod_that_is_refused_only_what_is_final_keeps_the_job_from_being_made(
+    status: int, message: str, is_final: bool, server: FakeCluster, tmp_path: Path
+) -> None:
+    server.faults.append(Fault("POST", "/pods?dryRun", status, message))
+    target = KubernetesTarget(tmp_path / "runs")
+    if is_final:
+        with pytest.raises(TargetError, match="forbidden"):
+            target.submit(plan_in(tmp_path))
+        assert not server.objects
+    else:
+        target.submit(plan_in(tmp_path))
+        assert any(message in note for note in target.notes)
+
+
+# -- what can never become right ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "job"])
+def test_a_second_equal_failure_to_start_ends_the_run(
+    kind: str, server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_notes, "SETTLE_S", 1.0)
+    run = start(kind=kind)
+    state = ended(128, "StartError", message=NO_PYTHON)
+    run.put("digits-worker-0", phase="Failed", state=state, uid="first")
+    run.said("digits-worker-0: CreateContainerError")
+    server.remove("pods", "digits-worker-0")
+    run.put("digits-worker-0", phase="Failed", state=state, uid="second")
+    run.said("ending the run: digits-worker-0: StartError, 2 times: ")
+    server.remove("pods", "digits-worker-0")
+    outcome = run.end()
+    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert "executable file not found" in outcome.detail
+    assert not server.objects
+
+
+def test_a_container_that_starts_again_in_its_place_counts_too(
+    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_notes, "SETTLE_S", 0.2)
+    run = start()
+    state = ended(128, "StartError", message=NO_PYTHON)
+    run.put("digits-0-a", phase="Pending", state=state)
+    run.put("digits-0-a", phase="Running", state=waiting("CrashLoopBackOff"), last=state,
+            restarts=1)  # fmt: skip
+    run.said("digits-0-a: CreateContainerError")
+    run.put("digits-0-a", phase="Running", state=state, last=state, restarts=1)
+    run.said("ending the run")
+    server.remove("pods", "digits-0-a")
+    assert run.end().reason == "bad-input"
+
+
+def test_a_job_whose_controller_sees_the_failure_to_start_first_says_it_and_is_kept(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a", phase="Failed", state=ended(128, "StartError", message=NO_PYTHON))
+    run.condition("Failed", reason="PodFailurePolicy", message="exit code 128")
+    outcome = run.end()
+    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert "executable file not found" in outcome.detail
+    assert "the image lacks python3" in outcome.detail
+    assert ("jobs", "digits") in server.objects
+
+
+LASTING = {
+    "image": waiting("ImagePullBackOff", 'Back-off pulling image "none:1"'),
+    "secret": waiting("CreateContainerConfigError", 'secret "digits-secrets" not found'),
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_what_never_becomes_right_ends_after_the_limit_which_is_told_at_its_start(
+    name: str, server: FakeCluster, start: Start
+) -> None:
+    run = start(kubernetes={"start_limit_s": 2})
+    run.put("digits-0-a", phase="Pending", state=LASTING[name])
+    run.said("; the run ends if this lasts 2 s (kubernetes.start_limit_s)")
+    run.said("ending the run: digits-0-a: ")
+    server.remove("pods", "digits-0-a")
+    outcome = run.end()
+    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert outcome.detail.endswith("it lasted 2 s (kubernetes.start_limit_s)")
+    assert not server.objects
+
+
+def test_a_pod_that_cannot_start_ends_no_run_while_enough_others_train(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start(kubernetes={"start_limit_s": 1})
+    run.put("digits-0-a")
+    run.put("digits-1-a", 1, phase="Pending", state=LASTING["image"])
+    run.said("digits-1-a: ImagePullBackOff")
+    before = len(server.asked("GET", "/jobs/digits"))
+    server.until(lambda: len(server.asked("GET", "/jobs/digits")) > before + 1)
+    assert "ending the run" not in run.text
+
+
+def test_without_a_limit_it_is_waited_for_ever(server: FakeCluster, start: Start) -> None:
+    run = start(kubernetes={"start_limit_s": 0})
+    run.put("digits-0-a", phase="Pending", state=LASTING["image"])
+    run.said("digits-0-a: ImagePullBackOff")
+    assert "the run ends if this lasts" not in run.text
+
+
+# -- what ended runs leave ------------------------------------------------------------------------
+
+
+def test_the_headline_names_the_pod_whose_worker_failed_first(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    victim = agents_outcome(at=100.2, message="RuntimeError: of the victim", rank=0)
+    first = agents_outcome(at=100.1, message="ValueError: no data", rank=1)
+    run.put("digits-0-a", 0, phase="Failed", state=ended(1, message=victim))
+    run.put("digits-1-a", 1, phase="Failed", state=ended(1, message=first))
+    run.condition("Failed", reason="PodFailurePolicy", message="x")
+    assert run.end().detail == "digits-1-a: rank 1: ValueError: no data"
+
+
+def test_what_fell_with_another_is_not_the_headline_even_where_its_clock_is_behind(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    victim = agents_outcome(at=99.0, message="RuntimeError: Connection closed by peer", rank=0)
+    first = agents_outcome(at=100.1, message="ValueError: no data", rank=1)
+    run.put("digits-0-a", 0, phase="Failed", state=ended(1, message=victim))
+    run.put("digits-1-a", 1, phase="Failed", state=ended(1, message=first))
+    run.condition("Failed", reason="PodFailurePolicy", message="x")
+    assert run.end().detail == "digits-1-a: rank 1: ValueError: no data"
+
+
+def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(
+    server: FakeCluster, start: Start, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = start()
+    placed = [{"type": "PodScheduled", "status": "True",
+               "lastTransitionTime": "2026-01-01T00:00:02Z"}]  # fmt: skip
+    run.put("digits-0-a", made="01", conditions=placed)
+    server.log(
+        "digits-0-a", (at(3), "[agent] restart (exit): rank 0: ValueError: no data"),
+        (at(4), "[0/0] epoch 1"),
+    )  # fmt: skip
+    run.said("epoch 1")
+    message = agents_outcome(at=100.0, message="ValueError: no data")
+    state = ended(1, message=message, startedAt="2026-01-01T00:00:02Z",
+                  finishedAt="2026-01-01T00:00:09Z")  # fmt: skip
+    server.log("digits-0-a", ended=True)
+    # Between two looks of the launcher: the watch alone has seen it.
+    run.put("digits-0-a", made="01", phase="Failed", state=state, conditions=placed)
+    server.remove("pods", "digits-0-a")
+    run.condition("Failed", reason="BackoffLimitExceeded", message="x")
+    outcome = run.end()
+    assert outcome.reason == "restarts-exhausted"
+    assert outcome.detail == "digits-0-a: rank 0: ValueError: no data"
+    code, report = typed("report", RUN_ID)
+    assert code == 0
+    assert "0.0: 4 attempts, restarts-exhausted, exit code 1" in report
+    for line in (
+        "0.0  pod digits-0-a made",
+        "0.0  pod digits-0-a placed on a node",
+        "0.0  container of digits-0-a started",
+        "0.0  agent: restart (exit): rank 0: ValueError: no data",
+        "0.0  container of digits-0-a ended: exit code 1",
+    ):
+        assert report.count(line) == 1, report
+
+
+def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    server.log("digits-0-a", (at(1), "[0/0] one"), ended=True)
+    run.said("one")
+    message = agents_outcome(at=100.0, message="ValueError: no data")
+    run.put("digits-0-a", restarts=1, last=ended(1, message=message))
+    server.log("digits-0-a", (at(2), "[0/0] two"), restart=1)
+    run.said("two")
+    server.until(lambda: (run.folder.node_dir(0, 0) / "outcome.json").is_file())
+
+
+def test_what_is_saved_is_not_told_twice_by_the_next_process(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = submitted(tmp_path)
+    put(server, "digits-0-a")
+    server.log("digits-0-a", (at(1), "[agent] restart (exit)"))
+    for _ in range(2):
+        assert typed("logs", run.run_id)[0] == 0
+    report = typed("report", run.run_id)[1]
+    assert report.count("pod digits-0-a made") == 1
+    assert report.count("agent: restart (exit)") == 1
+
+
+def test_a_deleted_job_found_by_a_later_call_was_stopped(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    run = submitted(tmp_path)
+    server.delete("jobs", "digits")
+    state, outcome = read_state(run, run.read_plan())
+    assert outcome is not None
+    assert (state, outcome.exit_code) == ("stopped", 143)
+
+
+# -- verification ---------------------------------------------------------------------------------
+
+
+def test_a_context_without_verification_is_told_once_and_by_no_warning_of_a_library(
+    tls_server: FakeCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
+        "kubernetes: {kind: job, checkpoint: ephemeral}\n"
+    )
+    tls_server.faults.append(Fault("POST", "/jobs?dryRun", 422, "no"))
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == ExitCode.TARGET_UNREACHABLE
+    assert "InsecureRequestWarning" not in done.stderr
+    assert done.stderr.count("skips TLS verification") == 1
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+         "/CN=127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    fake = FakeCluster(certificate=certificate, key=key)
+    monkeypatch.setenv("KUBECONFIG", str(fake.write_kubeconfig(tmp_path / "kubeconfig")))
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield fake
+    fake.close()
+
+
+def test_a_size_that_the_cluster_refuses_does_not_end_the_following(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    server.denied.add(("patch", "jobs"))
+    (run.folder.path / "scale-request").write_text('{"nodes": 1}')
+    run.said("not scaled: ")
+    run.put("digits-0-a")
+    run.said("digits-0-a runs")
+
+
+def test_the_limit_is_a_number_that_is_not_negative() -> None:
+    with pytest.raises((InputError, ValueError)):
+        plan_in(Path("/nowhere"), kubernetes={"start_limit_s": -1})
