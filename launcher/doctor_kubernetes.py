@@ -34,6 +34,10 @@ def diagnose_kubernetes(job: JobSpec, run_root: Path) -> Iterator[Finding]:
         yield failed("reachable", "cluster", error.what, error.hint)
         return
     yield ok("reachable", f"context {context}", f"Kubernetes {version}")
+    if cluster.skips_verification:
+        told = "TLS is not verified: whoever is on the way can read and change what is sent"
+        fix = "certificate-authority in the kubeconfig instead of insecure-skip-tls-verify"
+        yield warning("reachable", f"context {context}", told, fix)
     try:
         run_id = new_run_id(job.name, os.urandom(3))
         plan = plan_kubernetes(job, run_id=run_id, run_root=str(run_root), cwd=str(Path.cwd()))

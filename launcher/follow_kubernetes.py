@@ -31,6 +31,8 @@ LEAST_TRIES_S = 5.0
 """How long a job is tried to be ended where its grace is shorter."""
 MISSING_S = 3.0
 """How long pods may be missing before the job's events are looked at."""
+NEWS_S = 10.0
+"""Between two looks at them where they have told nothing new for a while."""
 SILENT_S = 10.0
 """How long there may be no pod and no word about it."""
 FORBIDDEN = 403
@@ -277,6 +279,7 @@ class MissingPods:
     def __init__(self, target: KubernetesTarget, plan: LaunchPlan) -> None:
         self._target, self._plan = target, plan
         self._since: float | None = None
+        self._next_at = 0.0
         self._told: set[str] = set()
         self._any_pod = False
 
@@ -288,9 +291,11 @@ class MissingPods:
             self._since = None
             return
         if self._since is None:
-            self._since = now
-        if now - self._since < MISSING_S:
+            self._since, self._next_at = now, now + MISSING_S
+        if now < self._next_at:
             return
+        if now - self._since > SILENT_S:
+            self._next_at = now + NEWS_S
         with contextlib.suppress(TargetError):
             for line in self._target.read_news(self._plan):
                 if same_words(line) not in self._told:

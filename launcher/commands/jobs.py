@@ -104,8 +104,9 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     if plan.kubernetes is not None:
         from launcher.manifests import render_losses
 
-        for loss in render_losses(plan.kubernetes):
-            console.note(loss)
+        for told in (*choice.target.notes, *render_losses(plan.kubernetes)):
+            console.note(told)
+        choice.target.notes.clear()
     run = launch.create_run(plan, choice.target)
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run

@@ -15,6 +15,7 @@ from launcher import contract
 from launcher.clock import Clock
 from launcher.pod_states import Ending, PodView, parse_outcome, seconds_of
 from launcher.runs import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
+from launcher.state import NodeState
 from launcher.targets.kubernetes_logs import Source
 from launcher.targets.kubernetes_output import POD_FILE, Incarnations
 
@@ -30,6 +31,8 @@ class PodEndings:
     def __init__(self, run: RunFolder, incarnations: Incarnations, clock: Clock) -> None:
         self._run, self._incarnations, self._clock = run, incarnations, clock
         self._outcomes: set[tuple[str, int]] = set()
+        self._done: set[str] = set()
+        """Uids of pods that are gone, and of which nothing more is to come."""
         self._path = run.path / contract.LEDGER_DIR / POD_LEDGER
         self._told: set[str] = _read_keys(run)
         self._lock = threading.Lock()
@@ -39,7 +42,7 @@ class PodEndings:
         left = {pod.uid for pod in there}
         for pod in pods:
             index = pod.node_index
-            if index is None:
+            if index is None or pod.uid in self._done:
                 continue
             number = self._incarnations.upcoming(index)
             for restarts, ending in _containers(pod):
@@ -49,6 +52,8 @@ class PodEndings:
             if pod.uid not in left:
                 gone = (f"{pod.uid}/gone", self._clock.wall(), f"pod {pod.name} is gone")
                 self._tell([gone], index, number)
+                if pod.state is NodeState.EXITED:
+                    self._done.add(pod.uid)
 
     def hear(self, source: Source, index: int, number: int, stamp: str, text: str) -> None:
         """A line of a container's log: of the agent's own words there is no other record here."""

@@ -7,6 +7,8 @@ from launcher.render.pod import render_trial_pod
 from launcher.targets.kubernetes_api import ApiError, Cluster
 
 FORBIDDEN, INVALID = 403, 422
+MAY_PASS = ("exceeded quota", "status unknown for quota")
+"""Refusals that end when other pods do, or when a new quota has been counted."""
 
 
 def try_pod(cluster: Cluster, plan: LaunchPlan) -> list[str]:
@@ -23,7 +25,8 @@ def try_pod(cluster: Cluster, plan: LaunchPlan) -> list[str]:
             return []
         # Webhooks may refuse pods without an owner, or know no dry run: no word on the real ones.
         is_final = error.status in (FORBIDDEN, INVALID) and "webhook" not in error.what
-        if is_final and "exceeded quota" not in error.what:
+        may_pass = any(words in error.what for words in MAY_PASS)
+        if is_final and not may_pass:
             raise
         return [f"a pod would not be admitted now: {error.what}"]
     return []

@@ -6,9 +6,12 @@ the cluster of the current context: so that what is tested against the one is tr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -420,3 +423,215 @@ def test_a_kind_that_the_cluster_does_not_have_is_404_without_its_name(server: S
         call("unheard.example", "v1", server.namespace, "unheards")
     assert told.value.status == 404
     assert '"' not in str(told.value.body)
+
+
+# -- what makes pods fail to come, or to start ----------------------------------------------------
+
+LIMIT_S = 120.0
+NO_IMAGE = "registry.invalid/none:1"
+
+
+def waited(find: Callable[[], Any], what: str) -> Any:
+    """What is found in the end: controllers and kubelets take their time."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := find()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
+    return found
+
+
+def one_pod(image: str = NO_IMAGE, **container: Any) -> Object:
+    own = {"name": "node", "image": image, **container}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "digits-0", "labels": {"app": "digits"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [own],
+        },
+    }
+
+
+def no_pods(server: Server) -> None:
+    """A quota that admits none."""
+    quota = {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}}
+    if server.fake is not None:
+        server.fake.put("resourcequotas", quota)
+    else:
+        server.core.create_namespaced_resource_quota(server.namespace, quota)
+
+
+def try_pod(server: Server, item: Object) -> str:
+    """What the server says to a pod that is not to be made; empty where it admits it."""
+    try:
+        server.core.create_namespaced_pod(server.namespace, item, dry_run="All")
+    except ApiException as error:
+        body = json.loads(error.body)
+        assert (body["code"], body["reason"]) == (403, "Forbidden")
+        return str(body["message"])
+    return ""
+
+
+def test_a_pod_beyond_the_quota_is_forbidden_in_a_dry_run_too(server: Server) -> None:
+    no_pods(server)
+    said = waited(lambda: "exceeded quota" in (m := try_pod(server, one_pod())) and m, "a quota")
+    assert said.startswith('pods "digits-0" is forbidden: exceeded quota: small, requested: pods=1')
+
+
+def test_a_job_that_may_make_no_pod_has_events_that_its_name_finds(server: Server) -> None:
+    no_pods(server)
+    server.create_job(job(suspend=False))
+    if server.fake is not None:
+        why = 'Error creating: pods "digits-0-x7k2p" is forbidden: exceeded quota: small'
+        server.fake.event("Job", "digits", "FailedCreate", why)
+    chosen = "involvedObject.name=digits,reason=FailedCreate"
+
+    def found() -> list[Any]:
+        listed = server.core.list_namespaced_event(server.namespace, field_selector=chosen)
+        return list(listed.items)
+
+    event = waited(found, "an event")[-1]
+    assert (event.type, event.involved_object.kind) == ("Warning", "Job")
+    assert "exceeded quota" in event.message or "status unknown for quota" in event.message
+    assert (event.last_timestamp or event.event_time or event.metadata.creation_timestamp).tzinfo
+    chosen = "involvedObject.name=other"
+    assert found() == []
+
+
+def test_pod_security_warns_of_a_job_and_refuses_its_pods(server: Server) -> None:
+    if server.fake is not None:
+        server.fake.level = "restricted"
+    else:
+        labels = {f"pod-security.kubernetes.io/{m}": "restricted" for m in ("enforce", "warn")}
+        server.core.patch_namespace(server.namespace, {"metadata": {"labels": labels}})
+    item = job()
+    item["spec"]["template"]["spec"]["hostNetwork"] = True
+    call = server.batch.create_namespaced_job_with_http_info
+    _, status, headers = call(server.namespace, item, dry_run="All")
+    assert status == 201
+    (warning,) = [value for name, value in headers.items() if name.lower() == "warning"]
+    assert warning.startswith('299 - "would violate PodSecurity \\"restricted:latest\\": ')
+    assert "hostNetwork=true" in warning
+    wrong = one_pod()
+    wrong["spec"]["hostNetwork"] = True
+    assert 'violates PodSecurity "restricted:latest"' in try_pod(server, wrong)
+
+
+def test_a_list_is_in_the_order_of_names_and_not_of_creation(server: Server) -> None:
+    for name in ("digits-b", "digits-a"):
+        item = config_map()
+        item["metadata"] = {"name": name, "labels": {"app": "order"}}
+        server.apply(item, "configmaps")
+    call = server.core.list_namespaced_config_map
+    found = call(server.namespace, label_selector="app=order").items
+    assert [item.metadata.name for item in found] == ["digits-a", "digits-b"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"), [("get", "pods/log"), ("list", "events"), ("delete", "jobs")]
+)
+def test_what_a_user_may_not_do_is_forbidden_before_it_is_looked_for(
+    verb: str, resource: str, server: Server
+) -> None:
+    if server.fake is not None:
+        server.fake.denied.add((verb, resource))
+    else:
+        server.api.set_default_header("Impersonate-User", "nobody-at-all")
+    calls: dict[str, Callable[[], object]] = {
+        "pods/log": lambda: server.core.read_namespaced_pod_log("digits-0", server.namespace),
+        "events": lambda: server.core.list_namespaced_event(server.namespace),
+        "jobs": lambda: server.batch.delete_namespaced_job("digits", server.namespace),
+    }
+    try:
+        status, reason, message = refused(calls[resource])
+    finally:
+        server.api.default_headers.pop("Impersonate-User", None)
+    assert (status, reason) == (403, "Forbidden")
+    assert f'cannot {verb} resource "{resource}"' in message
+    assert message.partition(" ")[0] in ("pods", "events", "jobs.batch")
+
+
+def container_state(server: Server, item: Object, as_fake: Object, kind: str, reason: str) -> Any:
+    """The state that a kubelet reports in the end; the server of the tests is given it."""
+    if server.fake is not None:
+        server.fake.put("pods", as_fake)
+    else:
+        server.core.create_namespaced_pod(server.namespace, item)
+
+    def found() -> Any:
+        status = server.core.read_namespaced_pod("digits-0", server.namespace).status
+        for one in status.container_statuses or ():
+            state = getattr(one.state, kind)
+            if state is not None and state.reason == reason:
+                return state
+        return None
+
+    return waited(found, reason)
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
+def test_an_image_that_cannot_be_pulled_is_told_by_two_words_in_turn(
+    reason: str, server: Server
+) -> None:
+    state = {"waiting": {"reason": reason, "message": f"of {NO_IMAGE}"}}
+    as_fake = pod("digits-0", {"app": "digits"}, phase="Pending", state=state)
+    assert container_state(server, one_pod(), as_fake, "waiting", reason).message
+
+
+def image_of(server: Server) -> str:
+    return os.environ["CLUSTER_IMAGE"] if server.fake is None else NO_IMAGE
+
+
+def test_a_program_that_is_not_in_the_image_is_a_start_error_with_code_128(server: Server) -> None:
+    state = {"terminated": {"exitCode": 128, "reason": "StartError", "message": "no such file"}}
+    as_fake = pod("digits-0", {"app": "digits"}, phase="Failed", state=state)
+    item = one_pod(image_of(server), command=["/no/such/program"])
+    found = container_state(server, item, as_fake, "terminated", "StartError")
+    assert found.exit_code == 128
+    assert "no such file" in found.message
+
+
+def test_a_secret_that_is_missing_keeps_a_container_waiting_and_is_named(server: Server) -> None:
+    reason = "CreateContainerConfigError"
+    state = {"waiting": {"reason": reason, "message": 'secret "digits-secrets" not found'}}
+    as_fake = pod("digits-0", {"app": "digits"}, phase="Pending", state=state)
+    reference = {"secretKeyRef": {"name": "digits-secrets", "key": "KEY"}}
+    item = one_pod(image_of(server), env=[{"name": "KEY", "valueFrom": reference}])
+    found = container_state(server, item, as_fake, "waiting", reason)
+    assert found.message == 'secret "digits-secrets" not found'
+
+
+def test_a_log_begins_each_line_with_its_time_and_the_last_event_of_a_pod_holds_its_end(
+    server: Server,
+) -> None:
+    if server.fake is not None:
+        server.fake.put("pods", pod("digits-0", {"app": "digits"}))
+        server.fake.log("digits-0", ("2026-01-01T00:00:01.5Z", "one"), ended=True)
+    else:
+        words = ["python3", "-uc", "print('one'); import time; time.sleep(600)"]
+        item = one_pod(image_of(server), command=words)
+        server.core.create_namespaced_pod(server.namespace, item)
+
+    def read() -> str:
+        with contextlib.suppress(ApiException):
+            call = server.core.read_namespaced_pod_log
+            return str(call("digits-0", server.namespace, timestamps=True))
+        return ""
+
+    line = waited(read, "a log").splitlines()[0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d) one", line)
+    version = server.core.list_namespaced_pod(server.namespace).metadata.resource_version
+    if server.fake is not None:
+        state = {"terminated": {"exitCode": 137, "reason": "Error", "message": "said at the end"}}
+        server.fake.put("pods", pod("digits-0", {"app": "digits"}, phase="Failed", state=state))
+        server.fake.remove("pods", "digits-0")
+    else:
+        server.core.delete_namespaced_pod("digits-0", server.namespace)
+    call = server.core.list_namespaced_pod
+    stream = watch.Watch().stream(
+        call, server.namespace, resource_version=version, timeout_seconds=3 if server.fake else 60
+    )
+    last = next(event["object"] for event in stream if event["type"] == "DELETED")
+    assert last.status.container_statuses[0].state.terminated.exit_code == 137

@@ -303,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
         group = self._api_version().rpartition("/")[0]
         name = f' "{rest[0]}"' if rest else ""
         return (
-            f'{resource if not group else f"{resource}.{group}"}{name} is forbidden: User "me" '
+            f'{plural if not group else f"{plural}.{group}"}{name} is forbidden: User "me" '
             f'cannot {verb} resource "{resource}" in API group "{group}" in the namespace "team"'
         )
 
