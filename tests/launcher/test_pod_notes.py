@@ -1,0 +1,194 @@
+"""What is told of pods while a run goes on, and when waiting for them is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.job_news import find_fix, tell_news
+from launcher.pod_notes import SETTLE_S, PodNotes, StartLimit, same_words
+from launcher.pod_states import PodView, parse_pod
+from launcher.state import Reason
+from tests.launcher.fake_cluster import ended, pod
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+NOT_FOUND = ended(128, "StartError", message='exec: "python3": not found, task 0a1b2c3d4e5f')
+NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+NO_CLAIM = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": '0/3 nodes are available: persistentvolumeclaim "none" not found.',
+}
+NO_ROOM = {**NO_CLAIM, "message": "0/3 nodes are available: 3 Insufficient cpu."}
+
+
+def view(index: int = 0, uid: str = "a", **fields: Any) -> PodView:
+    return parse_pod(pod(f"d-{index}-{uid}", {INDEX: str(index)}, uid=uid, **fields))
+
+
+def waits(state: Any, index: int = 0, uid: str = "a") -> PodView:
+    return view(index, uid, phase="Pending", state=state)
+
+
+def failed_start(uid: str, **fields: Any) -> PodView:
+    return view(0, uid, phase="Failed", state=NOT_FOUND, **fields)
+
+
+# -- the limit ------------------------------------------------------------------------------------
+
+
+def test_one_failure_to_start_is_none_and_a_second_equal_one_ends_the_run_a_little_later() -> None:
+    limit = StartLimit(600, min_nodes=1)
+    assert limit.judge([failed_start("a")], 0.0) is None
+    both = [failed_start("a"), failed_start("b")]
+    assert limit.judge(both, 100.0) is None
+    found = limit.judge(both, 100.0 + SETTLE_S)
+    assert found is not None
+    assert found[0] is Reason.BAD_INPUT
+
+
+def test_failures_to_start_for_different_reasons_are_not_equal() -> None:
+    limit = StartLimit(600, min_nodes=1)
+    other = view(0, "b", phase="Failed", state=ended(128, "StartError", message="mount: denied"))
+    for now in (0.0, SETTLE_S, 2 * SETTLE_S):
+        assert limit.judge([failed_start("a"), other], now) is None
+
+
+def test_containers_of_one_pod_count_each() -> None:
+    limit = StartLimit(600, min_nodes=1)
+    again = failed_start("a", restarts=1, last=NOT_FOUND)
+    limit.judge([again], 0.0)
+    assert limit.judge([again], SETTLE_S) is not None
+
+
+def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later() -> None:
+    limit = StartLimit(600, min_nodes=1)
+    seen = [failed_start("a"), failed_start("b")]
+    assert limit.judge([*seen, view(0, "c")], 0.0) is None
+    lost = [*seen, view(0, "c", phase="Failed", state=ended(137))]
+    for now in (1.0, 1.0 + SETTLE_S, 1000.0):
+        assert limit.judge(lost, now) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_ended"),
+    [
+        ({"state": NO_IMAGE}, True),
+        ({"state": {"waiting": {"reason": "CreateContainerConfigError"}}}, True),
+        ({"state": {}, "conditions": [NO_CLAIM]}, True),
+        ({"state": {}, "conditions": [NO_ROOM]}, False),
+        ({"state": {"waiting": {"reason": "ContainerCreating"}}}, False),
+    ],
+)
+def test_what_only_a_person_can_change_ends_the_run_after_the_limit(
+    fields: dict[str, Any], is_ended: bool
+) -> None:
+    limit = StartLimit(60, min_nodes=1)
+    one = view(phase="Pending", **fields)
+    assert limit.judge([one], 0.0) is None
+    assert limit.judge([one], 59.0) is None
+    assert (limit.judge([one], 60.0) is not None) is is_ended
+
+
+def test_a_pod_that_starts_after_all_begins_a_new_wait() -> None:
+    limit = StartLimit(60, min_nodes=2)
+    limit.judge([waits(NO_IMAGE)], 0.0)
+    limit.judge([view()], 59.0)
+    assert limit.judge([waits(NO_IMAGE)], 61.0) is None
+    assert limit.judge([waits(NO_IMAGE)], 121.0) is not None
+
+
+def test_a_new_pod_in_the_place_of_one_that_waited_does_not_begin_a_new_wait() -> None:
+    limit = StartLimit(60, min_nodes=1)
+    limit.judge([waits(NO_IMAGE)], 0.0)
+    assert limit.judge([waits(NO_IMAGE, uid="b")], 60.0) is not None
+
+
+def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit() -> None:
+    blocked = [view(0, "a"), waits(NO_IMAGE, index=1, uid="b")]
+    for limit in (StartLimit(60, min_nodes=1), StartLimit(0, min_nodes=2)):
+        assert limit.judge(blocked, 0.0) is None
+        assert limit.judge(blocked, 1e6) is None
+
+
+# -- notes ----------------------------------------------------------------------------------------
+
+
+def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit() -> None:
+    notes = PodNotes(600)
+    assert [*notes.tell((view(phase="Pending", state={}),))] == ["d-0-a is starting"]
+    assert [*notes.tell((view(),))] == ["d-0-a runs"]
+    assert [*notes.tell((view(),))] == []
+    crashed = view(state={"waiting": {"reason": "CrashLoopBackOff"}}, restarts=1)
+    (told,) = notes.tell((crashed,))
+    assert told.startswith("d-0-a: CrashLoopBackOff")
+    assert "the run ends" not in told
+    (told,) = PodNotes(600).tell((waits(NO_IMAGE),))
+    assert told.endswith("the run ends if this lasts 600 s (kubernetes.start_limit_s)")
+
+
+def test_pods_with_different_troubles_are_each_told_in_full() -> None:
+    other = {"waiting": {"reason": "ErrImagePull", "message": "access denied"}}
+    told = [*PodNotes(0).tell((waits(NO_IMAGE), waits(other, index=1, uid="b")))]
+    assert [line.partition(";")[0] for line in told] == [
+        "d-0-a: ImagePullBackOff: no such image",
+        "d-1-b: ImagePullBackOff: access denied",
+    ]
+
+
+def test_messages_that_differ_by_names_and_numbers_alone_are_the_same() -> None:
+    one = 'pods "d-0-x7k2p" is forbidden: used: pods=3'
+    assert same_words(one) == same_words('pods "d-1-aaaaa" is forbidden: used: pods=14')
+    assert same_words(one) != same_words("no such image")
+
+
+# -- news -----------------------------------------------------------------------------------------
+
+JOB = {"kind": "Job", "metadata": {"name": "d", "creationTimestamp": "2026-01-01T00:00:10Z"}}
+
+
+def event(message: str, at: str = "2026-01-01T00:00:20Z", **fields: Any) -> dict[str, Any]:
+    about = {"kind": "Job", "name": "d"}
+    given = {"type": "Warning", "reason": "FailedCreate", "message": message}
+    return {"involvedObject": about, "lastTimestamp": at, **given, **fields}
+
+
+def test_warnings_are_told_once_each_with_a_fix_and_ordinary_events_are_not() -> None:
+    events = [
+        event('pods "a" is forbidden: exceeded quota: q'),
+        event('pods "b" is forbidden: exceeded quota: q'),
+        event("made", type="Normal"),
+        event("of an earlier job", at="2026-01-01T00:00:01Z"),
+        event("later", at="", eventTime="2026-01-01T00:00:30.123456Z"),
+        event("in a series", series={"lastObservedTime": "2026-01-01T00:00:40.1Z"}),
+    ]
+    assert tell_news(JOB, events, "team") == (
+        'Job d: FailedCreate: pods "b" is forbidden: exceeded quota: q; '
+        "kubectl describe quota -n team; then resources: of the job",
+        "Job d: FailedCreate: later; kubectl describe job d -n team",
+        "Job d: FailedCreate: in a series; kubectl describe job d -n team",
+    )
+
+
+def test_conditions_that_are_true_and_no_end_are_told() -> None:
+    conditions = [
+        {"type": "Suspended", "status": "True", "message": "Job suspended"},
+        {"type": "Created", "status": "True", "message": "created"},
+        {"type": "Failed", "status": "False", "message": "no"},
+    ]
+    job = {**JOB, "status": {"conditions": conditions}}
+    assert tell_news(job, [], "team") == ("Job d: Suspended: Job suspended",)
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ('violates PodSecurity "restricted:latest"', "take out of the job what it names"),
+        ("maximum memory usage per Container is 1Gi", "kubectl describe limits -n team"),
+        ("something else", ""),
+    ],
+)
+def test_what_refuses_a_pod_has_a_fix(message: str, fix: str) -> None:
+    assert find_fix(message, "team").startswith(fix)
