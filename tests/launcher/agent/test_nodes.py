@@ -17,6 +17,7 @@ import os, pathlib, sys, time
 world = os.environ["WORLD_SIZE"]
 pathlib.Path(f"up-{world}-" + os.environ["LAUNCHER_NODE_INDEX"]).touch()
 print("world", world)
+print("meets at", os.environ["LAUNCHER_RDZV_ENDPOINT"])
 while world != sys.argv[1]:
     time.sleep(0.05)
 """
@@ -38,11 +39,12 @@ def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
     places: list[Place], start_method: str
 ) -> None:
     places[0].write(WAITING)
+    port = free_port()
     start(
         places,
         "script.py",
         "2",
-        port=free_port(),
+        port=port,
         backend="roster",
         start=start_method,
         max_restarts=0,
@@ -56,7 +58,9 @@ def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
         assert place.process is not None
         assert place.process.wait(LIMIT_S) == 0, place.console()
         assert place.outcome()["restarts"] == {"membership": 1}
-    assert {p.stdout(p.index, attempt=1) for p in places[:2]} == {"world 2\n"}
+    assert {p.stdout(p.index, attempt=1) for p in places[:2]} == {
+        f"world 2\nmeets at 127.0.0.1:{port}\n"
+    }
 
 
 @pytest.mark.parametrize("backend", ["c10d", "roster"])
@@ -80,6 +84,8 @@ def test_the_job_goes_on_when_the_node_with_the_store_is_killed(
     assert "store-lost; starting again (1)" in two[1].console()
     assert "store-lost" in [event["event"] for event in two[1].events()]
     assert two[1].outcome()["reason"] == "completed"
+    told = [line for line in two[1].console().splitlines() if "meets at" in line]
+    assert [line.rpartition(":")[2] for line in told] == [str(port) for port in ports]
 
 
 @pytest.mark.parametrize("backend", ["c10d", "roster"])
