@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launcher.commands import cluster
 from launcher.commands.arguments import (
     add_command,
     add_hosts,
@@ -36,6 +37,8 @@ def add(commands: Any) -> None:
         help="docker, local, hosts or kubernetes (default: as run chooses)",
     )
     add_hosts(doctor)
+    cluster.add_place(doctor)
+    cluster.add_kind(doctor)
     doctor.add_argument(
         "--limit",
         type=float,
@@ -59,7 +62,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     )
     job = read_job(arguments, otherwise=on_all)
     name = arguments.on or ("hosts" if inventory else _usual_target(job, run_root(arguments)))
-    findings = list(diagnose(job, name, arguments.limit, inventory))
+    findings = list(diagnose(job, name, arguments.limit, inventory, arguments.context))
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:
