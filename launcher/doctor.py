@@ -39,7 +39,8 @@ def diagnose(
     """Findings in the order in which they are made; ends with the first that ends all.
 
     ``limit_s`` bounds the run of the probe in all nodes; ``inventory`` are the machines of target
-    ``hosts``, ``context`` is the kubeconfig's for target ``kubernetes``. Leaves nothing behind. Raises ``InputError`` for no such target, or no hosts.
+    ``hosts``, ``context`` is the kubeconfig's for target ``kubernetes``. Leaves nothing behind.
+    Raises ``InputError`` for no such target, or no hosts.
     """
     with tempfile.TemporaryDirectory(prefix="launcher-doctor-") as folder:
         if target_name == "hosts":

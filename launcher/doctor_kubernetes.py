@@ -28,7 +28,10 @@ OTHER_VERBS = ("create", "patch", "delete")
 def diagnose_kubernetes(
     job: JobSpec, run_root: Path, context: str | None = None
 ) -> Iterator[Finding]:
-    """As ``diagnose``; ``context`` None is the current one. Asks for nothing that a user of the namespace may not be told."""
+    """As ``diagnose``; ``context`` None is the current one.
+
+    Asks for nothing that a user of the namespace may not be told.
+    """
     cluster = Cluster(context=context, namespace=job.kubernetes.namespace)
     try:
         version, context = cluster.read_version(), cluster.context

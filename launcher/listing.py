@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -150,11 +150,29 @@ def read_status(run: RunFolder) -> dict[str, Any]:
         "state": state,
         "attempt": plan.attempt,
         "launcher_pid": run.launcher_pid(),
-        "folder": str(run.path),
+        "folder": "" if run.is_borrowed else str(run.path),
         "nodes": nodes,
         "metrics": run.read_metrics(),
-        "outcome": asdict(outcome) if outcome else None,
+        "outcome": asdict(without_folder(run, outcome)) if outcome else None,
     }
+
+
+def without_folder(run: RunFolder, outcome: Outcome) -> Outcome:
+    """The outcome, with a command for each path in it where the folder does not last."""
+    if not run.is_borrowed or outcome.failure is None:
+        return outcome
+    return replace(outcome, failure=name_logs(run, outcome.failure))
+
+
+def name_logs(run: RunFolder, failure: dict[str, Any]) -> dict[str, Any]:
+    """A failure with the command that shows each worker's log, in place of its path."""
+
+    def named(one: dict[str, Any]) -> dict[str, Any]:
+        return {**one, "log": f"launcher logs {run.run_id} --rank {one['rank']}"}
+
+    first, others = failure["first"], failure["collateral"]
+    told = {"first": named(first) if first else None, "collateral": [named(o) for o in others]}
+    return {**failure, **told}
 
 
 def render_status(status: dict[str, Any]) -> str:
@@ -175,7 +193,7 @@ def render_status(status: dict[str, Any]) -> str:
         name = f"{node['node_index']}.{node['incarnation']}"
         lines.append(f"  node {name}: {node['state']}{ended}{said}")
     lines += [f"  {key}: {value}" for key, value in status["metrics"].items()]
-    lines.append(f"  folder: {status['folder']}")
+    lines += [f"  folder: {status['folder']}"] if status["folder"] else []
     if status["state"] == ORPHANED:
         lines.append(f"  its launcher has died; end it: launcher stop {status['run_id']}")
     return "\n".join(lines) + "\n"

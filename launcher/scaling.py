@@ -69,9 +69,13 @@ def check_scale(plan: LaunchPlan, nodes: int) -> None:
             "a job with nnodes: MIN:MAX and without engine: torchrun",
         )
     if not low <= nodes <= high:
+        anew = f"other bounds need a new run (--resume {plan.run_id})"
+        if plan.target == KUBERNETES:
+            # There a job goes on from its own checkpoints, and its name is taken until it is gone.
+            anew = f"for other bounds launcher stop {plan.run_id}, then run it with other --nnodes"
         raise InputError(
             f"{nodes} nodes asked for, but nnodes of {plan.run_id} is {low}:{high}",
-            f"a number from {low} to {high}; other bounds need a new run (--resume {plan.run_id})",
+            f"a number from {low} to {high}; {anew}",
         )
 
 

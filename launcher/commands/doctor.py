@@ -17,6 +17,7 @@ from launcher.commands.arguments import (
     read_job,
     run_root,
 )
+from launcher.commands.typed import spell
 from launcher.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
@@ -66,7 +67,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:
-        sys.stdout.write(render_findings(findings))
+        sys.stdout.write(spell(render_findings(findings), arguments))
     return int(ExitCode.OK if is_fit(findings) else ExitCode.TRAINING_FAILED)
 
 

@@ -23,6 +23,7 @@ from launcher.pod_states import (
     JobEnd,
     PodView,
     describe_trouble,
+    parse_ended_at,
     parse_job_end,
     parse_outcome,
     parse_pod,
@@ -179,6 +180,10 @@ class KubernetesTarget:
             return JobEnd(succeeded=False, word="Deleted", message="somebody deleted the job")
         return parse_job_end(item)
 
+    def read_ended_at(self, plan: LaunchPlan) -> float | None:
+        """When the job ended, in seconds since the epoch; None where its object does not say."""
+        return parse_ended_at(self.read_job(plan) or {})
+
     def read_pods(self, plan: LaunchPlan) -> tuple[PodView, ...]:
         """The run's pods as they are now."""
         if self._watch is not None:
@@ -259,6 +264,28 @@ class KubernetesTarget:
         folder = RunFolder(Path(plan.run_dir)).node_dir(pod.node_index, incarnation)
         make_folders((str(folder),))
         write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
+
+    def read_outcomes(self, plan: LaunchPlan) -> None:
+        """Saves what agents that have ended left in their pods' status."""
+        for pod in self.read_pods(plan):
+            self._save_outcome(plan, pod)
+
+    def read_raw(self, plan: LaunchPlan) -> tuple[Object | None, list[Object], list[Object]]:
+        """The job's object, its pods and the namespace's events, as the server sends them.
+
+        No events where this user may not list them.
+        """
+        cluster = self._cluster(plan.run_id)
+        pods = cluster.list_objects("v1", "Pod", _selector(plan.run_id))["items"]
+        events: list[Object] = []
+        with contextlib.suppress(ApiError):
+            events = cluster.list_objects("v1", "Event", "")["items"]
+        return self.read_job(plan), pods, events
+
+    def number_of(self, plan: LaunchPlan, pod: PodView) -> int:
+        """Which incarnation of its node a pod's container is."""
+        assert pod.node_index is not None, "asked for nodes alone"
+        return self._numbers(plan).number(pod.node_index, pod.uid, pod.restarts)
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the incarnations that its nodes have come to."""

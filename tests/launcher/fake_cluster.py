@@ -23,7 +23,9 @@ from urllib.parse import parse_qs, urlparse
 from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse
 
 Object = dict[str, Any]
-NAMED = {"persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas", "limitranges"}
+NAMED = {"persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas"} | {
+    *("limitranges", "events")
+}
 """Kinds of which objects are only read."""
 KINDS = {*CORE, *CUSTOM, *NAMED}
 BUILT_IN = set(CORE)
@@ -72,7 +74,8 @@ class FakeCluster:
         self.kinds = set(KINDS)
         self.namespaces = {"team"}
         self.denied: set[tuple[str, str]] = set()
-        """Verbs and resources that the user may not, as an access review tells."""
+        """Verbs and resources that the user may not, as an access review tells, and as they are
+        refused: ``("list", "jobs")``, ``("get", "pods/log")``."""
         self.oldest_version = 0
         self.version = 100
         self._closing = False
@@ -235,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._fail(404, "not found")
             # As sent for a path that no resource is registered for: text, no Status.
             return self._text(404, "404 page not found\n")
+        if (refusal := self._forbidden(method, path, plural, rest, query)) is not None:
+            return self._fail(403, refusal, "Forbidden")
         if namespace not in self.cluster.namespaces:
             return self._elsewhere(method, namespace, plural, rest)
         if rest[1:] == ["log"]:
@@ -242,6 +247,24 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "GET" and not rest:
             return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
         return self._object(method, plural, rest[0] if rest else "", query, body)
+
+    def _forbidden(
+        self, method: str, path: str, plural: str, rest: list[str], query: dict[str, str]
+    ) -> str | None:
+        """In the words of RBAC's authorizer, which is asked before anything is looked for."""
+        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get")
+        if method == "GET" and not rest:
+            verb = "watch" if query.get("watch") else "list"
+        resource = "/".join([plural, *rest[1:]])
+        if (verb, resource) not in self.cluster.denied:
+            return None
+        group = path.split("/")[2] if path.startswith("/apis/") else ""
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
+        name = f' "{rest[0]}"' if rest else ""
+        return (
+            f'{plural}{f".{group}" if group else ""}{name} is forbidden: User "me" cannot {verb} '
+            f'resource "{resource}" in API group "{group}" in the namespace "{namespace}"'
+        )
 
     def _elsewhere(self, method: str, namespace: str, plural: str, rest: list[str]) -> None:
         """Reading in a namespace that is not there finds nothing; writing is told why."""

@@ -249,7 +249,7 @@ UNSCHEDULABLE: Object = {
         ({"phase": "Pending", "state": waiting("ImagePullBackOff", message="no")},
          "pending; d-0: ImagePullBackOff: no; make push IMAGE"),
         ({"state": waiting("CrashLoopBackOff"), "restarts": 4, "last": ended(1)},
-         "pending; d-0: CrashLoopBackOff; launcher logs tells why"),
+         "pending; d-0: CrashLoopBackOff; its log tells why"),
         ({"phase": "Failed", "state": {}, "reason": "Evicted", "message": "low on memory"},
          "exited, exit code 137; d-0: Evicted: low on memory; kubectl describe node"),
         ({"phase": "Failed", "state": ended(137, "OOMKilled")},
