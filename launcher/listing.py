@@ -17,6 +17,7 @@ from launcher.runs import Outcome, RunFolder
 from launcher.runs import list_runs as list_folders
 from launcher.scaling import read_withdrawn, without
 from launcher.state import NodeState, RunState
+from launcher.stopping import read_outcome_now
 from launcher.tails import Output, RunTails
 from launcher.targets.base import Target
 
@@ -76,7 +77,7 @@ def _row(run: RunFolder) -> Row:
 
 def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     """A run's state in a word; one that ended unseen gets its outcome."""
-    outcome = run.read_outcome()
+    outcome = read_outcome_now(run, plan)
     if outcome is None and run.launcher_pid() is None:
         try:
             outcome = _fold(run, plan)
@@ -222,7 +223,7 @@ def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         time.sleep(POLL_S)
     if (
         plan.target != KUBERNETES
-        or run.read_outcome() is not None
+        or read_outcome_now(run, plan) is not None
         or run.launcher_pid() is not None
     ):
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher import contract
 from launcher.listing import Row
-from launcher.pod_states import parse_job_end
+from launcher.pod_states import is_suspended, parse_job_end
 from launcher.state import RunState
 from launcher.targets.kubernetes import API_OF_KIND
 from launcher.targets.kubernetes_api import PLURALS, ApiError, Cluster, Object, is_kind_missing
@@ -68,7 +68,7 @@ def _row(run_root: Path, item: Object, kind: str, now: float) -> Row:
     folder = run_root / run_id
     created = datetime.fromisoformat(metadata["creationTimestamp"])
     end = parse_job_end(item)
-    state = SUSPENDED if _is_suspended(item) else RUNNING
+    state = SUSPENDED if is_suspended(item) else RUNNING
     if end is not None:
         state = (RunState.SUCCEEDED if end.succeeded else RunState.FAILED).value
     return Row(
@@ -81,11 +81,6 @@ def _row(run_root: Path, item: Object, kind: str, now: float) -> Row:
         age_s=round(now - created.timestamp(), 1),
         folder=str(folder) if folder.is_dir() else "",
     )
-
-
-def _is_suspended(item: Object) -> bool:
-    spec = item["spec"]
-    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
 def count_nodes(item: Object, kind: str) -> int:

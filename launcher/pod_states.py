@@ -199,6 +199,12 @@ def parse_job_end(item: Object) -> JobEnd | None:
     return None
 
 
+def is_suspended(item: Object) -> bool:
+    """Whether a job's object asks for no pods for the time being."""
+    spec = item["spec"]
+    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
+
+
 def parse_ended_at(item: Object) -> float | None:
     """When a job's conditions say that it ended, in seconds since the epoch."""
     for condition in (item.get("status") or {}).get("conditions") or ():

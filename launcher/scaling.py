@@ -31,7 +31,7 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     clock = clock or SystemClock()
     plan = run.read_plan()
     check_scale(plan, nodes)
-    if plan.target == KUBERNETES and run.read_outcome() is None and run.launcher_pid() is None:
+    if plan.target == KUBERNETES and _goes_on_alone(run, plan):
         from launcher.targets.kubernetes import KubernetesTarget
 
         KubernetesTarget(run.path.parent).scale(plan, nodes)
@@ -58,6 +58,12 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
             )
         clock.sleep(0.05)
     return f"{run.run_id}: {nodes} nodes asked for; launcher report {run.run_id} tells the world"
+
+
+def _goes_on_alone(run: RunFolder, plan: LaunchPlan) -> bool:
+    from launcher.stopping import read_outcome_now
+
+    return run.launcher_pid() is None and read_outcome_now(run, plan) is None
 
 
 def check_scale(plan: LaunchPlan, nodes: int) -> None:

@@ -215,9 +215,11 @@ def find(arguments: argparse.Namespace) -> RunFolder:
 
     Of a run of a cluster without a folder here, what it returns is gone when the command ends.
     """
-    inventory = read_hosts(arguments)
-    if inventory is not None or arguments.on == "hosts":
-        return _find_on_hosts(arguments, inventory)
+    on_cluster = arguments.on == cluster.KUBERNETES or arguments.context or arguments.namespace
+    if not on_cluster:
+        inventory = read_hosts(arguments)
+        if inventory is not None or arguments.on == "hosts":
+            return _find_on_hosts(arguments, inventory)
     run = cluster.find_run(arguments, run_root(arguments))
     if (arguments.context or arguments.namespace) and not run.is_borrowed:
         cluster.move_run(run, arguments.context, arguments.namespace)

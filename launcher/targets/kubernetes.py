@@ -314,6 +314,18 @@ class KubernetesTarget:
         spec = {"runPolicy": {"suspend": True}} if kind == "pytorchjob" else {"suspend": True}
         self._cluster(plan.run_id).merge(self._place(plan), {"spec": spec})
 
+    def resuming(self, plan: LaunchPlan) -> str:
+        """The command that has a suspended job go on."""
+        cluster, place = self._cluster(plan.run_id), self._place(plan)
+        spec: Object = {"suspend": False}
+        if pods_of(plan).kind == "pytorchjob":
+            spec = {"runPolicy": spec}
+        context = "" if cluster.context == IN_CLUSTER else f" --context {cluster.context}"
+        return (
+            f"kubectl patch {place.kind.lower()} {place.name} -n {cluster.namespace}{context} "
+            f"--type merge -p '{json.dumps({'spec': spec})}'"
+        )
+
     def stop(self, run_id: str, grace_s: float) -> None:
         """As ``Target.stop``; claims, and so checkpoints, are never touched."""
         plan = RunFolder(self._run_root / run_id).read_plan()
