@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Callable
 from typing import TextIO
 
 from launcher.clock import Clock, SystemClock
@@ -24,8 +25,10 @@ class Console:
         terminal: bool,
         colour: bool,
         clock: Clock | None = None,
+        spell: Callable[[str], str] | None = None,
     ) -> None:
         self._stream = stream
+        self._spell = spell or str
         self._terminal = terminal
         self._colour = colour and terminal
         self._clock = clock or SystemClock()
@@ -40,7 +43,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """The launcher's own word."""
-        self.line(text, prefix="launcher:", colour_key=-1)
+        self.line(self._spell(text), prefix="launcher:", colour_key=-1)
 
     def progress(self, text: str) -> None:
         """An update of the one live line; without a terminal a plain line now and then."""

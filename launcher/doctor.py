@@ -30,12 +30,17 @@ from launcher.targets.base import Target
 
 
 def diagnose(
-    job: JobSpec, target_name: str, limit_s: float, inventory: Inventory | None = None
+    job: JobSpec,
+    target_name: str,
+    limit_s: float,
+    inventory: Inventory | None = None,
+    context: str | None = None,
 ) -> Iterator[Finding]:
     """Findings in the order in which they are made; ends with the first that ends all.
 
     ``limit_s`` bounds the run of the probe in all nodes; ``inventory`` are the machines of target
-    ``hosts``. Leaves nothing behind. Raises ``InputError`` for no such target, or no hosts.
+    ``hosts``, ``context`` is the kubeconfig's for target ``kubernetes``. Leaves nothing behind.
+    Raises ``InputError`` for no such target, or no hosts.
     """
     with tempfile.TemporaryDirectory(prefix="launcher-doctor-") as folder:
         if target_name == "hosts":
@@ -46,7 +51,7 @@ def diagnose(
         if target_name == KUBERNETES:
             from launcher.doctor_kubernetes import diagnose_kubernetes
 
-            yield from diagnose_kubernetes(job, Path(folder))
+            yield from diagnose_kubernetes(job, Path(folder), context)
             return
         yield from _diagnose_here(job, open_target(target_name, Path(folder)), limit_s)
 

@@ -25,9 +25,14 @@ JOB_VERBS = ("get", "create", "patch", "delete")
 OTHER_VERBS = ("create", "patch", "delete")
 
 
-def diagnose_kubernetes(job: JobSpec, run_root: Path) -> Iterator[Finding]:
-    """As ``diagnose``. Asks for nothing that a user of the namespace may not be told."""
-    cluster = Cluster(namespace=job.kubernetes.namespace)
+def diagnose_kubernetes(
+    job: JobSpec, run_root: Path, context: str | None = None
+) -> Iterator[Finding]:
+    """As ``diagnose``; ``context`` None is the current one.
+
+    Asks for nothing that a user of the namespace may not be told.
+    """
+    cluster = Cluster(context=context, namespace=job.kubernetes.namespace)
     try:
         version, context = cluster.read_version(), cluster.context
     except TargetError as error:

@@ -320,8 +320,10 @@ def fold_cluster_run(
     reason, detail = reason_of_end(end, target.read_pods(plan))
     with contextlib.suppress(TargetError):
         target.collect(plan)
-        if reason is Reason.COMPLETED:
+        if reason is Reason.COMPLETED and not run.is_borrowed:
             target.stop(run.run_id, 0)
+    if run.is_borrowed:
+        now = target.read_ended_at(plan) or now
     return write_outcome(run, target.as_run(plan), reason, detail or ENDED_UNSEEN, now)
 
 

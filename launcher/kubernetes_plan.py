@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from launcher import contract
 from launcher.facts import TargetFacts
-from launcher.plan import LaunchPlan, plan_run
-from launcher.pods import IDENTITY_OF_KIND, PodSettings, plan_pods, pod_names
+from launcher.node_plan import Elastic, NodePlan
+from launcher.plan import LaunchPlan, parse_plan, plan_run
+from launcher.pods import IDENTITY_OF_KIND, PodSettings, names_of_pods, plan_pods, pod_names
 from launcher.storage import Claim
+from launcher.torchrun import line_prefix_template
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -77,3 +80,49 @@ def _folder(mounted_at: str, claim: Claim | None) -> str:
     # Made by the agent as the pods' user. A subPath would be made by the kubelet as root, which
     # a file server may refuse, or leave where the pods cannot write.
     return mounted_at if claim is None else f"{mounted_at}/{claim.folder}"
+
+
+# -- the plan in the cluster ------------------------------------------------------------------
+
+
+def render_kept_plan(plan: LaunchPlan) -> str:
+    """The plan as the cluster keeps it, for launchers on other machines.
+
+    Without this machine's folder, and with the first node alone: the others follow from it.
+    """
+    return replace(plan, run_dir="", detached=False, nodes=plan.nodes[:1]).to_json()
+
+
+def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
+    """Reads what ``render_kept_plan`` wrote; ``run_dir`` is a folder of this machine.
+
+    Raises ``ValueError`` for anything else.
+    """
+    kept = parse_plan(text)
+    pods, first = kept.kubernetes, kept.nodes[0]
+    if pods is None:
+        raise ValueError("it is no plan for Kubernetes")
+    count, master = first.max_nodes, pods.has_master
+    names = names_of_pods(kept.job_name, pods.kind, count, has_master=master)
+    nodes = tuple(_as_node(first, index, name) for index, name in enumerate(names))
+    return replace(kept, run_dir=run_dir, nodes=nodes)
+
+
+def _as_node(first: NodePlan, index: int, name: str) -> NodePlan:
+    own = {
+        contract.NODE_INDEX: str(index),
+        contract.LINE_PREFIX_TEMPLATE: line_prefix_template(index),
+    }
+    rendezvous = first.rendezvous
+    if isinstance(rendezvous, Elastic):
+        rendezvous = replace(rendezvous, is_host=rendezvous.is_host and index == 0)
+    nodes = PurePosixPath(first.log_dir).parents[1]
+    return replace(
+        first,
+        node_index=index,
+        name=name,
+        local_addr=name if first.local_addr == first.name else first.local_addr,
+        rendezvous=rendezvous,
+        env=tuple((key, own.get(key, value)) for key, value in first.env),
+        log_dir=str(nodes / str(index) / str(first.incarnation)),
+    )

@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from launcher.follow_kubernetes import ClusterFollower
 
 
-def open_console(stream: TextIO | Outlet) -> Console:
-    """A console on a stream, as its terminal and NO_COLOR allow."""
+def open_console(stream: TextIO | Outlet, spell: Callable[[str], str] | None = None) -> Console:
+    """A console on a stream, as its terminal and NO_COLOR allow.
+
+    ``spell`` writes the commands in the launcher's own lines as they are to be typed.
+    """
     terminal = stream.isatty()
-    return Console(stream, terminal=terminal, colour="NO_COLOR" not in os.environ)
+    colour = "NO_COLOR" not in os.environ
+    return Console(stream, terminal=terminal, colour=colour, spell=spell)
 
 
 def create_run(plan: LaunchPlan, target: Target) -> RunFolder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,6 +17,7 @@ from launcher.runs import Outcome, RunFolder
 from launcher.runs import list_runs as list_folders
 from launcher.scaling import read_withdrawn, without
 from launcher.state import NodeState, RunState
+from launcher.stopping import read_outcome_now
 from launcher.tails import Output, RunTails
 from launcher.targets.base import Target
 
@@ -76,7 +77,7 @@ def _row(run: RunFolder) -> Row:
 
 def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     """A run's state in a word; one that ended unseen gets its outcome."""
-    outcome = run.read_outcome()
+    outcome = read_outcome_now(run, plan)
     if outcome is None and run.launcher_pid() is None:
         try:
             outcome = _fold(run, plan)
@@ -150,11 +151,29 @@ def read_status(run: RunFolder) -> dict[str, Any]:
         "state": state,
         "attempt": plan.attempt,
         "launcher_pid": run.launcher_pid(),
-        "folder": str(run.path),
+        "folder": "" if run.is_borrowed else str(run.path),
         "nodes": nodes,
         "metrics": run.read_metrics(),
-        "outcome": asdict(outcome) if outcome else None,
+        "outcome": asdict(without_folder(run, outcome)) if outcome else None,
     }
+
+
+def without_folder(run: RunFolder, outcome: Outcome) -> Outcome:
+    """The outcome, with a command for each path in it where the folder does not last."""
+    if not run.is_borrowed or outcome.failure is None:
+        return outcome
+    return replace(outcome, failure=name_logs(run, outcome.failure))
+
+
+def name_logs(run: RunFolder, failure: dict[str, Any]) -> dict[str, Any]:
+    """A failure with the command that shows each worker's log, in place of its path."""
+
+    def named(one: dict[str, Any]) -> dict[str, Any]:
+        return {**one, "log": f"launcher logs {run.run_id} --rank {one['rank']}"}
+
+    first, others = failure["first"], failure["collateral"]
+    told = {"first": named(first) if first else None, "collateral": [named(o) for o in others]}
+    return {**failure, **told}
 
 
 def render_status(status: dict[str, Any]) -> str:
@@ -175,7 +194,7 @@ def render_status(status: dict[str, Any]) -> str:
         name = f"{node['node_index']}.{node['incarnation']}"
         lines.append(f"  node {name}: {node['state']}{ended}{said}")
     lines += [f"  {key}: {value}" for key, value in status["metrics"].items()]
-    lines.append(f"  folder: {status['folder']}")
+    lines += [f"  folder: {status['folder']}"] if status["folder"] else []
     if status["state"] == ORPHANED:
         lines.append(f"  its launcher has died; end it: launcher stop {status['run_id']}")
     return "\n".join(lines) + "\n"
@@ -204,7 +223,7 @@ def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         time.sleep(POLL_S)
     if (
         plan.target != KUBERNETES
-        or run.read_outcome() is not None
+        or read_outcome_now(run, plan) is not None
         or run.launcher_pid() is not None
     ):
         return

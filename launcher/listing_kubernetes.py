@@ -8,40 +8,57 @@ from pathlib import Path
 
 from launcher import contract
 from launcher.listing import Row
-from launcher.pod_states import parse_job_end
+from launcher.pod_states import is_suspended, parse_job_end
 from launcher.state import RunState
 from launcher.targets.kubernetes import API_OF_KIND
-from launcher.targets.kubernetes_api import ApiError, Cluster, Object, is_kind_missing
+from launcher.targets.kubernetes_api import PLURALS, ApiError, Cluster, Object, is_kind_missing
+
+RUNNING = RunState.RUNNING.value
+SUSPENDED = "suspended"
+FORBIDDEN = 403
 
 
 def list_cluster_runs(
     run_root: Path, cluster: Cluster, now: float, *, everything: bool
-) -> list[Row]:
-    """Runs that go on (or ``everything`` that is left of others too), oldest first.
+) -> tuple[list[Row], list[str]]:
+    """Runs that go on (or ``everything`` that is left of others too), oldest first; and notes on
+    kinds that this user may not list, which are left out.
 
-    ``now`` in seconds since the epoch. Raises ``TargetError``.
+    ``now`` in seconds since the epoch. Raises ``TargetError``, also where no kind may be listed.
     """
-    rows = [
-        _row(run_root, item, kind, now)
-        for kind, (api_version, name) in API_OF_KIND.items()
-        for item in _read_jobs(cluster, api_version, name)
-    ]
+    jobs, notes = read_jobs(cluster)
+    rows = [_row(run_root, item, kind, now) for kind, item in jobs]
     going_on = [row for row in rows if everything or row.state in (RUNNING, SUSPENDED)]
-    return sorted(going_on, key=lambda row: -row.age_s)
+    return sorted(going_on, key=lambda row: -row.age_s), notes
 
 
-RUNNING = RunState.RUNNING.value
-SUSPENDED = "suspended"
+def read_jobs(cluster: Cluster) -> tuple[list[tuple[str, Object]], list[str]]:
+    """The namespace's jobs of this project, each with its kind; and notes on what was left out.
+
+    Raises ``TargetError``, also where this user may list none of the kinds.
+    """
+    found: list[tuple[str, Object]] = []
+    refused: dict[str, ApiError] = {}
+    known = 0
+    for kind, (api_version, name) in API_OF_KIND.items():
+        try:
+            found += [(kind, item) for item in _read_jobs(cluster, api_version, name)]
+            known += 1
+        except ApiError as error:
+            if not is_kind_missing(error):
+                if error.status != FORBIDDEN:
+                    raise
+                refused[f"{PLURALS[name]}.{api_version.partition('/')[0]}"] = error
+    if refused and not known:
+        raise next(iter(refused.values()))
+    fix = f"kubectl auth can-i --list -n {cluster.namespace}"
+    notes = [f"{kind} are left out: you may not list them; {fix}" for kind in refused]
+    return found, notes
 
 
 def _read_jobs(cluster: Cluster, api_version: str, kind: str) -> Iterator[Object]:
     """Those of this project that no other object has made, such as the Jobs of a JobSet."""
-    try:
-        found = cluster.list_objects(api_version, kind, contract.LABEL_RUN_ID)
-    except ApiError as error:
-        if is_kind_missing(error):
-            return
-        raise
+    found = cluster.list_objects(api_version, kind, contract.LABEL_RUN_ID)
     yield from (item for item in found["items"] if not item["metadata"].get("ownerReferences"))
 
 
@@ -51,7 +68,7 @@ def _row(run_root: Path, item: Object, kind: str, now: float) -> Row:
     folder = run_root / run_id
     created = datetime.fromisoformat(metadata["creationTimestamp"])
     end = parse_job_end(item)
-    state = SUSPENDED if _is_suspended(item) else RUNNING
+    state = SUSPENDED if is_suspended(item) else RUNNING
     if end is not None:
         state = (RunState.SUCCEEDED if end.succeeded else RunState.FAILED).value
     return Row(
@@ -64,11 +81,6 @@ def _row(run_root: Path, item: Object, kind: str, now: float) -> Row:
         age_s=round(now - created.timestamp(), 1),
         folder=str(folder) if folder.is_dir() else "",
     )
-
-
-def _is_suspended(item: Object) -> bool:
-    spec = item["spec"]
-    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
 def count_nodes(item: Object, kind: str) -> int:

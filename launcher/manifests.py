@@ -53,7 +53,7 @@ def render_manifest(
 def render_losses(pods: PodSettings) -> tuple[str, ...]:
     """What of Pod Security the job gives up, for people to read before they submit it."""
     why = []
-    if pods.has_master:
+    if pods.waits_for_master:
         why.append("the operator's init container of Master jobs")
     if pods.host_network:
         why.append("kubernetes.host_network")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,7 +65,7 @@ FIX: Mapping[Trouble, str] = MappingProxyType(
         Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
         Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
         Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
-        Trouble.CRASH_LOOP: "launcher logs tells why the container ends again and again",
+        Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
         Trouble.DISRUPTED: "nothing: the pod is made anew; kubernetes.priority_class helps",
     }
 )
@@ -268,6 +269,21 @@ def parse_job_end(item: Object) -> JobEnd | None:
     return None
 
 
+def is_suspended(item: Object) -> bool:
+    """Whether a job's object asks for no pods for the time being."""
+    spec = item["spec"]
+    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
+
+
+def parse_ended_at(item: Object) -> float | None:
+    """When a job's conditions say that it ended, in seconds since the epoch."""
+    for condition in (item.get("status") or {}).get("conditions") or ():
+        is_end = condition["type"] in (*BAD_ENDS, *GOOD_ENDS) and condition.get("status") == "True"
+        if is_end and (stamp := condition.get("lastTransitionTime")):
+            return datetime.fromisoformat(stamp).timestamp()
+    return None
+
+
 def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
     """Why the run ended, and in detail: the pod whose worker failed first says it."""
     if end.succeeded:
@@ -305,4 +321,17 @@ def describe_trouble(pod: PodView) -> str:
     """What keeps a pod, for a person: Kubernetes' word, its own message, what to do."""
     assert pod.trouble is not None, "asked for pods in trouble"
     said = f": {pod.message}" if pod.message else ""
-    return f"{pod.name}: {pod.trouble.value}{said}; {FIX[pod.trouble]}"
+    return f"{pod.name}: {pod.trouble.value}{said}; {_fix(pod)}"
+
+
+def _fix(pod: PodView) -> str:
+    assert pod.trouble is not None, "asked for pods in trouble"
+    if pod.trouble is Trouble.UNSCHEDULABLE:
+        if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message):
+            return (
+                f"make the claim {missing[1]}, as k8s/base/storage.yaml does, "
+                "or kubernetes.checkpoint: pvc/OTHER"
+            )
+        if "unbound immediate PersistentVolumeClaims" in pod.message:
+            return "kubectl get pvc,storageclass: the claim needs a class that can make its volume"
+    return FIX[pod.trouble]

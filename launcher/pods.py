@@ -73,11 +73,13 @@ class PodSettings:
     rdma_devices: int
     probe_port: int | None
     start_limit_s: int = 600
+    waits_for_master: bool = False
+    """Whether the operator gives the Workers its init container, which waits for the Master."""
 
     @property
     def is_restricted(self) -> bool:
         """Whether Pod Security ``restricted`` admits the pods."""
-        return not (self.host_network or self.rdma_devices or self.has_master)
+        return not (self.host_network or self.rdma_devices or self.waits_for_master)
 
 
 def plan_pods(job: JobSpec) -> PodSettings:
@@ -120,14 +122,21 @@ def plan_pods(job: JobSpec) -> PodSettings:
         # On a machine's network another job may have the port: nothing is probed unless asked.
         probe_port=port or (None if spec.host_network else HEALTH_PORT),
         start_limit_s=spec.start_limit_s,
+        waits_for_master=has_master and job.nnodes.max > 1,
     )
 
 
 def pod_names(job: JobSpec) -> tuple[str, ...]:
     """The DNS name of each node's pod inside its namespace, in the order of their indices."""
-    name, nodes = job.name, range(job.nnodes.max)
     kind = job.kubernetes.kind
-    if kind == "pytorchjob" and job.rdzv.backend == "static":
+    has_master = kind == "pytorchjob" and job.rdzv.backend == "static"
+    return names_of_pods(job.name, kind, job.nnodes.max, has_master=has_master)
+
+
+def names_of_pods(name: str, kind: str, count: int, *, has_master: bool) -> tuple[str, ...]:
+    """The DNS names of so many pods of a job, by what its kind's controller calls them."""
+    nodes = range(count)
+    if has_master:
         return (f"{name}-master-0", *(f"{name}-worker-{index}" for index in nodes[:-1]))
     patterns = {
         "pytorchjob": f"{name}-worker-{{}}",

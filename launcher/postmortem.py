@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from launcher import contract
 from launcher.goodput import measure_goodput
-from launcher.listing import read_state
+from launcher.listing import name_logs, read_state
 from launcher.node_outcomes import (
     agent_ledger,
     by_launchers_clock,
@@ -22,23 +23,29 @@ from launcher.node_outcomes import (
 from launcher.report import read_report
 from launcher.runs import POD_LEDGER, POD_SOURCE, Outcome, RunFolder
 from launcher.state import FAULT_OF_REASON, TERMINAL_STATES, RunState
+from launcher.story_kubernetes import bring_story, read_story
 from launcher.summary import render_clocks
 from launcher.timeline import Event, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
 COLLATERAL_LINES = 8
 LAST = "agent-ended"
+AGENT = "agent: "
+"""Before what an agent said on its console."""
 
 Ledgers = Mapping[tuple[int, int], Sequence[Event]]
 """The agents' events by (node index, incarnation)."""
 
 
-def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
+def read_postmortem(run: RunFolder, now: float, claim: Path | None = None) -> dict[str, Any]:
     """All that is known of a run as plain data; ``now`` is seconds since the epoch.
 
-    Gives a run that ended unseen its outcome. Raises ``InputError`` for a folder without a plan.
+    ``claim`` is where this machine sees the claim of a run that is only on its cluster. Gives a run
+    that ended unseen its outcome. Raises ``InputError`` for a folder without a plan.
     """
     plan = run.read_plan()
+    if run.is_borrowed:
+        bring_story(run, plan, claim)
     state, outcome = read_state(run, plan)
     offsets = clock_offsets(plan)
     ledgers = {
@@ -50,7 +57,13 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
     nodes = _read_nodes(run, ledgers, None if over else now)
     events = [event for events in ledgers.values() for event in events]
     of_pods = read_ledger(run.path / contract.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
+    if run.is_borrowed:
+        # The cluster's own story has the pods' times; the agents' words are in their logs alone.
+        of_pods = tuple(event for event in of_pods if str(event["text"]).startswith(AGENT))
     ended_at = submitted_at + outcome.duration_s if outcome else now
+    story = read_story(run)
+    _complete(nodes, story["nodes"])
+    failure = outcome.failure if outcome else read_report(run, plan).to_jsonable()
     trained = by_launchers_clock(read_train_ledger(run), offsets)
     goodput = measure_goodput(trained, events, submitted_at, ended_at)
     return {
@@ -66,15 +79,46 @@ def read_postmortem(run: RunFolder, now: float) -> dict[str, Any]:
         "attempts": plan.attempt + 1,
         "duration_s": outcome.duration_s if outcome else round(now - submitted_at, 3),
         # Of a run that goes on: what made its present attempt fail, if it has.
-        "failure": outcome.failure if outcome else read_report(run, plan).to_jsonable(),
+        "failure": name_logs(run, failure) if failure and run.is_borrowed else failure,
         "restarts": (outcome.restarts if outcome else None) or read_restarts(run),
         "nodes": nodes,
         "clock_offsets_s": {plan.hosts[i].host.name: offsets[i] for i in offsets},
         "phases_s": _sum_phases(nodes),
         "goodput": goodput.to_jsonable() if goodput else None,
-        "timeline": [asdict(moment) for moment in tell_timeline([*events, *of_pods], submitted_at)],
-        "folder": str(run.path),
+        "timeline": _merge(
+            [asdict(moment) for moment in tell_timeline([*events, *of_pods], submitted_at)],
+            story["said"],
+            submitted_at,
+        ),
+        "folder": "" if run.is_borrowed else str(run.path),
     }
+
+
+def _complete(nodes: list[dict[str, Any]], told: Sequence[Mapping[str, Any]]) -> None:
+    """Adds what the cluster says of nodes whose agents said nothing."""
+    by_place = {(node["node_index"], node["incarnation"]): node for node in nodes}
+    for one in told:
+        place = (one["node_index"], one["incarnation"])
+        node = by_place.get(place)
+        if node is None:
+            nodes.append({**one, "attempts": 0})
+        elif node["reason"] is None:
+            node.update({**one, "phases_s": node["phases_s"] or one["phases_s"]})
+        else:
+            node["phases_s"] = node["phases_s"] or one["phases_s"]
+    nodes.sort(key=lambda node: (node["node_index"], node["incarnation"]))
+
+
+def _merge(
+    moments: list[dict[str, Any]], said: Sequence[Mapping[str, Any]], submitted_at: float
+) -> list[dict[str, Any]]:
+    """The agents' moments and the cluster's, oldest first; of the job as a whole: no node."""
+    for one in said:
+        index, incarnation = one["place"] or (None, None)
+        after_s = round(one["at"] - submitted_at, 3)
+        where = {"node_index": index, "incarnation": incarnation}
+        moments.append({"after_s": after_s, **where, "text": one["text"]})
+    return sorted(moments, key=lambda moment: float(moment["after_s"]))
 
 
 def _fault(outcome: Outcome | None) -> str | None:
@@ -141,7 +185,7 @@ def render_postmortem(told: Mapping[str, Any]) -> str:
         lines.append(f"  seconds by phase, over all nodes: {_phases(told['phases_s'])}")
     lines += _render_goodput(told.get("goodput"))
     lines += _render_timeline(told["timeline"])
-    lines.append(f"  folder: {told['folder']}")
+    lines += [f"  folder: {told['folder']}"] if told["folder"] else []
     return "\n".join(lines) + "\n"
 
 
@@ -221,7 +265,12 @@ def _render_timeline(timeline: Sequence[Mapping[str, Any]]) -> list[str]:
     if left_out > 0:
         lines.append(f"    {left_out} earlier events; all of them: --json")
     return lines + [
-        f"    {moment['after_s']:9.2f}  {moment['node_index']}.{moment['incarnation']}  "
-        f"{moment['text']}"
+        f"    {moment['after_s']:9.2f}  {_where(moment)}  {moment['text']}"
         for moment in timeline[-TIMELINE_LINES:]
     ]
+
+
+def _where(moment: Mapping[str, Any]) -> str:
+    if moment["node_index"] is None:
+        return "job"
+    return f"{moment['node_index']}.{moment['incarnation']}"

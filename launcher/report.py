@@ -122,7 +122,7 @@ def _by_agent(run: RunFolder, logs: list[WorkerLog], node: NodePlan) -> list[Ran
     """From the node's outcome; from its workers' files where the node was killed without one."""
     outcome = read_node_outcome(run, node.node_index, node.incarnation)
     if outcome is not None:
-        return [_of_end(run, end, node.node_index) for end in outcome.ends]
+        return [_of_end(run, end, node) for end in outcome.ends]
     attempt = max((log.attempt for log in logs), default=0)
     newest = [log for log in logs if log.attempt == attempt]
     folder = run.node_dir(node.node_index, node.incarnation)
@@ -135,7 +135,7 @@ def _by_agent(run: RunFolder, logs: list[WorkerLog], node: NodePlan) -> list[Ran
     )
     reported = {end.log for end in ends}
     silent = [log for log in newest if log.folder not in reported]
-    found = [_of_end(run, end, node.node_index) for end in ends] + _unreported(
+    found = [_of_end(run, end, node) for end in ends] + _unreported(
         run, silent, node.node_index, node.nproc_per_node
     )
     return found or _by_keeper(run, node)
@@ -161,14 +161,18 @@ def _by_keeper(run: RunFolder, node: NodePlan) -> list[RankFailure]:
     return [failure]
 
 
-def _of_end(run: RunFolder, end: WorkerEnd, node_index: int) -> RankFailure:
+def _of_end(run: RunFolder, end: WorkerEnd, node: NodePlan) -> RankFailure:
     # Of a hang the stacks tell most: its own output simply stops.
     names = [contract.STACKS_FILE] if end.cause == "hang" else []
     log, tail = _read_first(
         run.path / end.log, [*names, contract.STDERR_FILE, contract.STDOUT_FILE]
     )
+    if not (run.path / end.log).is_dir():
+        # On a cluster's claim: here is what the node's own output had of it.
+        console = run.console(node.node_index, node.incarnation)
+        log, tail = str(console), _read_of_worker(console, node.node_index, end.rank)
     return RankFailure(
-        node_index=node_index,
+        node_index=node.node_index,
         rank=end.rank,
         local_rank=end.local_rank,
         exit_code=end.exit_code,
@@ -204,6 +208,14 @@ def _read_first(folder: Path, names: Sequence[str]) -> tuple[str, tuple[str, ...
         if text := _read_tail(folder / name):
             return str(folder / name), tuple(text.splitlines()[-TAIL_LINES:])
     return str(folder / names[0]), ()
+
+
+def _read_of_worker(console: Path, node_index: int, rank: int) -> tuple[str, ...]:
+    """A worker's last lines among all that its node put out."""
+    prefix = contract.LINE_PREFIX.format(node_index=node_index).replace("${rank}", str(rank))
+    lines = _read_tail(console, 4 * TAIL_BYTES).splitlines()
+    own = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+    return tuple(own[-TAIL_LINES:])
 
 
 # -- torchrun's word ---------------------------------------------------------------------------

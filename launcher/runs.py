@@ -26,6 +26,8 @@ the agents said on their consoles; ``source`` and ``event`` are POD_SOURCE, ``te
 POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
+BORROWED_FILE = "borrowed"
+"""In a folder that lasts as long as one command, of a run that others have submitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,11 @@ class RunFolder:
     def is_foreign(self) -> bool:
         """Whether another machine's launcher started it, and its end is not known here."""
         return not (self.path / LAUNCHER_FILE).exists() and self.read_outcome() is None
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether it is here for one command: the run is another's, who ends it and tidies up."""
+        return (self.path / BORROWED_FILE).exists()
 
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""

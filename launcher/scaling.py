@@ -31,7 +31,7 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     clock = clock or SystemClock()
     plan = run.read_plan()
     check_scale(plan, nodes)
-    if plan.target == KUBERNETES and run.read_outcome() is None and run.launcher_pid() is None:
+    if plan.target == KUBERNETES and _goes_on_alone(run, plan):
         from launcher.targets.kubernetes import KubernetesTarget
 
         KubernetesTarget(run.path.parent).scale(plan, nodes)
@@ -60,6 +60,12 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     return f"{run.run_id}: {nodes} nodes asked for; launcher report {run.run_id} tells the world"
 
 
+def _goes_on_alone(run: RunFolder, plan: LaunchPlan) -> bool:
+    from launcher.stopping import read_outcome_now
+
+    return run.launcher_pid() is None and read_outcome_now(run, plan) is None
+
+
 def check_scale(plan: LaunchPlan, nodes: int) -> None:
     """Raises ``InputError`` where a run of this plan cannot have ``nodes`` nodes."""
     low, high = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes
@@ -69,9 +75,13 @@ def check_scale(plan: LaunchPlan, nodes: int) -> None:
             "a job with nnodes: MIN:MAX and without engine: torchrun",
         )
     if not low <= nodes <= high:
+        anew = f"other bounds need a new run (--resume {plan.run_id})"
+        if plan.target == KUBERNETES:
+            # There a job goes on from its own checkpoints, and its name is taken until it is gone.
+            anew = f"for other bounds launcher stop {plan.run_id}, then run it with other --nnodes"
         raise InputError(
             f"{nodes} nodes asked for, but nnodes of {plan.run_id} is {low}:{high}",
-            f"a number from {low} to {high}; other bounds need a new run (--resume {plan.run_id})",
+            f"a number from {low} to {high}; {anew}",
         )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from launcher import contract
 from launcher.choose import KUBERNETES, open_target
 from launcher.clock import Clock, SystemClock
-from launcher.errors import InputError
+from launcher.errors import InputError, TargetError
 from launcher.follow import STOP_REQUEST_FILE, write_outcome
-from launcher.runs import RunFolder, write_atomically
+from launcher.plan import LaunchPlan
+from launcher.runs import Outcome, RunFolder, write_atomically
 from launcher.state import Reason
 
 KEEP = "keep\n"
@@ -28,13 +32,14 @@ def stop_run(
     if keep and plan.target != KUBERNETES:
         raise InputError(f"--keep: {run.run_id} is on no cluster", "leave --keep out")
     grace_s = plan.stop_grace_s if grace_s is None else grace_s
-    if run.launcher_pid() is not None and run.read_outcome() is None:
+    if run.launcher_pid() is not None and read_outcome_now(run, plan) is None:
         said = KEEP if keep else "stop requested by launcher stop\n"
         write_atomically(run.path / STOP_REQUEST_FILE, said)
         deadline = clock.monotonic() + grace_s + MARGIN_S
         while run.launcher_pid() is not None and clock.monotonic() < deadline:
             if outcome := run.read_outcome():
-                return f"{run.run_id}: {outcome.state}, {outcome.reason}"
+                told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
+                return f"{told}; {_resuming(run, plan)}" if keep else told
             clock.sleep(0.1)
     target = open_target(plan.target, run.path.parent)
     if keep:
@@ -43,10 +48,44 @@ def stop_run(
         assert isinstance(target, KubernetesTarget), "looked at above"
         target.collect(plan)
         target.suspend(plan)
+        write_atomically(run.path / STOP_REQUEST_FILE, KEEP)
     else:
         target.stop(run.run_id, grace_s)
-    outcome = run.read_outcome()
+    outcome = read_outcome_now(run, plan)
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
-    left = "its object is kept" if keep else "nothing of it is left"
+    left = _resuming(run, plan) if keep else "nothing of it is left"
     return "\n".join((f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *target.notes))
+
+
+def _resuming(run: RunFolder, plan: LaunchPlan) -> str:
+    from launcher.targets.kubernetes import KubernetesTarget
+
+    return f"its object is kept; resume it: {KubernetesTarget(run.path.parent).resuming(plan)}"
+
+
+def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
+    """The run's outcome; None also where its job was kept, and somebody has resumed it.
+
+    The outcome of the stop is set aside then: the run goes on.
+    """
+    outcome = run.read_outcome()
+    if outcome is None or plan.target != KUBERNETES or not _was_kept(run):
+        return outcome
+    from launcher.pod_states import is_suspended
+    from launcher.targets.kubernetes import KubernetesTarget
+
+    with contextlib.suppress(TargetError):
+        item = KubernetesTarget(run.path.parent).read_job(plan)
+        if item is not None and not is_suspended(item):
+            (run.path / STOP_REQUEST_FILE).unlink(missing_ok=True)
+            path = run.path / contract.OUTCOME_FILE
+            path.replace(path.with_name("outcome-of-stop.json"))
+            return None
+    return outcome
+
+
+def _was_kept(run: RunFolder) -> bool:
+    with contextlib.suppress(OSError):
+        return (run.path / STOP_REQUEST_FILE).read_text() == KEEP
+    return False

@@ -9,13 +9,25 @@ from typing import Any
 from launcher.runs import Outcome
 from launcher.state import FAULT_OF_REASON, Reason, RunState
 
+KUBERNETES = "kubernetes"
+
 
 def render_summary(
-    outcome: Outcome, *, folder: str, job_file: str, program: str, hosts: str | None = None
+    outcome: Outcome,
+    *,
+    folder: str,
+    job_file: str,
+    program: str,
+    hosts: str | None = None,
+    options: str = "",
+    runs: str = "",
+    extra: str = "",
 ) -> str:
     """Result, where things are, and the exact next commands; for a failure its first cause.
 
-    ``program`` is how this launcher is called, as one types it; ``hosts`` what names the machines.
+    All as one types it: ``program`` is how this launcher is called, ``hosts`` what names the
+    machines, ``options`` what else was given with the job file, ``runs`` what leads to the run,
+    ``extra`` the training's own arguments; the last three are empty or begin with a blank.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -23,15 +35,18 @@ def render_summary(
         lines += render_failure(outcome.failure)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
-    lines.append(f"  logs         {folder}/nodes   {program} logs {outcome.run_id}")
+    lines.append(f"  logs         {folder}/nodes   {program} logs {outcome.run_id}{runs}")
     if outcome.failure or outcome.restarts:
-        lines.append(f"  report       {program} report {outcome.run_id}")
+        lines.append(f"  report       {program} report {outcome.run_id}{runs}")
     lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
     where = f"--on {outcome.target}" + (f" --hosts {shlex.quote(hosts)}" if hosts else "")
-    resume = f"{program} run {job_file} {where} --resume {outcome.run_id}"
+    where += options
+    # On a cluster a job goes on from its own checkpoints, whatever the run.
+    earlier = "" if outcome.target == KUBERNETES else f" --resume {outcome.run_id}"
+    resume = f"{program} run {job_file} {where}{earlier}{extra}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
-    lines.append(f"  render it    {program} render {job_file} {where}")
+    lines.append(f"  render it    {program} render {job_file} {where}{extra}")
     return "\n".join(lines)
 
 

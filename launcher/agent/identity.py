@@ -144,6 +144,10 @@ def _as_told(task: NodeTask, environ: Mapping[str, str], found: Identity) -> Nod
     workers = environ.get(contract.NPROC_PER_NODE, "")
     if workers.isascii() and workers.isdigit() and int(workers) > 0:
         node = replace(node, nproc_per_node=int(workers))
+    # Else the training would cut its batches for the size that was planned.
+    largest = str(node.max_nodes * node.nproc_per_node)
+    env = {**dict(node.env), contract.MAX_WORLD_SIZE: largest}
+    node = replace(node, env=tuple(env.items()))
     if settings.health_host == LOOPBACK:
         settings = replace(settings, health_host=found.local_addr)
     return NodeTask(node=node, settings=settings)

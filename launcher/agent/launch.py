@@ -55,6 +55,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
     static = isinstance(plan.rendezvous, Static)
     logs = RunFolderLogs(
         node,
+        endpoint=_endpoint(task),
         exit_grace_s=settings.exit_grace_s,
         max_restarts=plan.max_restarts,
         tee=settings.tee,

@@ -19,12 +19,18 @@ class RunFolderLogs(LogsSpecs):
     """
 
     def __init__(
-        self, node: Node, *, exit_grace_s: float, max_restarts: int, tee: bool = True
+        self,
+        node: Node,
+        *,
+        endpoint: str,
+        exit_grace_s: float,
+        max_restarts: int,
+        tee: bool = True,
     ) -> None:
         super().__init__(
             str(node.attempts.node_dir), redirects=Std.ALL, tee=Std.ALL if tee else Std.NONE
         )
-        self._node, self._copies = node, tee
+        self._node, self._copies, self._endpoint = node, tee, endpoint
         self._attempts, self._ledger = node.attempts, node.ledger
         self._exit_grace_s, self._max_restarts = exit_grace_s, max_restarts
 
@@ -60,6 +66,8 @@ class RunFolderLogs(LogsSpecs):
                 "TORCHELASTIC_ERROR_FILE": str(worker.folder / contract.ERROR_FILE),
                 # torch is given a number that never runs out; scripts see the user's.
                 "TORCHELASTIC_MAX_RESTARTS": str(self._max_restarts),
+                # Another store may have taken over since the node's plan was made.
+                contract.RDZV_ENDPOINT: self._endpoint,
                 contract.NODE_DIR: str(self._attempts.node_dir),
                 contract.NODE_ATTEMPT: str(self._attempts.number),
                 contract.HEARTBEAT: str(worker.heartbeat),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -26,6 +27,7 @@ from launcher import contract
 from launcher.agent.admission import Admission, is_for_resize
 from launcher.agent.faults import FaultBook, GiveUp, WorkerEnd, describe
 from launcher.agent.link import Link, register
+from launcher.agent.settings import ROSTER
 from launcher.clock import SystemClock
 from launcher.state import Reason
 
@@ -37,6 +39,10 @@ T = TypeVar("T")
 _FAULTS_KEY = "worker-faults"
 _FAULT_IN_ROUND_KEY = "launcher/worker-fault"
 _VERDICT_KEY = "verdict"
+_LEFT_KEY = "launcher/left"
+LEAVING_LIMIT_S = 10.0
+"""How long the node that serves the store waits, after a good end, for the others to leave."""
+_LOOK_S = 0.05
 
 
 class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
@@ -65,7 +71,8 @@ def register_watched(backend: str, node: Node) -> str:
                 **config,
             )
         )
-        return WatchedHandler(name, inner, node)
+        serves = backend != ROSTER and config.get("is_host") == "1"
+        return WatchedHandler(name, inner, node, serves_store=serves)
 
     with contextlib.suppress(ValueError):
         rendezvous_handler_registry.register(name, create)
@@ -73,10 +80,17 @@ def register_watched(backend: str, node: Node) -> str:
 
 
 class WatchedHandler(RendezvousHandler):
-    """Delegates to the real handler, and tells the node what happens."""
+    """Delegates to the real handler, and tells the node what happens.
 
-    def __init__(self, name: str, inner: RendezvousHandler, node: Node) -> None:
+    ``serves_store``: the store ends with this process, and no other node may still need it.
+    """
+
+    def __init__(
+        self, name: str, inner: RendezvousHandler, node: Node, *, serves_store: bool = False
+    ) -> None:
         self._name, self._inner, self._node = name, inner, node
+        self._serves_store = serves_store
+        self._num_nodes = 1
         self._link = node.link = Link(inner)
         self._admission = Admission(node.attempts.node_dir, self._link.admit, SystemClock())
         self._faults = JobFaults(node.book)
@@ -106,6 +120,7 @@ class WatchedHandler(RendezvousHandler):
         if not self._link.counts_faults and (give_up := self._faults.share(info)):
             self._end(give_up)
         self._has_run = True
+        self._num_nodes = info.world_size
         return info
 
     def _judge_last_attempt(self) -> None:
@@ -149,7 +164,18 @@ class WatchedHandler(RendezvousHandler):
         return self._inner.get_run_id()
 
     def shutdown(self) -> bool:
-        return self._inner.shutdown()
+        """Of a good end the store's own node is the last to leave: the others close their
+        rendezvous in it, and torch prints a C++ backtrace for each request that fails."""
+        is_good = sys.exc_info()[0] is None
+        done = self._inner.shutdown()
+        if is_good and self._num_nodes > 1 and not self._link.counts_faults:
+            left = self._faults.leave()
+            clock = SystemClock()
+            deadline = clock.monotonic() + LEAVING_LIMIT_S
+            while self._serves_store and left < self._num_nodes and clock.monotonic() < deadline:
+                clock.sleep(_LOOK_S)
+                left = self._faults.count_left()
+        return done
 
 
 class JobFaults:
@@ -193,6 +219,14 @@ class JobFaults:
             return Reason(job.get(_VERDICT_KEY).decode()) if job.check([_VERDICT_KEY]) else None
 
         return self._with_store(read, None)
+
+    def leave(self) -> int:
+        """Says that this node needs the store no more; how many of the round have said so."""
+        return self._with_store(lambda _, round_store: int(round_store.add(_LEFT_KEY, 1)), 0)
+
+    def count_left(self) -> int:
+        """How many of the round have left."""
+        return self._with_store(lambda _, round_store: int(round_store.add(_LEFT_KEY, 0)), 0)
 
     def _add(self, job: Store, round_store: Store) -> int:
         first_to_say_so = int(round_store.add(_FAULT_IN_ROUND_KEY, 1)) == 1

@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,10 +108,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         nargs="?",
         default=contract.LATEST_LINK,
-        help="run id, its beginning, or latest (default)",
+        help="run id, its beginning, or latest (default); on a cluster also the job's name",
     )
     # A run that another machine started is found on its hosts.
-    parser.add_argument("--on", choices=("hosts",), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--on",
+        choices=("hosts", cluster.KUBERNETES),
+        help="kubernetes: look for the run, or a job's name, on the cluster first",
+    )
     add_hosts(parser)
     cluster.add_place(parser)
 
@@ -209,17 +211,24 @@ def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:
-    """The run that was named, on the hosts where none here is it. Raises ``InputError``."""
-    run = _find(arguments)
-    if arguments.context or arguments.namespace:
+    """The run that was named, in a folder here or where it runs. Raises ``InputError``.
+
+    Of a run of a cluster without a folder here, what it returns is gone when the command ends.
+    """
+    on_cluster = arguments.on == cluster.KUBERNETES or arguments.context or arguments.namespace
+    if not on_cluster:
+        inventory = read_hosts(arguments)
+        if inventory is not None or arguments.on == "hosts":
+            return _find_on_hosts(arguments, inventory)
+    run = cluster.find_run(arguments, run_root(arguments))
+    if (arguments.context or arguments.namespace) and not run.is_borrowed:
         cluster.move_run(run, arguments.context, arguments.namespace)
     return run
 
 
-def _find(arguments: argparse.Namespace) -> RunFolder:
+def _find_on_hosts(arguments: argparse.Namespace, inventory: Inventory | None) -> RunFolder:
     from launcher.runs import find_run
 
-    inventory = read_hosts(arguments)
     name = arguments.run
     try:
         run = find_run(run_root(arguments), arguments.run)
@@ -237,14 +246,6 @@ def _find(arguments: argparse.Namespace) -> RunFolder:
 def run_root(arguments: argparse.Namespace) -> Path:
     """The folder of the run folders, as it was given."""
     return Path(arguments.runs)
-
-
-def program_name() -> str:
-    """How this command is called: by its name where a shell would find the same, else by path."""
-    called = Path(sys.argv[0])
-    if called.name == "__main__.py":
-        return "python -m launcher"
-    return called.name if shutil.which(called.name) == str(called) else shown(called)
 
 
 def shown(path: Path) -> str:

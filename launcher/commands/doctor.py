@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launcher.commands import cluster
 from launcher.commands.arguments import (
     add_command,
     add_hosts,
@@ -16,6 +17,7 @@ from launcher.commands.arguments import (
     read_job,
     run_root,
 )
+from launcher.commands.typed import spell
 from launcher.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
@@ -36,6 +38,8 @@ def add(commands: Any) -> None:
         help="docker, local, hosts or kubernetes (default: as run chooses)",
     )
     add_hosts(doctor)
+    cluster.add_place(doctor)
+    cluster.add_kind(doctor)
     doctor.add_argument(
         "--limit",
         type=float,
@@ -59,11 +63,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
     )
     job = read_job(arguments, otherwise=on_all)
     name = arguments.on or ("hosts" if inventory else _usual_target(job, run_root(arguments)))
-    findings = list(diagnose(job, name, arguments.limit, inventory))
+    findings = list(diagnose(job, name, arguments.limit, inventory, arguments.context))
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:
-        sys.stdout.write(render_findings(findings))
+        sys.stdout.write(spell(render_findings(findings), arguments))
     return int(ExitCode.OK if is_fit(findings) else ExitCode.TRAINING_FAILED)
 
 

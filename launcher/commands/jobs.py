@@ -16,12 +16,18 @@ from launcher.commands.arguments import (
     add_command,
     add_job,
     planned,
-    program_name,
     read_job,
     run_root,
     shown,
 )
 from launcher.commands.cluster import KUBERNETES
+from launcher.commands.typed import (
+    extra_of_job,
+    options_of_job,
+    options_of_runs,
+    program_name,
+    spell,
+)
 from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -51,12 +57,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
     choice, plan = planned(arguments)
     plan = dataclasses.replace(plan, detached=arguments.detach)
+    typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
-        return _run_in_background(choice, plan, launch.open_console(sys.stderr))
-    shows = f"{program_name()} logs {plan.run_id}"
+        return _run_in_background(choice, plan, launch.open_console(sys.stderr, typed))
+    shows = typed(f"launcher logs {plan.run_id}")
     with contextlib.closing(Outlet(sys.stderr, shows=shows)) as outlet:
-        return _run_here(arguments, choice, plan, launch.open_console(outlet))
+        return _run_here(arguments, choice, plan, launch.open_console(outlet, typed))
 
 
 def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> int:
@@ -64,7 +71,7 @@ def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> in
 
     run = _create(choice, plan, console)
     launch.follow_in_background(run, plan, choice.target)
-    console.note(f"detached; see: {program_name()} logs --follow {run.run_id}")
+    console.note(f"detached; see: launcher logs --follow {run.run_id}")
     print(run.run_id, flush=True)
     _note_left_behind(choice, console.note)
     return int(ExitCode.OK)
@@ -89,9 +96,12 @@ def _run_here(
     summary = render_summary(
         outcome,
         folder=shown(run.path),
-        job_file=arguments.job,
+        job_file=shlex.quote(arguments.job),
         program=program_name(),
         hosts=arguments.hosts if plan.hosts else None,
+        options=options_of_job(arguments),
+        runs=options_of_runs(arguments),
+        extra=extra_of_job(arguments),
     )
     console.line(summary)
     return outcome.exit_code
@@ -154,7 +164,7 @@ def _note_left_behind(choice: Choice, note: Callable[[str], None]) -> None:
 
     for live in choice.target.live_runs():
         if RunFolder(Path(live.run_dir)).launcher_pid() is None:
-            fix = f"{program_name()} stop {live.run_id}"
+            fix = f"launcher stop {live.run_id}"
             note(f"left behind by a launcher that died: {live.run_id}; end it: {fix}")
 
 

@@ -19,7 +19,8 @@ from launcher.commands.arguments import (
     read_hosts,
     run_root,
 )
-from launcher.errors import ExitCode
+from launcher.commands.typed import spell
+from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from launcher.listing import Row
@@ -47,6 +48,12 @@ def add(commands: Any) -> None:
     report.add_argument("--json", action="store_true")
     report.add_argument(
         "--png", metavar="FILE", help="also draw loss, workers and failures over time (matplotlib)"
+    )
+
+    report.add_argument(
+        "--claim",
+        metavar="DIR",
+        help="Kubernetes, without the run's folder: where its claim is mounted on this machine",
     )
 
     logs = add_command(
@@ -88,7 +95,7 @@ def _ps(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     else:
-        sys.stdout.write(render_table(rows))
+        sys.stdout.write(spell(render_table(rows), arguments))
     return int(ExitCode.OK)
 
 
@@ -99,7 +106,10 @@ def _list_cluster(arguments: argparse.Namespace) -> list[Row]:
 
     place = Cluster(context=arguments.context, namespace=arguments.namespace)
     now = SystemClock().wall()
-    return list_cluster_runs(run_root(arguments), place, now, everything=arguments.all)
+    rows, notes = list_cluster_runs(run_root(arguments), place, now, everything=arguments.all)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return rows
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -107,9 +117,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
     run = find(arguments)
     status = read_status(run)
-    sys.stdout.write(
-        json.dumps(status, indent=2) + "\n" if arguments.json else render_status(status)
-    )
+    text = json.dumps(status, indent=2) + "\n" if arguments.json else render_status(status)
+    sys.stdout.write(text if arguments.json else spell(text, arguments))
     return int(ExitCode.OK)
 
 
@@ -117,13 +126,16 @@ def _report(arguments: argparse.Namespace) -> int:
     from launcher.clock import SystemClock
     from launcher.postmortem import read_postmortem, render_postmortem
 
-    told = read_postmortem(find(arguments), SystemClock().wall())
+    claim = Path(arguments.claim) if arguments.claim else None
+    if claim is not None and not claim.is_dir():
+        raise InputError(f"--claim {claim}: no such folder", "where the claim is mounted here")
+    told = read_postmortem(find(arguments), SystemClock().wall(), claim)
     if arguments.png:
         from launcher.plot import write_plot
 
         write_plot(told, Path(arguments.png))
     text = json.dumps(told, indent=2) + "\n" if arguments.json else render_postmortem(told)
-    sys.stdout.write(text)
+    sys.stdout.write(text if arguments.json else spell(text, arguments))
     return int(ExitCode.OK)
 
 
@@ -141,12 +153,14 @@ def _stop(arguments: argparse.Namespace) -> int:
     from launcher.stopping import stop_run
 
     run = find(arguments)
-    print(stop_run(run, arguments.grace, keep=arguments.keep), file=sys.stderr)
+    said = stop_run(run, arguments.grace, keep=arguments.keep)
+    print(spell(said, arguments), file=sys.stderr)
     return int(ExitCode.OK)
 
 
 def _scale(arguments: argparse.Namespace) -> int:
     from launcher.scaling import scale_run
 
-    print(scale_run(find(arguments), arguments.nodes), file=sys.stderr)
+    said = scale_run(find(arguments), arguments.nodes)
+    print(spell(said, arguments), file=sys.stderr)
     return int(ExitCode.OK)

@@ -15,6 +15,8 @@ from launcher.probes.references import (
 
 PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
+BYTES = ("memory", "storage", "ephemeral-storage")
+UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
 
 
 def judge_rights(
@@ -119,7 +121,17 @@ def judge_nodes(nodes: Sequence[Object], template: Object, least: int, most: int
 
 
 def _said(name: str, amount: float) -> str:
-    return f"{name} {amount / 2**30:g}Gi" if name == "memory" else f"{name} {amount:g}"
+    return f"{name} {render_amount(name, amount)}"
+
+
+def render_amount(name: str, amount: float) -> str:
+    """An amount of a resource, or of a quota's key, as people write it: ``1.5``, ``8Gi``."""
+    resource = name.rpartition(".")[2]
+    if resource in BYTES or resource.startswith("hugepages-"):
+        for unit, size in UNITS:
+            if amount >= size:
+                return f"{amount / size:.4g}{unit}"
+    return f"{amount:.15g}"
 
 
 def _why_not(node: Object, spec: Object, wanted: Mapping[str, float]) -> str:
@@ -170,12 +182,14 @@ def judge_quota(quota: Object, template: Object, least: int, most: int) -> list[
             continue
         used = parse_amount((status.get("used") or {}).get(key, 0))
         limit, place = parse_amount(hard), f"ResourceQuota {name}"
-        told = f"{key}: {used:g} of {limit:g} used, the job wants {each * least:g} more"
+        taken, whole = render_amount(key, used), render_amount(key, limit)
+        more, most_more = (render_amount(key, each * count) for count in (least, most))
+        told = f"{key}: {taken} of {whole} used, the job wants {more} more"
         fix = f"stop what is not needed, lower resources:, or have {name} raised"
         if used + each * least > limit:
             findings.append(failed("quota", place, told, fix))
         elif used + each * most > limit:
-            found = f"{told}, and {each * most:g} at its largest"
+            found = f"{told}, and {most_more} at its largest"
             findings.append(warning("quota", place, found, fix))
     return findings or [ok("quota", f"ResourceQuota {name}", "leaves room")]
 
@@ -210,4 +224,5 @@ def _broken(item: Object, template: Object) -> Iterator[str]:
         for name, quantity in (item.get(bound) or {}).items():
             limit, amount = parse_amount(quantity), asked.get(name, parse_amount(quantity))
             if amount > limit if bound == "max" else amount < limit:
-                yield f"{bound} {name} of a {item['type']} is {quantity}, the job has {amount:g}"
+                has = render_amount(name, amount)
+                yield f"{bound} {name} of a {item['type']} is {quantity}, the job has {has}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher import contract
 from launcher.agent.settings import NodeTask
+from launcher.kubernetes_plan import render_kept_plan
 from launcher.node_plan import Env
 from launcher.plan import LaunchPlan
 from launcher.pods import PodSettings, Toleration
@@ -67,19 +68,26 @@ def render_labels(plan: LaunchPlan) -> Object:
 
 
 def render_config_map(plan: LaunchPlan) -> Object:
-    """The agent's archive and its task. Named by its content: running pods keep what they have."""
+    """The agent's archive, its task, and the plan for launchers on other machines.
+
+    Named by its content: running pods keep what they have.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": render_metadata(plan, _config_map_name(plan)),
         "immutable": True,
-        "data": {contract.NODE_TASK_FILE: _task(plan)},
+        "data": {
+            contract.NODE_TASK_FILE: _task(plan),
+            contract.PLAN_FILE: render_kept_plan(plan),
+        },
         "binaryData": {contract.AGENT_ARCHIVE: base64.b64encode(read_archive()).decode()},
     }
 
 
 def _config_map_name(plan: LaunchPlan) -> str:
-    digest = hashlib.sha256(read_archive() + _task(plan).encode()).hexdigest()
+    texts = (_task(plan), render_kept_plan(plan))
+    digest = hashlib.sha256(read_archive() + "".join(texts).encode()).hexdigest()
     return f"{plan.job_name}-agent-{digest[:8]}"
 
 

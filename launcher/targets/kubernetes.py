@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +17,32 @@ from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.kubernetes_plan import plan_facts
-from launcher.manifests import Manifest, render_manifest
+from launcher.manifests import render_manifest
 from launcher.plan import LaunchPlan
 from launcher.pod_states import (
     DELETED,
     JobEnd,
     PodView,
+    parse_ended_at,
     parse_job_end,
     parse_pod,
 )
-from launcher.pods import PodSettings, plan_pods
+from launcher.pods import plan_pods
 from launcher.render.pod import pods_of
 from launcher.runs import RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, Observation
 from launcher.targets.kubernetes_api import IN_CLUSTER, ApiError, Cluster, Object, Place
-from launcher.targets.kubernetes_by_hand import render_by_hand, render_suspension
+from launcher.targets.kubernetes_by_hand import (
+    KubernetesArtifact,
+    render_by_hand,
+    render_suspending,
+    render_suspension,
+)
 from launcher.targets.kubernetes_endings import PodEndings
-from launcher.targets.kubernetes_news import read_news, tell_silence
+from launcher.targets.kubernetes_news import read_news, read_raw, tell_silence
 from launcher.targets.kubernetes_output import Incarnations, PodOutput, observe_node
-from launcher.targets.kubernetes_trial import try_pod
+from launcher.targets.kubernetes_trial import refuse_taken, try_pod
 from launcher.targets.kubernetes_watch import PodWatch
 
 if TYPE_CHECKING:
@@ -57,23 +63,6 @@ API_OF_KIND = {
     "job": ("batch/v1", "Job"),
 }
 RESIZED_KINDS = ("pytorchjob", "job")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KubernetesArtifact:
-    """A plan as a manifest."""
-
-    manifest: Manifest
-    namespace: str
-
-    def shell(self) -> str:
-        """A script that applies the manifest."""
-        text = self.manifest.yaml()
-        return f"#!/bin/sh\nkubectl apply -n {self.namespace} -f - <<'EOF'\n{text}EOF\n"
-
-    def shell_to_join(self) -> str:
-        """Raises ``InputError``: a cluster's controllers start its nodes."""
-        raise InputError("nodes of a cluster are not started by hand", "launcher scale RUN N")
 
 
 class KubernetesTarget:
@@ -136,7 +125,7 @@ class KubernetesTarget:
         cluster = self._cluster(plan.run_id, pods_of(plan).namespace)
         *others, job = self.render(plan).manifest.objects
         if (held := cluster.read(Place.of(job))) is not None:
-            raise self._taken(plan, held)
+            raise refuse_taken(cluster, self._run_root, held)
         try:
             cluster.create(job, dry_run=True)
             for item in others:
@@ -152,7 +141,8 @@ class KubernetesTarget:
             if error.status != CONFLICT:
                 self._remove_all(cluster, others)
                 raise
-            raise self._taken(plan, cluster.read(Place.of(job)) or job) from error
+            held = cluster.read(Place.of(job)) or job
+            raise refuse_taken(cluster, self._run_root, held) from error
         for item in others:
             # With the job goes what was made for it, also by kubectl delete.
             cluster.merge(Place.of(item), {"metadata": {"ownerReferences": [_owner(made)]}})
@@ -163,18 +153,6 @@ class KubernetesTarget:
         for item in items:
             with contextlib.suppress(TargetError):
                 cluster.delete(Place.of(item))
-
-    def _taken(self, plan: LaunchPlan, held: Object) -> InputError:
-        kind, name = held["kind"], held["metadata"]["name"]
-        run_id = (held["metadata"].get("labels") or {}).get(contract.LABEL_RUN_ID, "")
-        namespace = self._cluster(plan.run_id).namespace
-        if (self._run_root / run_id / contract.PLAN_FILE).is_file() and run_id:
-            fix = f"launcher logs -f {run_id} to attach, or launcher stop {run_id} to replace it"
-        else:
-            fix = f"kubectl delete {kind.lower()} {name} -n {namespace} to replace it"
-        return InputError(
-            f"{kind} {name} is in namespace {namespace} already", f"{fix}; or --set name=OTHER"
-        )
 
     # -- observing -------------------------------------------------------------------------------
 
@@ -197,12 +175,16 @@ class KubernetesTarget:
             return JobEnd(succeeded=False, word=DELETED, message=message)
         return parse_job_end(item)
 
+    def read_ended_at(self, plan: LaunchPlan) -> float | None:
+        """When the job ended, in seconds since the epoch; None where its object does not say."""
+        return parse_ended_at(self.read_job(plan) or {})
+
     def read_pods(self, plan: LaunchPlan) -> tuple[PodView, ...]:
         """The run's pods as they are now, oldest first."""
         if self._watch is not None:
             return self._watch.refresh()
         found = self._cluster(plan.run_id).list_objects("v1", "Pod", _selector(plan.run_id))
-        views = (parse_pod(pod, _masters(pods_of(plan))) for pod in found["items"])
+        views = (parse_pod(pod, int(pods_of(plan).has_master)) for pod in found["items"])
         # Servers list by name.
         return tuple(sorted(views, key=lambda pod: (pod.created, pod.name)))
 
@@ -229,7 +211,7 @@ class KubernetesTarget:
     def follow(self, plan: LaunchPlan) -> PodWatch:
         """Opens the watch; its pods' logs go to the run folder as ``follow_logs`` is called."""
         if self._watch is None:
-            masters = _masters(pods_of(plan))
+            masters = int(pods_of(plan).has_master)
             cluster = self._cluster(plan.run_id)
             self._watch = PodWatch(cluster, _selector(plan.run_id), masters)
             self._watch.start()
@@ -243,7 +225,7 @@ class KubernetesTarget:
         self._open_output(plan, watch).follow(watch.pods())
 
     def read_logs(self, plan: LaunchPlan) -> None:
-        """Brings what all containers have written by now, within ``LOG_LIMIT_S``.
+        """Brings what all containers have written by now, within ``LOG_LIMIT_S``, and outcomes.
 
         Raises ``ApiError`` where this user may not read logs.
         """
@@ -293,6 +275,19 @@ class KubernetesTarget:
             self._incarnations = Incarnations(RunFolder(Path(plan.run_dir)))
         return self._incarnations
 
+    def read_raw(self, plan: LaunchPlan) -> tuple[Object | None, list[Object], list[Object]]:
+        """The job's object, its pods and the namespace's events, as the server sends them.
+
+        No events where this user may not list them.
+        """
+        pods, events = read_raw(self._cluster(plan.run_id), _selector(plan.run_id))
+        return self.read_job(plan), pods, events
+
+    def number_of(self, plan: LaunchPlan, pod: PodView) -> int:
+        """Which incarnation of its node a pod's container is."""
+        assert pod.node_index is not None, "asked for nodes alone"
+        return self._numbers(plan).number(pod.node_index, pod.uid, pod.restarts)
+
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the incarnations that its nodes have come to."""
         nodes = tuple(
@@ -318,6 +313,10 @@ class KubernetesTarget:
         """Ends the pods and keeps the object, which may be resumed."""
         place = self._place(plan)
         self._cluster(plan.run_id).merge(place, render_suspension(place.kind))
+
+    def resuming(self, plan: LaunchPlan) -> str:
+        """The command that has a suspended job go on."""
+        return render_suspending(self._cluster(plan.run_id), self._place(plan), False)
 
     def stop(self, run_id: str, grace_s: float) -> None:
         """As ``Target.stop``; claims, and so checkpoints, are never touched."""
@@ -384,10 +383,6 @@ def write_cluster(run_dir: Path, cluster: Cluster) -> None:
 
 def _selector(run_id: str) -> str:
     return f"{contract.LABEL_RUN_ID}={run_id}"
-
-
-def _masters(pods: PodSettings) -> int:
-    return int(pods.has_master)
 
 
 def _owner(item: Object) -> dict[str, Any]:

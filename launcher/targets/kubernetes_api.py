@@ -142,9 +142,9 @@ class Cluster:
 
     # -- objects ---------------------------------------------------------------------------------
 
-    def read_version(self) -> str:
+    def read_version(self, limit_s: float = REQUEST_LIMIT_S) -> str:
         """The server's version, such as ``v1.31.2``; the cheapest question that needs no rights."""
-        return str(self._call("GET", "/version")["gitVersion"])
+        return str(self._call("GET", "/version", limit_s=limit_s)["gitVersion"])
 
     def create(self, item: Object, *, dry_run: bool = False) -> Object:
         """Creates an object; ``dry_run`` has the server admit it and forget it."""
@@ -293,6 +293,7 @@ class Cluster:
         *,
         headers: Mapping[str, str] | None = None,
         place: Place | None = None,
+        limit_s: float = REQUEST_LIMIT_S,
     ) -> Object:
         doing = f"{method.lower()} {place.kind} {place.name}" if place else f"{method} {path}"
         with api_errors(doing.strip(), self, place):
@@ -309,7 +310,7 @@ class Cluster:
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
-                _request_timeout=REQUEST_LIMIT_S,
+                _request_timeout=limit_s,
             )
             for value in response.headers.getlist("Warning"):
                 text = parse_warning(value)

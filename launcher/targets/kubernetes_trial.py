@@ -1,10 +1,14 @@
-"""What a server says of a job's pods before there is one: one of them is tried, and forgotten."""
+"""What is found out before a job is made: whether its name is free, and its pods are admitted."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from launcher import contract
+from launcher.errors import InputError
 from launcher.plan import LaunchPlan
 from launcher.render.pod import render_trial_pod
-from launcher.targets.kubernetes_api import ApiError, Cluster
+from launcher.targets.kubernetes_api import ApiError, Cluster, Object
 
 FORBIDDEN, INVALID = 403, 422
 MAY_PASS = ("exceeded quota", "status unknown for quota")
@@ -30,3 +34,17 @@ def try_pod(cluster: Cluster, plan: LaunchPlan) -> list[str]:
             raise
         return [f"a pod would not be admitted now: {error.what}"]
     return []
+
+
+def refuse_taken(cluster: Cluster, run_root: Path, held: Object) -> InputError:
+    """The error for a job whose name is taken by ``held``, with the commands for that."""
+    kind, name = held["kind"], held["metadata"]["name"]
+    run_id = (held["metadata"].get("labels") or {}).get(contract.LABEL_RUN_ID, "")
+    namespace = cluster.namespace
+    if (run_root / run_id / contract.PLAN_FILE).is_file() and run_id:
+        fix = f"launcher logs -f {run_id} to attach, or launcher stop {run_id} to replace it"
+    else:
+        fix = f"kubectl delete {kind.lower()} {name} -n {namespace} to replace it"
+    return InputError(
+        f"{kind} {name} is in namespace {namespace} already", f"{fix}; or --set name=OTHER"
+    )

@@ -59,6 +59,17 @@ def test_what_pod_security_loses_is_said_beside_the_manifest(
     assert said == "note: not admissible under Pod Security restricted: kubernetes.host_network\n"
 
 
+@pytest.mark.parametrize(("nnodes", "is_noted"), [("1", False), ("2", True)])
+def test_a_master_alone_gets_no_init_container_of_the_operator(
+    nnodes: str, is_noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    static = ["--set", "rdzv.backend=static", "--nnodes", nnodes]
+    assert run_command(["render", "job.yaml", "--on", "kubernetes", *static]) == 0
+    printed = capsys.readouterr()
+    assert ("not admissible" in printed.err) == is_noted
+    assert ("Note: not admissible" in printed.out) == is_noted
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

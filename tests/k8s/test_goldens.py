@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+from launcher.agent.identity import identify
 from launcher.agent.settings import parse_task
 from launcher.plan import parse_plan
 from launcher.render.agent_archive import read_agent_sources, render_agent_archive
@@ -155,6 +156,24 @@ def test_the_overlay_sets_namespace_image_and_gpus() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
     (binding,) = [one for one in objects if one["kind"] == "RoleBinding"]
     assert binding["subjects"][0]["namespace"] == "training"
+
+
+@pytest.mark.kubectl
+def test_the_workers_of_the_overlay_are_told_of_all_that_may_come() -> None:
+    objects = build("overlays/gpu")
+    (job,) = [one for one in objects if one["kind"] == "PyTorchJob"]
+    (config,) = [one for one in objects if "node-plan.json" in (one.get("data") or {})]
+    elastic = job["spec"]["elasticPolicy"]
+    nodes = f"{elastic['minReplicas']}:{elastic['maxReplicas']}"
+    told = {
+        # As the operator injects them into each pod.
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": job["spec"]["nprocPerNode"],
+        "POD_NAME": "digits-worker-1",
+        "POD_IP": "10.1.1.7",
+    }
+    node = identify(parse_task(config["data"]["node-plan.json"]), told).node
+    assert dict(node.env)["LAUNCHER_MAX_WORLD_SIZE"] == "16"
 
 
 @pytest.mark.kubectl

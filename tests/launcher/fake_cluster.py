@@ -80,7 +80,8 @@ class FakeCluster:
         self.kinds = set(KINDS)
         self.namespaces = {"team"}
         self.denied: set[tuple[str, str]] = set()
-        """Verbs and resources that the user may not, as an access review tells."""
+        """Verbs and resources that the user may not, as an access review tells, and as they are
+        refused: ``("list", "jobs")``, ``("get", "pods/log")``."""
         self.level = ""
         """What Pod Security enforces in the namespace; empty for nothing."""
         self.away = False
@@ -280,10 +281,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._fail(404, "not found")
             # As sent for a path that no resource is registered for: text, no Status.
             return self._text(404, "404 page not found\n")
+        if (refusal := self._forbidden(method, path, plural, rest, query)) is not None:
+            return self._fail(403, refusal, "Forbidden")
         if namespace not in self.cluster.namespaces:
             return self._elsewhere(method, namespace, plural, rest)
-        if (refusal := self._forbidden(method, plural, rest, query)) is not None:
-            return self._fail(403, refusal, "Forbidden")
         if rest[1:] == ["log"]:
             return self._log(rest[0], query)
         if method == "GET" and not rest:
@@ -291,20 +292,21 @@ class _Handler(BaseHTTPRequestHandler):
         return self._object(method, plural, rest[0] if rest else "", query, body)
 
     def _forbidden(
-        self, method: str, plural: str, rest: list[str], query: dict[str, str]
+        self, method: str, path: str, plural: str, rest: list[str], query: dict[str, str]
     ) -> str | None:
-        """kubernetes.io/docs/reference/access-authn-authz/authorization: verbs of requests."""
+        """In the words of RBAC's authorizer, which is asked before anything is looked for."""
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get")
         if method == "GET" and not rest:
             verb = "watch" if query.get("watch") else "list"
-        resource = "/".join((plural, *rest[1:]))
+        resource = "/".join([plural, *rest[1:]])
         if (verb, resource) not in self.cluster.denied:
             return None
-        group = self._api_version().rpartition("/")[0]
+        group = path.split("/")[2] if path.startswith("/apis/") else ""
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
         name = f' "{rest[0]}"' if rest else ""
         return (
-            f'{plural if not group else f"{plural}.{group}"}{name} is forbidden: User "me" '
-            f'cannot {verb} resource "{resource}" in API group "{group}" in the namespace "team"'
+            f'{plural}{f".{group}" if group else ""}{name} is forbidden: User "me" cannot {verb} '
+            f'resource "{resource}" in API group "{group}" in the namespace "{namespace}"'
         )
 
     def _elsewhere(self, method: str, namespace: str, plural: str, rest: list[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from launcher.doctor import diagnose, is_fit
 from launcher.job import JobSpec
 from launcher.probes.finding import Finding, Status
+from launcher.probes.judge_cluster import render_amount
 from launcher.probes.references import Reference, parse_amount, parse_references, parse_template
 from tests.launcher.fake_cluster import FakeCluster, Fault
 from tests.launcher.runner import Runner
@@ -202,6 +203,28 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         ),
         "have q raised",
     ),
+    "a quota of memory": (
+        lambda server: server.put(
+            "resourcequotas",
+            item(
+                "q",
+                status={"hard": {"limits.memory": "10Gi"}, "used": {"limits.memory": "1Gi"}},
+            ),
+        ),
+        (
+            *("failed", "quota", "ResourceQuota q"),
+            "limits.memory: 1Gi of 10Gi used, the job wants 16Gi more",
+        ),
+        "have q raised",
+    ),
+    "a limit of memory": (
+        lambda server: server.put(
+            "limitranges",
+            item("l", spec={"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}),
+        ),
+        ("failed", "limits", "LimitRange l", "max memory of a Container is 1Gi, the job has 8Gi"),
+        "change resources:",
+    ),
     "a limit range": (
         lambda server: server.put(
             "limitranges", item("l", spec={"limits": [{"type": "Container", "max": {"cpu": "2"}}]})
@@ -294,6 +317,25 @@ def test_the_command_prints_the_table_and_exits_with_1(
     assert "fix: kubectl create secret docker-registry registry -n team" in done.stdout
 
 
+def test_context_namespace_and_kind_of_the_command_line_are_those_that_are_asked_about(
+    server: FakeCluster, launcher: Runner, tmp_path: Path
+) -> None:
+    server.namespaces.add("others")
+    server.put("namespaces", item("others"))
+    launcher.env["KUBECONFIG"] = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
+    (launcher.folder / "job.yaml").write_text(json.dumps({**JOB, "nnodes": 2}))
+    of_other = ("doctor", "job.yaml", "--on", "kubernetes", "--context", "other", "--kind", "job")
+    done = launcher(*of_other)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "context other" in done.stdout
+    assert "PyTorchJob" not in done.stdout
+    assert [path for _, path, _ in server.requests if "/namespaces/others/jobs" in path]
+    assert not [path for _, path, _ in server.requests if "/namespaces/team/" in path]
+    done = launcher("doctor", "job.yaml", "--on", "kubernetes", "-n", "nowhere")
+    assert done.returncode == 1
+    assert "kubectl create namespace nowhere" in done.stdout
+
+
 # -- what objects name ------------------------------------------------------------------------
 
 
@@ -325,3 +367,20 @@ def test_references_are_those_to_objects_of_others() -> None:
 )
 def test_quantities_are_numbers(quantity: str | int, amount: float) -> None:
     assert parse_amount(quantity) == amount
+
+
+@pytest.mark.parametrize(
+    ("name", "amount", "told"),
+    [
+        ("cpu", 0.5, "0.5"),
+        ("nvidia.com/gpu", 8.0, "8"),
+        ("count/pods", 1234567.0, "1234567"),
+        ("memory", 2.0**30, "1Gi"),
+        ("requests.memory", 1.5 * 2**30, "1.5Gi"),
+        ("limits.ephemeral-storage", 2.0**41, "2Ti"),
+        ("memory", 512.0, "512"),
+        ("memory", 0.0, "0"),
+    ],
+)
+def test_amounts_are_told_as_people_write_them(name: str, amount: float, told: str) -> None:
+    assert render_amount(name, amount) == told

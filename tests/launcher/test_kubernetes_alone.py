@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import shlex
 import threading
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from launcher.listing import read_state, show_logs
 from launcher.runs import RunFolder
 from launcher.state import Reason
 from launcher.targets import kubernetes_logs
-from launcher.targets.kubernetes import KubernetesTarget
+from launcher.targets.kubernetes import API_OF_KIND, KubernetesTarget
+from launcher.targets.kubernetes_api import Cluster, Place
 from launcher.targets.kubernetes_output import ConsoleWriter
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
 
@@ -249,7 +252,7 @@ UNSCHEDULABLE: Object = {
         ({"phase": "Pending", "state": waiting("ImagePullBackOff", message="no")},
          "pending; d-0: ImagePullBackOff: no; make push IMAGE"),
         ({"state": waiting("CrashLoopBackOff"), "restarts": 4, "last": ended(1)},
-         "pending; d-0: CrashLoopBackOff; launcher logs tells why"),
+         "pending; d-0: CrashLoopBackOff; its log tells why"),
         ({"phase": "Failed", "state": {}, "reason": "Evicted", "message": "low on memory"},
          "exited, exit code 137; d-0: Evicted: low on memory; kubectl describe node"),
         ({"phase": "Failed", "state": ended(137, "OOMKilled")},
@@ -367,3 +370,43 @@ def test_a_report_has_no_shared_folder_and_tells_what_the_pods_said_at_their_end
     said = capsys.readouterr().out
     assert "restarts-exhausted" in said
     assert "ValueError: no data" in said
+
+
+@pytest.mark.parametrize("kind", ["job", "pytorchjob"])
+def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(
+    kind: str, server: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobSpec.model_validate(
+        {
+            "name": "digits",
+            "command": ["-m", "train"],
+            "nnodes": "1:2",
+            "kubernetes": {"kind": kind, "checkpoint": "ephemeral"},
+        }
+    )
+    root = str(tmp_path / "runs")
+    plan = plan_kubernetes(job, run_id="digits-0a1b2c", run_root=root, cwd=str(tmp_path))
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    KubernetesTarget(Path(root)).submit(plan)
+    assert run_command(["stop", "--keep", "--runs", root]) == 0
+    said = capsys.readouterr().err
+    resuming = said.partition("resume it: ")[2]
+    assert resuming.startswith(f"kubectl patch {kind} digits -n team --context fake --type merge")
+    assert read_state(run, plan)[0] == "stopped"
+    assert run_command(["logs", "--runs", root]) == 0
+    # As the command that was printed does it.
+    patch = json.loads(shlex.split(resuming)[-1])
+    api_version, name = API_OF_KIND[kind]
+    place = Place(api_version=api_version, kind=name, name="digits")
+    Cluster().merge(place, patch)
+    put(server, "d-0", 0)
+    say(server, "d-0", "[0/0] again", at=3, last=True)
+    assert read_state(run, plan)[0] == "running"
+    assert run.read_outcome() is None
+    capsys.readouterr()
+    assert run_command(["logs", "--runs", root]) == 0
+    assert capsys.readouterr().out == "[0/0] again\n"
+    server.remove("pods", "d-0")
+    assert run_command(["stop", "--runs", root]) == 0
+    assert (f"{kind}s", "digits") not in server.objects

@@ -358,6 +358,32 @@ def test_the_role_that_is_shipped_grants_every_call_of_a_run(
     assert ("", "pods/log", "get") in asked
 
 
+def test_a_kind_that_may_not_be_listed_is_left_out_with_a_note(
+    server: FakeCluster, launcher: Command, run_id: str
+) -> None:
+    server.denied |= {("list", "pytorchjobs"), ("list", "trainjobs")}
+    code, said = launcher("ps", "--on", "kubernetes")
+    assert code == 0, said
+    assert run_id in said
+    notes = [line for line in said.splitlines() if line.startswith("note: ")]
+    assert [note.split()[1] for note in notes] == [
+        "pytorchjobs.kubeflow.org",
+        "trainjobs.trainer.kubeflow.org",
+    ]
+    assert all("kubectl auth can-i --list -n team" in note for note in notes)
+    told = json.loads(launcher("ps", "--on", "kubernetes", "--json")[1].partition("note:")[0])
+    assert [row["run_id"] for row in told] == [run_id]
+
+
+def test_where_no_kind_may_be_listed_that_is_the_answer(
+    server: FakeCluster, launcher: Command, run_id: str
+) -> None:
+    server.denied |= {("list", f"{kind}s") for kind in ("pytorchjob", "trainjob", "jobset", "job")}
+    code, said = launcher("ps", "--on", "kubernetes")
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert 'User "me" cannot list resource "pytorchjobs" in API group "kubeflow.org"' in said
+
+
 @pytest.mark.parametrize("words", [("run", "job.yaml", "--on", "kubernetes"), ("ps", "-n", "a")])
 def test_a_missing_client_is_told_with_the_command_to_install_it(
     words: tuple[str, ...], launcher: Command, monkeypatch: pytest.MonkeyPatch

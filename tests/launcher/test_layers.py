@@ -135,6 +135,8 @@ LAYERS: dict[float, set[str]] = {
         "probe_run",
         "host_table",
         "adopting",
+        "adopting_kubernetes",
+        "story_kubernetes",
         "decide",
         "follow",
         "report",
@@ -163,7 +165,7 @@ LAYERS: dict[float, set[str]] = {
         f"commands.{name}"
         for name in (
             *("arguments", "check", "cluster", "play", "doctor", "env", "hosts", "jobs"),
-            *("runs", "schema"),
+            *("runs", "schema", "typed"),
         )
     },
 }

@@ -77,6 +77,24 @@ def test_an_object_that_is_hardly_there_is_pending() -> None:
     assert (view.state, view.node_index, view.has_started) == (NodeState.PENDING, None, False)
 
 
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (
+            '0/1 nodes are available: persistentvolumeclaim "storage" not found.',
+            "make the claim storage, as k8s/base/storage.yaml does",
+        ),
+        ("pod has unbound immediate PersistentVolumeClaims.", "kubectl get pvc,storageclass"),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "lower resources of the job"),
+    ],
+)
+def test_a_pod_without_a_place_is_told_what_would_give_it_one(message: str, fix: str) -> None:
+    condition = {**UNSCHEDULABLE, "message": message}
+    told = describe_trouble(parse_pod(pod("d-0", {}, phase="Pending", conditions=[condition])))
+    assert fix in told
+    assert ("lower resources" in told) == ("Insufficient" in message)
+
+
 @pytest.mark.parametrize("trouble", Trouble)
 def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble: Trouble) -> None:
     assert WORDS[trouble.value] is trouble

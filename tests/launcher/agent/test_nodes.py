@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import os, pathlib, sys, time
 world = os.environ["WORLD_SIZE"]
 pathlib.Path(f"up-{world}-" + os.environ["LAUNCHER_NODE_INDEX"]).touch()
 print("world", world)
+print("meets at", os.environ["LAUNCHER_RDZV_ENDPOINT"])
 while world != sys.argv[1]:
     time.sleep(0.05)
 """
@@ -38,11 +40,12 @@ def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
     places: list[Place], start_method: str
 ) -> None:
     places[0].write(WAITING)
+    port = free_port()
     start(
         places,
         "script.py",
         "2",
-        port=free_port(),
+        port=port,
         backend="roster",
         start=start_method,
         max_restarts=0,
@@ -56,7 +59,9 @@ def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
         assert place.process is not None
         assert place.process.wait(LIMIT_S) == 0, place.console()
         assert place.outcome()["restarts"] == {"membership": 1}
-    assert {p.stdout(p.index, attempt=1) for p in places[:2]} == {"world 2\n"}
+    assert {p.stdout(p.index, attempt=1) for p in places[:2]} == {
+        f"world 2\nmeets at 127.0.0.1:{port}\n"
+    }
 
 
 @pytest.mark.parametrize("backend", ["c10d", "roster"])
@@ -80,6 +85,40 @@ def test_the_job_goes_on_when_the_node_with_the_store_is_killed(
     assert "store-lost; starting again (1)" in two[1].console()
     assert "store-lost" in [event["event"] for event in two[1].events()]
     assert two[1].outcome()["reason"] == "completed"
+    told = [line for line in two[1].console().splitlines() if "meets at" in line]
+    assert [line.rpartition(":")[2] for line in told] == [str(port) for port in ports]
+
+
+SLOW_TO_LEAVE = """
+import os, sys, threading, time
+NAME = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+def patch():
+    while not hasattr(sys.modules.get(NAME), "DynamicRendezvousHandler"):
+        time.sleep(0.01)
+    kind = sys.modules[NAME].DynamicRendezvousHandler
+    real = kind.shutdown
+    kind.shutdown = lambda self: (time.sleep(2), real(self))[1]
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=patch, daemon=True).start())
+"""
+"""What a busy machine does to a node: it closes its rendezvous two seconds after its work."""
+
+
+def test_a_good_end_under_c10d_prints_no_backtrace_of_a_node_that_leaves_later(
+    places: list[Place], tmp_path: Path
+) -> None:
+    two, port = places[:2], free_port()
+    two[0].write("print('done')")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(SLOW_TO_LEAVE)
+    two[1].env["PYTHONPATH"] = str(tmp_path / "site")
+    for place in two:
+        place.plan("script.py", min_nodes=2, max_nodes=2, port=port)
+        place.start()
+    for place in two:
+        assert place.process is not None
+        assert place.process.wait(LIMIT_S) == 0, place.console()
+        assert "frame #" not in place.console()
+        assert "failed to shutdown the rendezvous" not in place.console()
 
 
 @pytest.mark.parametrize("backend", ["c10d", "roster"])

@@ -38,7 +38,11 @@ def node_of(log_dir: str = "/run/nodes/0/0", max_nodes: int = 4) -> NodePlan:
         ),
         command=("t.py",),
         workdir=None,
-        env=((contract.NODE_INDEX, "0"), (contract.INCARNATION, "0")),
+        env=(
+            (contract.NODE_INDEX, "0"),
+            (contract.INCARNATION, "0"),
+            (contract.MAX_WORLD_SIZE, str(max_nodes)),
+        ),
         secrets=(),
         mounts=(),
         device_ids=(),
@@ -90,6 +94,8 @@ def test_a_job_that_was_resized_since_it_was_planned_runs_in_its_new_size(
 ) -> None:
     node = identify(task_of(), {**ELASTIC_WORKER, **told}).node
     assert (node.min_nodes, node.max_nodes, node.nproc_per_node) == expected
+    largest = dict(node.env)[contract.MAX_WORLD_SIZE]
+    assert largest == str(expected[1] * expected[2]), "the training cuts its batches for it"
 
 
 def test_a_job_planned_for_one_node_cannot_grow_because_its_store_has_no_address() -> None:

@@ -1,0 +1,163 @@
+"""``kubectl launcher ...``: kubectl finds a program of that name and hands its arguments on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import run_command
+from launcher.commands import typed as typed_commands
+from launcher.job import JobSpec
+from launcher.kubernetes_plan import plan_kubernetes
+from launcher.targets.kubernetes import KubernetesTarget
+from tests.launcher.fake_cluster import FakeCluster
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+ROOT = Path(__file__).parents[2]
+RUN_ID = "digits-0a1b2c"
+JOB = {
+    "name": "digits",
+    "command": ["-m", "train"],
+    "nnodes": "1:2",
+    "max_restarts": 3,
+    "kubernetes": {"kind": "job", "checkpoint": "pvc/storage"},
+}
+Typed = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def submitted(server: FakeCluster, tmp_path: Path) -> FakeCluster:
+    """A server on which somebody else has submitted a run."""
+    theirs = str(tmp_path / "theirs")
+    job = JobSpec.model_validate(JOB)
+    plan = plan_kubernetes(job, run_id=RUN_ID, run_root=theirs, cwd=theirs)
+    KubernetesTarget(Path(theirs)).submit(plan)
+    server.requests.clear()
+    return server
+
+
+@pytest.fixture
+def plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Typed:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAUNCHER_HOSTS", "gpu[1-4]")
+
+    def run(*words: str) -> tuple[int, str]:
+        code = run_command(words, is_plugin=True)
+        printed = capfd.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def test_the_package_brings_the_program() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["kubectl-launcher"] == "launcher.__main__:kubectl_main"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "digits"),
+        ("status",),
+        ("status", "digits", "-n", "team"),
+        ("-n", "team", "status", "digits"),
+        ("--context=fake", "--namespace", "team", "status", "digits"),
+    ],
+)
+def test_kubectls_own_options_stand_before_or_behind_the_command(
+    words: tuple[str, ...], submitted: FakeCluster, plugin: Typed
+) -> None:
+    code, said = plugin(*words)
+    assert code == 0, said
+    assert f"{RUN_ID}: running on kubernetes" in said
+
+
+def test_everything_is_on_the_cluster_without_being_said(
+    submitted: FakeCluster, plugin: Typed, tmp_path: Path
+) -> None:
+    code, said = plugin("ps")
+    assert code == 0, said
+    assert RUN_ID in said
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    code, said = plugin("render", "job.yaml")
+    assert code == 0, said
+    assert "kind: Job" in said
+    code, said = plugin("doctor", "job.yaml")
+    assert "context fake" in said
+    code, said = plugin("run", "job.yaml")
+    assert code == 2
+    assert "Job digits is in namespace team already" in said
+
+
+def test_another_kubeconfig_is_that_of_one_command(
+    submitted: FakeCluster, plugin: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = (tmp_path / "kubeconfig").rename(tmp_path / "other")
+    before = os.environ["KUBECONFIG"]
+    assert plugin("status", "digits", "--kubeconfig", str(other))[0] == 0
+    assert os.environ["KUBECONFIG"] == before
+    code, said = plugin("status", "digits", "--kubeconfig", str(tmp_path / "none"))
+    assert code == 3
+    assert "kubectl config get-contexts" in said
+
+
+def test_latest_is_the_run_that_was_made_last_and_not_that_of_a_folder_here(
+    submitted: FakeCluster, plugin: Typed, tmp_path: Path
+) -> None:
+    (tmp_path / "runs/local-1").mkdir(parents=True)
+    (tmp_path / "runs/local-1/plan.json").write_text("{}")
+    (tmp_path / "runs/latest").symlink_to("local-1")
+    assert f"{RUN_ID}: running" in plugin("status")[1]
+
+
+def test_commands_are_printed_as_kubectl_takes_them(
+    submitted: FakeCluster, plugin: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "kubectl-launcher"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(typed_commands.sys, "argv", [str(program)])
+    said = plugin("status", "letters", "-n", "team")[1]
+    assert "fix: kubectl launcher ps --namespace team --all lists the runs" in said
+
+
+@pytest.mark.kubectl
+def test_kubectl_finds_it_and_hands_the_exit_code_on(
+    submitted: FakeCluster, tmp_path: Path
+) -> None:
+    program = tmp_path / "kubectl-launcher"
+    program.write_text(
+        f"#!{sys.executable}\nfrom launcher.__main__ import kubectl_main\nkubectl_main()\n"
+    )
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+    def kubectl(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["kubectl", "launcher", *words],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = kubectl("status", "digits", "-n", "team")
+    assert done.returncode == 0, done.stderr
+    assert f"{RUN_ID}: running on kubernetes" in done.stdout
+    done = kubectl("status", "letters")
+    assert done.returncode == 2
+    assert "kubectl launcher ps --all lists the runs" in done.stderr
+    assert "usage: kubectl launcher" in kubectl("--help").stdout

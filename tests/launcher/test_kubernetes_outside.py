@@ -1,0 +1,341 @@
+"""Runs of a cluster from a machine without their folders: the plan is in the cluster."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import contract
+from launcher.cli import run_command
+from launcher.errors import ExitCode
+from launcher.job import JobSpec
+from launcher.kubernetes_plan import parse_kept_plan, plan_kubernetes, render_kept_plan
+from launcher.targets import kubernetes_logs
+from launcher.targets.kubernetes import KubernetesTarget
+from tests.k8s.manifests_table import TABLE, plan_of
+from tests.launcher.fake_cluster import FakeCluster, ended, pod
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+ROOT = Path(__file__).parents[2]
+INDEX = "batch.kubernetes.io/job-completion-index"
+RUN_ID = "digits-0a1b2c"
+Typed = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_logs, "RETRY_S", 0.05)
+
+
+@pytest.fixture
+def submitted(server: FakeCluster, tmp_path: Path) -> FakeCluster:
+    """A server on which somebody else, on another machine, has submitted a run of two nodes."""
+    job = JobSpec.model_validate(
+        {
+            "name": "digits",
+            "command": ["-m", "train"],
+            "nnodes": "1:2",
+            "max_restarts": 3,
+            "kubernetes": {"kind": "job", "checkpoint": "pvc/storage"},
+        }
+    )
+    theirs = tmp_path / "another-machine"
+    plan = plan_kubernetes(job, run_id=RUN_ID, run_root=str(theirs), cwd=str(theirs))
+    KubernetesTarget(theirs).submit(plan)
+    for index in range(2):
+        put(server, f"digits-{index}-a", index)
+        server.log(f"digits-{index}-a", ("2026-01-01T00:00:05Z", f"[{index}/{index}] epoch 1"))
+    server.requests.clear()
+    return server
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Typed:
+    """A command in an empty folder: its exit code, and all that it said."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+
+    def run(*words: str, is_plugin: bool = False) -> tuple[int, str]:
+        code = run_command(words, is_plugin=is_plugin)
+        printed = capfd.readouterr()
+        assert not any(here.iterdir()), "no second run folder is needed to find out"
+        return code, printed.out + printed.err
+
+    return run
+
+
+def put(server: FakeCluster, name: str, index: int, **fields: Any) -> None:
+    server.put("pods", pod(name, {contract.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, **fields))
+
+
+def end_job(server: FakeCluster, kind: str, at: str, **more: str) -> None:
+    job = server.objects["jobs", "digits"]
+    condition = {"type": kind, "status": "True", "lastTransitionTime": at, **more}
+    server.put("jobs", {**job, "status": {"conditions": [condition]}})
+
+
+# -- the plan in the cluster ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_cluster_keeps_the_whole_plan_without_this_machines_folder(name: str) -> None:
+    plan = plan_of(**TABLE[name])
+    kept = render_kept_plan(plan)
+    assert "/home/me" not in kept
+    assert len(kept) < 20_000, "a ConfigMap holds one MiB, whatever the number of nodes"
+    assert parse_kept_plan(kept, plan.run_dir) == plan
+
+
+# -- finding --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("digits",),
+        (RUN_ID,),
+        ("digits-0a",),
+        ("digits", "-n", "team"),
+        ("digits", "--context", "fake"),
+        ("digits", "--on", "kubernetes"),
+        ("--on", "kubernetes"),
+    ],
+)
+def test_a_run_is_found_by_its_jobs_name_or_its_id(
+    words: tuple[str, ...], submitted: FakeCluster, typed: Typed
+) -> None:
+    code, said = typed("status", *words)
+    assert code == 0, said
+    assert f"{RUN_ID}: running on kubernetes" in said
+    assert "node 0.0: running" in said
+    assert "node 1.0: running" in said
+    assert "folder:" not in said
+
+
+def test_a_name_that_nobody_has_is_told_with_the_command_that_lists_them(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    code, said = typed("status", "letters", "-n", "team")
+    assert code == ExitCode.BAD_INPUT
+    assert "no run 'letters'" in said
+    fix = said.partition("fix: ")[2].splitlines()[0]
+    assert "launcher ps -n team --all" in fix.replace("--namespace", "-n"), fix
+
+
+def test_a_name_is_looked_for_on_a_cluster_that_is_away_for_seconds_alone(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    submitted.close()
+    code, said = typed("status", "letters")
+    assert code == ExitCode.BAD_INPUT
+    assert "no run 'letters' in runs; and the cluster of context fake does not answer" in said
+
+
+def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    twin = json.loads(json.dumps(submitted.objects["jobs", "digits"]))
+    twin["metadata"] = {"name": "digits", "labels": {contract.LABEL_RUN_ID: "digits-ffffff"}}
+    submitted.put("pytorchjobs", {**twin, "kind": "PyTorchJob", "spec": {}})
+    code, said = typed("status", "digits")
+    assert code == ExitCode.BAD_INPUT
+    assert "digits-0a1b2c (Job digits), digits-ffffff (PyTorchJob digits)" in said
+
+
+def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    for (plural, _), item in list(submitted.objects.items()):
+        if plural == "configmaps":
+            del item["data"][contract.PLAN_FILE]
+    code, said = typed("status", "digits")
+    assert code == ExitCode.BAD_INPUT
+    assert "the cluster keeps no plan of digits-0a1b2c" in said
+    assert "kubectl describe job digits -n team" in said
+
+
+# -- what is done with it -------------------------------------------------------------------------
+
+
+def test_logs_of_a_run_of_others_come_from_its_pods(submitted: FakeCluster, typed: Typed) -> None:
+    for index in range(2):
+        submitted.log(f"digits-{index}-a", ended=True)
+    code, said = typed("logs", "digits")
+    assert code == 0
+    assert sorted(said.splitlines()) == ["[0/0] epoch 1", "[1/1] epoch 1"]
+
+
+def test_a_run_of_others_is_scaled_and_its_size_is_told(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    code, said = typed("scale", "digits", "1")
+    assert code == 0, said
+    assert submitted.objects["jobs", "digits"]["spec"]["parallelism"] == 1
+    submitted.remove("pods", "digits-1-a")
+    assert "node 1" not in typed("status", "digits")[1]
+    assert "5 nodes asked for" in typed("scale", "digits", "5")[1]
+
+
+def test_a_run_of_others_is_stopped(submitted: FakeCluster, typed: Typed) -> None:
+    def collect() -> None:
+        submitted.until(lambda: ("jobs", "digits") not in submitted.objects)
+        for index in range(2):
+            submitted.log(f"digits-{index}-a", ended=True)
+            submitted.remove("pods", f"digits-{index}-a")
+
+    gone = threading.Thread(target=collect, daemon=True)
+    gone.start()
+    code, said = typed("stop", "digits")
+    assert code == 0, said
+    assert "digits-0a1b2c: stopped, stop-requested; nothing of it is left" in said
+    assert ("configmaps", "digits-agent") not in submitted.objects
+
+
+def outcome_of(index: int, **fields: Any) -> str:
+    """What an agent leaves in its pod's status."""
+    told = {
+        "schema": 1, "node_index": index, "incarnation": 0, "reason": "training-failed",
+        "exit_code": 1, "detail": "", "attempts": 2, "restarts": {"exit": 1},
+        "started_at": 1767225605.0, "finished_at": 1767225640.0, "first": None, "collateral": [],
+    }  # fmt: skip
+    return json.dumps({**told, **fields})
+
+
+FIRST = {
+    "attempt": 1, "rank": 1, "local_rank": 0, "exit_code": 1, "at": 1767225638.0, "cause": "exit",
+    "message": "ValueError: no data", "log": "nodes/1/0/attempt-1/rank-1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def failed(submitted: FakeCluster) -> FakeCluster:
+    """The run has failed: node 1's worker first, after node 1 had been placed late."""
+    start, end = "2026-01-01T00:00:05Z", "2026-01-01T00:00:40Z"
+    times = {"startedAt": start, "finishedAt": end}
+    created = "2026-01-01T00:00:02Z"
+    for index, message in enumerate((outcome_of(0), outcome_of(1, first=FIRST))):
+        name = f"digits-{index}-a"
+        submitted.log(name, ("2026-01-01T00:00:38Z", f"[{index}/{index}] Traceback"), ended=True)
+        state = ended(1, message=message, **times)
+        item = pod(name, {contract.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, phase="Failed",
+                   state=state, uid=f"uid-{index}")  # fmt: skip
+        item["metadata"]["creationTimestamp"] = created
+        submitted.put("pods", item)
+    job = submitted.objects["jobs", "digits"]
+    job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    end_job(submitted, "Failed", "2026-01-01T00:00:41Z", reason="PodFailurePolicy", message="x")
+    event(submitted, "e1", "Pod", "digits-1-a", "uid-1", "FailedScheduling", "0/1 nodes", count=3)
+    event(submitted, "e2", "Pod", "digits-0-zz", "uid-gone", "Killing", "Stopping container node")
+    event(submitted, "e3", "Pod", "other-0", "uid-other", "Killing", "not of this job")
+    event(submitted, "e4", "Job", "digits", job["metadata"]["uid"], "SuccessfulCreate", "Created")
+    return submitted
+
+
+def event(
+    server: FakeCluster, name: str, kind: str, about: str, uid: str, reason: str, message: str,
+    **more: Any,
+) -> None:  # fmt: skip
+    item = {
+        "metadata": {"name": name},
+        "involvedObject": {"kind": kind, "name": about, "uid": uid},
+        "reason": reason, "message": message, "lastTimestamp": "2026-01-01T00:00:03Z", **more,
+    }  # fmt: skip
+    server.put("events", item)
+
+
+def test_a_report_without_a_folder_is_made_of_pods_conditions_and_events(
+    failed: FakeCluster, typed: Typed
+) -> None:
+    code, said = typed("report", "digits")
+    assert code == 0, said
+    lines = [line.strip() for line in said.splitlines()]
+    assert lines[0].startswith(f"{RUN_ID}: failed on kubernetes, engine agent (training-failed")
+    assert "exit code 1; 41.0 s" in lines[0]
+    assert "first cause: node 1, rank 1, attempt 1: ValueError: no data" in lines
+    assert "| Traceback" in lines
+    assert "log: python -m launcher logs digits-0a1b2c --rank 1" in lines
+    assert "restarts by cause, over all nodes: exit 2" in lines
+    timeline = [line for line in lines if line[:1].isdigit() and "  " in line]
+    assert [line.partition("  ")[2] for line in timeline] == [
+        "job  job made",
+        "0.0  pod digits-0-a made",
+        "1.0  pod digits-1-a made",
+        "1.0  FailedScheduling: 0/1 nodes (3 times)",
+        "job  digits-0-zz: Killing: Stopping container node",
+        "0.0  container started",
+        "1.0  container started",
+        "1.0  rank 1 ended: ValueError: no data",
+        "0.0  container ended: exit code 1 (training-failed)",
+        "1.0  container ended: exit code 1 (training-failed)",
+        "job  job Failed (PodFailurePolicy: x)",
+    ]
+    assert "folder" not in said
+
+
+def test_a_report_without_the_right_to_list_events_has_the_rest(
+    failed: FakeCluster, typed: Typed
+) -> None:
+    failed.denied.add(("list", "events"))
+    code, said = typed("report", "digits")
+    assert code == 0, said
+    assert "container ended" in said
+    assert "Killing" not in said
+
+
+def test_a_report_of_a_run_that_goes_on_tells_what_keeps_a_pod(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    waits = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    put(submitted, "digits-1-a", 1, phase="Pending", state=waits)
+    submitted.log("digits-0-a", ended=True)
+    told = json.loads(typed("report", "digits", "--json")[1])
+    assert told["state"] == "running"
+    (first, second) = told["nodes"]
+    assert (first["reason"], second["detail"]) == (None, "ImagePullBackOff: no such image")
+
+
+def test_a_claim_that_is_mounted_here_brings_the_ledger_and_the_workers_logs(
+    failed: FakeCluster, typed: Typed, tmp_path: Path
+) -> None:
+    on_claim = tmp_path / "nfs/runs" / RUN_ID
+    worker = on_claim / FIRST["log"]  # type: ignore[operator]
+    worker.mkdir(parents=True)
+    (worker / "stderr").write_text("Traceback\nValueError: no data\n")
+    (on_claim / "ledger").mkdir()
+    told = {"schema": 1, "source": "agent", "node_index": 1, "incarnation": 0, "attempt": 0,
+            "event": "agent-started", "at": 1767225605.5, "monotonic_s": 1.0}  # fmt: skip
+    (on_claim / "ledger/agent-1-0.jsonl").write_text(json.dumps(told) + "\n")
+    (on_claim / "metrics.json").write_text('{"steps": 9}')
+    code, said = typed("report", "digits", "--claim", str(tmp_path / "nfs"))
+    assert code == 0, said
+    assert "| ValueError: no data" in said
+    assert "1.0  agent started" in said
+    assert sorted(on_claim.rglob("*"))[0].exists(), "the claim is only read"
+    assert typed("report", "digits", "--claim", str(tmp_path / "none"))[0] == 2
+
+
+def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    for index in range(2):
+        submitted.log(f"digits-{index}-a", ended=True)
+        put(submitted, f"digits-{index}-a", index, phase="Succeeded", state=ended(0, "Completed"))
+    created = submitted.objects["jobs", "digits"]["metadata"]["creationTimestamp"]
+    end_job(submitted, "Complete", f"{created[:14]}30:00Z")
+    held = set(submitted.objects)
+    code, said = typed("status", "digits")
+    assert code == 0, said
+    assert f"{RUN_ID}: succeeded on kubernetes" in said
+    seconds = 1800 - int(created[17:19])
+    assert f"completed, exit code 0, {seconds}.0 s" in said, "the job's own time, not that of now"
+    assert set(submitted.objects) == held
+    assert not [method for method, _, _ in submitted.requests if method == "DELETE"]

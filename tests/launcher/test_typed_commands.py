@@ -1,0 +1,282 @@
+"""Every command that is printed to be typed is typed, as it was printed, in the same folder.
+
+The options are those that a later command cannot guess: another kubeconfig, context and namespace,
+another folder for runs, another kind than the job file's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import contract
+from tests.launcher.fake_cluster import FakeCluster, ended, pod
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+ROOT = Path(__file__).parents[2]
+INDEX = "batch.kubernetes.io/job-completion-index"
+RUNS = "all my runs"
+JOB_FILE = """
+name: digits
+command: [-m, train]
+nnodes: 2
+kubernetes: {checkpoint: pvc/storage}
+"""
+OF_JOB = (
+    *("--kind", "job", "--image", "example/other:2", "--nnodes", "1:2", "--max-restarts", "3"),
+    *("--set", "env.GREETING=good day", "--set", "nproc_per_node=1"),
+)
+PROGRAM = "python -m launcher"
+COMMAND = re.compile(rf"{PROGRAM} (?:logs|status|stop|scale|report|ps|run|render|doctor)\b.*")
+PROSE = re.compile(r" (?:to|lists|shows|removes|tells|says)\b|[,;)]| {2}|$")
+"""Where the words begin that stand behind a command in a sentence."""
+
+
+def commands_in(text: str) -> list[str]:
+    """What a person would mark and paste."""
+    found: list[str] = []
+    for line in text.splitlines():
+        while match := COMMAND.search(line):
+            rest = match[0]
+            end = PROSE.search(rest)
+            assert end is not None, "every text has an end"
+            found.append(rest[: end.start()])
+            line = rest[end.start() :]
+    return list(dict.fromkeys(found))
+
+
+def test_commands_are_told_from_the_words_around_them() -> None:
+    text = (
+        f"fix: {PROGRAM} logs -f d-1 to attach, or {PROGRAM} stop d-1 to replace it\n"
+        f"  logs   a/nodes   {PROGRAM} logs d-1\nthe launcher of d-1; {PROGRAM} ps --all lists it"
+    )
+    of_one = [f"{PROGRAM} {words}" for words in ("logs -f d-1", "stop d-1", "logs d-1")]
+    assert commands_in(text) == [*of_one, f"{PROGRAM} ps --all"]
+
+
+class Terminal:
+    """A shell in a folder with a job file, and the options that a person gives there."""
+
+    def __init__(self, folder: Path, server: FakeCluster) -> None:
+        self.folder, self.server = folder, server
+        (folder / "job file.yaml").write_text(JOB_FILE)
+        server.write_kubeconfig(folder / "their config")
+        server.namespaces.add("mine")
+        self.of_place = ("--kubeconfig", "their config", "--context", "other", "-n", "mine")
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "KUBECONFIG": "/no/such/file"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=self.folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run_job(self) -> subprocess.Popen[str]:
+        """A run with all the options, once its job is there."""
+        words = ("run", "job file.yaml", "--on", "kubernetes", "--runs", RUNS)
+        process = self.start(*words, *self.of_place, *OF_JOB, "--", "--epochs=1")
+        self.server.until(lambda: ("jobs", "digits") in self.server.objects, 60)
+        return process
+
+    def type(self, *words: str) -> tuple[int, str]:
+        process = self.start(*words)
+        text, _ = process.communicate(timeout=60)
+        assert "Traceback" not in text
+        return process.returncode, text
+
+    def paste(self, command: str) -> str:
+        """Types a command that was printed; it has to do what it says."""
+        words = shlex.split(command.removeprefix(f"{PROGRAM} "))
+        code, text = self.type(*words)
+        assert code == 0, f"{command}\n{text}"
+        return text
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+
+
+@pytest.fixture
+def terminal(server: FakeCluster, tmp_path: Path) -> Iterator[Terminal]:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    made = Terminal(folder, server)
+    yield made
+    made.close()
+
+
+def run_id_of(server: FakeCluster) -> str:
+    return str(server.objects["jobs", "digits"]["metadata"]["labels"][contract.LABEL_RUN_ID])
+
+
+def put_pod(server: FakeCluster, **fields: Any) -> None:
+    labels = {contract.LABEL_RUN_ID: run_id_of(server), INDEX: "0"}
+    server.put("pods", pod("digits-0-a", labels, **fields))
+
+
+def end_job(server: FakeCluster, kind: str) -> None:
+    job = server.objects["jobs", "digits"]
+    server.put("jobs", {**job, "status": {"conditions": [{"type": kind, "status": "True"}]}})
+
+
+def collect_garbage(server: FakeCluster) -> threading.Thread:
+    """As the controllers do: the pod goes after its job."""
+
+    def collect() -> None:
+        server.until(lambda: ("jobs", "digits") not in server.objects, 60)
+        if ("pods", "digits-0-a") in server.objects:
+            server.log("digits-0-a", ended=True)
+            server.remove("pods", "digits-0-a")
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    return thread
+
+
+def end_with(server: FakeCluster, process: subprocess.Popen[str], kind: str, code: int) -> str:
+    """The run's pod and job end so; what its launcher said in all."""
+    first = {
+        "attempt": 0, "rank": 0, "local_rank": 0, "exit_code": 1, "at": 2.0, "cause": "exit",
+        "message": "ValueError: no data", "log": "nodes/0/0/attempt-0/rank-0",
+    }  # fmt: skip
+    outcome = {
+        "schema": 1, "node_index": 0, "incarnation": 0, "reason": "training-failed",
+        "exit_code": 1, "detail": "", "attempts": 1, "restarts": {}, "started_at": 1.0,
+        "finished_at": 2.0, "first": first, "collateral": [],
+    }  # fmt: skip
+    message = "" if code == 0 else json.dumps(outcome)
+    put_pod(server)
+    server.log("digits-0-a", ("2026-01-01T00:00:01Z", "[0/0] no data at all"), ended=True)
+    phase = "Succeeded" if code == 0 else "Failed"
+    put_pod(server, phase=phase, state=ended(code, message=message))
+    end_job(server, kind)
+    if code == 0:
+        collect_garbage(server)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == code, text
+    return text
+
+
+def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeCluster) -> None:
+    text = end_with(server, terminal.run_job(), "Failed", 1)
+    run_id = run_id_of(server)
+    (log,) = re.findall(r"^ +log: (.*)$", text, re.MULTILINE)
+    assert "no data at all" in (terminal.folder / log).read_text()
+    commands = commands_in(text)
+    kinds = [command.split()[3] for command in commands]
+    assert sorted(kinds) == ["logs", "render", "report", "stop"]
+    by_kind = dict(zip(kinds, commands, strict=True))
+    assert "[0/0] no data at all" in terminal.paste(by_kind["logs"])
+    assert f"{run_id}: failed" in terminal.paste(by_kind["report"])
+    rendered = terminal.paste(by_kind["render"])
+    assert all(part in rendered for part in ("kind: Job", "other:2", "--epochs=1", "good day"))
+    again = terminal.type("run", "job file.yaml", "--on", "kubernetes", "--runs", RUNS,
+                          *terminal.of_place, *OF_JOB)  # fmt: skip
+    assert again[0] == 2
+    attach, replace = commands_in(again[1])
+    assert (attach.split()[3], replace.split()[3]) == ("logs", "stop")
+    assert "[0/0] no data at all" in terminal.paste(attach)
+    gone = collect_garbage(server)
+    terminal.paste(by_kind["stop"])
+    gone.join(60)
+    assert ("jobs", "digits") not in server.objects
+
+
+def test_what_a_good_run_prints_is_typed_and_trains_on(
+    terminal: Terminal, server: FakeCluster
+) -> None:
+    process = terminal.run_job()
+    first = run_id_of(server)
+    server.until(lambda: (terminal.folder / RUNS / first).is_dir(), 60)
+    (terminal.folder / RUNS / first / "metrics.json").write_text('{"steps": 9}')
+    spec = server.objects["jobs", "digits"]["spec"]
+    text = end_with(server, process, "Complete", 0)
+    assert "--resume" not in text, "a cluster's jobs go on from their own checkpoints"
+    *others, train_on, render = commands_in(text)
+    assert [command.split()[3] for command in others] == ["logs"]
+    terminal.paste(others[0])
+    assert "kind: Job" in terminal.paste(render)
+    again = terminal.start(*shlex.split(train_on.removeprefix(f"{PROGRAM} ")))
+    server.until(lambda: ("jobs", "digits") in server.objects, 60)
+    second = server.objects["jobs", "digits"]["spec"]
+    of_first, of_second = (
+        one["template"]["spec"]["containers"][0]["image"] for one in (spec, second)
+    )
+    assert of_first == of_second == "example/other:2"
+    assert second["parallelism"] == 2
+    assert run_id_of(server) != first
+    again.send_signal(signal.SIGINT)
+    text, _ = again.communicate(timeout=60)
+    assert again.returncode == 130, text
+
+
+def test_what_detached_and_orphaned_runs_print_is_typed(
+    terminal: Terminal, server: FakeCluster
+) -> None:
+    words = ("run", "job file.yaml", "--on", "kubernetes", "--runs", RUNS, "--detach")
+    code, text = terminal.type(*words, *terminal.of_place, *OF_JOB)
+    assert code == 0, text
+    run_id = run_id_of(server)
+    put_pod(server)
+    server.log("digits-0-a", ("2026-01-01T00:00:01Z", "[0/0] up"), ended=True)
+    (follow,) = commands_in(text)
+    attached = terminal.start(*shlex.split(follow.removeprefix(f"{PROGRAM} ")))
+    where = ("--runs", RUNS, "--kubeconfig", "their config")
+    code, text = terminal.type("scale", run_id, "1", *where)
+    assert code == 0, text
+    for command in commands_in(text):
+        terminal.paste(command)
+    code, text = terminal.type("scale", run_id, "9", *where)
+    assert code == 2
+    assert "--resume" not in text
+    assert [command.split()[3] for command in commands_in(text)] == ["stop"]
+    gone = collect_garbage(server)
+    code, text = terminal.type("stop", run_id, *where)
+    assert code == 0, text
+    gone.join(60)
+    assert "[0/0] up" in attached.communicate(timeout=60)[0]
+    for words in (("ps", *where), ("status", "letters", *where), ("scale", run_id, "1", *where)):
+        _, text = terminal.type(*words)
+        listed = commands_in(text)
+        assert listed, text
+        for command in listed:
+            assert run_id in terminal.paste(command) or "--all" not in command
+
+
+def test_what_is_printed_of_a_run_without_a_folder_is_typed(
+    terminal: Terminal, server: FakeCluster
+) -> None:
+    text = end_with(server, terminal.run_job(), "Failed", 1)
+    (folder,) = [path for path in (terminal.folder / RUNS).iterdir() if not path.is_symlink()]
+    for path in (terminal.folder / RUNS).iterdir():
+        path.rename(terminal.folder / path.name)
+    for verb in ("status", "report"):
+        code, text = terminal.type(verb, "digits", *terminal.of_place)
+        assert code == 0, text
+        (shows,) = commands_in(text)
+        assert (
+            f"logs --kubeconfig 'their config' --context other --namespace mine {folder.name}"
+            in shows
+        )
+        assert "no data at all" in terminal.paste(shows)
