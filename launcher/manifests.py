@@ -65,7 +65,7 @@ def render_losses(pods: PodSettings) -> tuple[str, ...]:
 def _opening(plan: LaunchPlan, made_by: str, file: str) -> list[str]:
     pods, node = pods_of(plan), plan.nodes[0]
     nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
-    in_namespace = f" -n {pods.namespace}" if pods.namespace else ""
+    of_job = f"{f' -n {pods.namespace}' if pods.namespace else ''} -l launcher.job={plan.job_name}"
     return [
         f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
         f"Made by: {made_by}",
@@ -76,8 +76,9 @@ def _opening(plan: LaunchPlan, made_by: str, file: str) -> list[str]:
         *(line for one in _notes(plan, pods) for line in ("", f"Note: {one}.")),
         "",
         f"  kubectl apply -f {file}",
-        f"  kubectl logs{in_namespace} -f -l launcher.job={plan.job_name} --prefix "
-        f"--max-log-requests {max(5, len(plan.nodes))}",
+        # Before its pods have started, kubectl finds nothing to follow, or refuses to.
+        f"  until kubectl get pods{of_job} -o name | grep -q . && kubectl logs{of_job} -f --prefix "
+        f"--max-log-requests {max(5, len(plan.nodes))}; do sleep 1; done",
     ]
 
 

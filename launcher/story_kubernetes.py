@@ -101,7 +101,7 @@ def tell_story(
     began_at = found[0].at if found else 0.0
     uid = job["metadata"]["uid"] if job else ""
     found += (
-        said for event in events for said in _of_event(event, name, uid, places) if
+        said for event in events for said in tell_event(event, name, uid, places) if
         said.at >= began_at
     )  # fmt: skip
     return sorted(found, key=lambda said: said.at)
@@ -165,10 +165,13 @@ def _of_container(state: Object, place: Place) -> Iterator[Said]:
         yield Said(at=_seconds(stamp), place=place, text=f"{said}{f' ({word})' if word else ''}")
 
 
-def _of_event(
+def tell_event(
     event: Object, name: str, job_uid: str, places: Mapping[str, tuple[int, int]]
 ) -> Iterator[Said]:
-    """Of the job or of one of its pods, also those that are gone."""
+    """An event of the job or of one of its pods, also those that are gone; of others nothing.
+
+    ``places`` are those of the pods that are there, by their uid.
+    """
     about, reason = event.get("involvedObject") or {}, event.get("reason", "")
     uid = about.get("uid", "")
     pattern = rf"{re.escape(name)}-(?:node-0-|worker-|master-)?\d+(-[a-z0-9]+)?"

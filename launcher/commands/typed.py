@@ -21,6 +21,9 @@ OF_RUNS = ("logs", "status", "stop", "scale", "report", "ps")
 OTHERS = ("run", "render", "doctor", "check", "hosts", "play", "env", "schema")
 COMMAND = re.compile(rf"(?<![\w./-])launcher ({'|'.join((*OF_RUNS, *OTHERS))})(?![\w-])")
 PLUGIN = "kubectl-launcher"
+KUBECTL = re.compile(
+    r"(?<![\w./-])kubectl (?=(?:apply|auth|cluster-info|create|delete|describe|get|logs|patch)\b)"
+)
 
 
 def program_name() -> str:
@@ -42,7 +45,18 @@ def spell(text: str, arguments: argparse.Namespace) -> str:
         word = match[1]
         return f"{program} {word}{options if word in OF_RUNS else ''}"
 
-    return COMMAND.sub(typed, text)
+    lines = text.splitlines(keepends=True)
+    return "".join(COMMAND.sub(typed, _spell_kubectl(line, arguments)) for line in lines)
+
+
+def _spell_kubectl(line: str, arguments: argparse.Namespace) -> str:
+    """With the cluster that was named; namespaces are in the commands already."""
+    words = []
+    for name in ("kubeconfig", "context"):
+        value = getattr(arguments, name, None)
+        if value is not None and f"--{name} " not in line:
+            words += [f"--{name}", value]
+    return KUBECTL.sub(lambda _: f"kubectl{_joined(words)} ", line)
 
 
 def options_of_runs(arguments: argparse.Namespace) -> str:

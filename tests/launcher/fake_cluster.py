@@ -32,7 +32,12 @@ NAMED = {
 KINDS = {*CORE, *CUSTOM, *NAMED}
 BUILT_IN = set(CORE)
 GROUPS = {
-    "/api/v1": {"ConfigMap": "configmaps", "Service": "services", "Pod": "pods"},
+    "/api/v1": {
+        "ConfigMap": "configmaps",
+        "Service": "services",
+        "Pod": "pods",
+        "PersistentVolumeClaim": "persistentvolumeclaims",
+    },
     "/apis/kubeflow.org/v1": {"PyTorchJob": "pytorchjobs"},
     "/apis/trainer.kubeflow.org/v1alpha1": {
         "TrainJob": "trainjobs",
@@ -88,6 +93,8 @@ class FakeCluster:
         """Whether every connection breaks, as when no API server is there."""
         self.lost_logs: set[str] = set()
         """Pods whose containers the runtime has forgotten, and their logs with them."""
+        self.lets_anybody_in = False
+        """For kubectl, which sends its token over TLS alone."""
         self.oldest_version = 0
         self.version = 100
         self._closing = False
@@ -246,7 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else {}
         self._cut_after: int | None = None
         self.cluster.requests.append((method, url.path, query))
-        if self.headers["Authorization"] != "Bearer t0ken":
+        is_known = self.headers["Authorization"] == "Bearer t0ken"
+        if not (is_known or self.cluster.lets_anybody_in):
             return self._fail(401, "Unauthorized", "Unauthorized")
         try:
             if self.cluster.away:
@@ -271,6 +279,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._review(body)
         if path in GROUPS:
             return self._discover(path)
+        if path in ("/api", "/apis"):
+            return self._groups(path)
         parts = path.strip("/").split("/")
         if "namespaces" not in parts or len(parts) == parts.index("namespaces") + 2:
             return self._of_cluster(parts)
@@ -325,10 +335,31 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _discover(self, path: str) -> None:
         known = GROUPS[path].items()
-        kinds = [{"kind": kind} for kind, plural in known if plural in self.cluster.kinds]
+        verbs = ["create", "delete", "get", "list", "patch", "watch"]
+        kinds = [
+            {"kind": kind, "name": plural, "singularName": kind.lower(), "namespaced": True,
+             "verbs": verbs}
+            for kind, plural in known
+            if plural in self.cluster.kinds
+        ]  # fmt: skip
         if not kinds:
             return self._text(404, "404 page not found\n")
-        return self._send(200, {"resources": kinds})
+        version = path.removeprefix("/apis/").removeprefix("/api/")
+        names = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version}
+        return self._send(200, {**names, "resources": kinds})
+
+    def _groups(self, path: str) -> None:
+        """What kubectl asks before all else, to learn where a kind is."""
+        if path == "/api":
+            return self._send(200, {"kind": "APIVersions", "versions": ["v1"]})
+        groups = []
+        for found in GROUPS:
+            _, _, version = found.removeprefix("/apis/").rpartition("/")
+            if found.startswith("/apis/"):
+                named = {"groupVersion": found.removeprefix("/apis/"), "version": version}
+                name = found.split("/")[2]
+                groups.append({"name": name, "versions": [named], "preferredVersion": named})
+        return self._send(200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 
     def _of_cluster(self, parts: list[str]) -> None:
         """Objects without a namespace: lists and single ones, to be read alone."""

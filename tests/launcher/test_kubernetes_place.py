@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_a_run_goes_to_the_context_and_namespace_that_kubectl_would_go_to(
     code, said = launcher("run", "job.yaml", "--on", "kubernetes", *options)
     assert code == ExitCode.TARGET_UNREACHABLE, said
     assert paths(server) == {namespace}
-    assert f"fix: kubectl create namespace {namespace}" in said
+    where = "".join(f" --context {one}" for name, one in pairwise(options) if name == "--context")
+    assert f"fix: kubectl{where} create namespace {namespace}" in said
 
 
 def test_the_kind_of_the_command_line_wins(server: FakeCluster, launcher: Command) -> None:

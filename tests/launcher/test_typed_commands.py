@@ -14,13 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import contract
+from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -39,6 +40,7 @@ OF_JOB = (
     *("--set", "env.GREETING=good day", "--set", "nproc_per_node=1"),
 )
 PROGRAM = "python -m launcher"
+Shell = Callable[[str], subprocess.Popen[str]]
 COMMAND = re.compile(rf"{PROGRAM} (?:logs|status|stop|scale|report|ps|run|render|doctor)\b.*")
 PROSE = re.compile(r" (?:to|lists|shows|removes|tells|says)\b|[,;)]| {2}|$")
 """Where the words begin that stand behind a command in a sentence."""
@@ -120,7 +122,7 @@ class Terminal:
 @pytest.fixture
 def terminal(server: FakeCluster, tmp_path: Path) -> Iterator[Terminal]:
     folder = tmp_path / "a folder"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     made = Terminal(folder, server)
     yield made
     made.close()
@@ -280,3 +282,87 @@ def test_what_is_printed_of_a_run_without_a_folder_is_typed(
             in shows
         )
         assert "no data at all" in terminal.paste(shows)
+
+
+# -- kubectl's own --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kubectl(server: FakeCluster, tmp_path: Path) -> Iterator[Shell]:
+    """Starts what is printed for kubectl, in a shell in the same folder."""
+    server.lets_anybody_in = True
+    (tmp_path / "a folder").mkdir(exist_ok=True)
+    kubeconfig = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
+    started: list[subprocess.Popen[str]] = []
+
+    def start(line: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ["sh", "-c", line],
+            cwd=tmp_path / "a folder",
+            env={**os.environ, "HOME": str(tmp_path), "KUBECONFIG": kubeconfig},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.mark.kubectl
+def test_the_logs_of_a_manifest_are_followed_right_after_it_was_applied(
+    server: FakeCluster, kubectl: Shell
+) -> None:
+    opening = manifest_of(**TABLE["job-elastic"]).opening
+    (line,) = [line for line in opening if "kubectl logs" in line]
+    follows = kubectl(line)
+    server.until(lambda: server.asked("GET", "/pods"), 60)
+    labels = {contract.LABEL_JOB: "digits"}
+    waiting = {"waiting": {"reason": "ContainerCreating"}}
+    for index in range(2):
+        server.put("pods", pod(f"digits-{index}", labels, phase="Pending", state=waiting))
+    server.until(lambda: server.asked("GET", "/log"), 60)
+    for index in range(2):
+        server.put("pods", pod(f"digits-{index}", labels))
+        server.log(f"digits-{index}", ("2026-01-01T00:00:01Z", f"from {index}"), ended=True)
+    out, _ = follows.communicate(timeout=60)
+    assert follows.returncode == 0
+    assert "from 0" in out
+    assert "from 1" in out
+
+
+@pytest.mark.kubectl
+def test_the_command_that_resumes_a_kept_run_resumes_it(
+    terminal: Terminal, server: FakeCluster, kubectl: Shell
+) -> None:
+    words = ("run", "job file.yaml", "--on", "kubernetes", "--detach", "--runs", RUNS)
+    code, text = terminal.type(*words, *terminal.of_place, *OF_JOB)
+    assert code == 0, text
+    where = ("--runs", RUNS, "--kubeconfig", "their config")
+    code, text = terminal.type("stop", "--keep", *where)
+    assert code == 0, text
+    assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
+    done = kubectl(text.partition("resume it: ")[2].splitlines()[0])
+    assert done.communicate(timeout=60)[1] == ""
+    assert done.returncode == 0
+    assert server.objects["jobs", "digits"]["spec"]["suspend"] is False
+
+
+@pytest.mark.kubectl
+def test_the_command_that_makes_way_for_a_job_deletes_what_is_there(
+    terminal: Terminal, server: FakeCluster, kubectl: Shell
+) -> None:
+    job = {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "digits"}}
+    server.put("jobs", job)
+    words = ("run", "job file.yaml", "--on", "kubernetes", *terminal.of_place, *OF_JOB)
+    code, text = terminal.type(*words)
+    assert code == 2, text
+    done = kubectl(text.partition("fix: ")[2].partition(" to replace it")[0])
+    assert done.communicate(timeout=60)[1] == ""
+    assert ("jobs", "digits") not in server.objects
