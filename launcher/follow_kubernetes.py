@@ -67,7 +67,8 @@ class ClusterFollower:
         self._ends_it = False
         """Whether the job is to go: it was asked for, or nothing more can come of it."""
         self._is_hurried = False
-        self._is_removed = False
+        self._is_over = False
+        """Whether the job has ended, or the cluster has taken our word that it shall."""
         self._silent = False
         self._has_no_logs = False
 
@@ -97,7 +98,7 @@ class ClusterFollower:
         try:
             return self._finish(*ended)
         except KeyboardInterrupt:
-            if self._is_removed:
+            if self._is_over:
                 return self._write(*ended)
             raise self._still_running("interrupted") from None
 
@@ -121,6 +122,7 @@ class ClusterFollower:
                 return found
             if now >= next_look_at:
                 if (end := self._read_end()) is not None:
+                    self._is_over = True
                     self._ends_it = end.succeeded or end.word == DELETED
                     return reason_of_end(end, self._read_last_pods())
                 for line in self._news.read(watch.pods(), self._wanted(), now):
@@ -196,7 +198,7 @@ class ClusterFollower:
         try:
             if self.stop_reason is None:
                 self._collect()
-            self._remove(reason)
+            self._remove()
             if self.stop_reason is not None:
                 self._collect()
         finally:
@@ -210,7 +212,7 @@ class ClusterFollower:
         with contextlib.suppress(TargetError, KeyboardInterrupt):
             self._target.collect(self._plan)
 
-    def _remove(self, reason: Reason) -> None:
+    def _remove(self) -> None:
         """The job's object goes, unless there is something to be learned from it.
 
         Raises ``TargetError`` where it cannot be ended and runs on.
@@ -219,18 +221,18 @@ class ClusterFollower:
         if request.exists() and request.read_text() == KEEP:
             self._insist(self._target.suspend, keep=True)
         elif self._ends_it or self.stop_reason is not None:
-            self._delete(reason)
+            self._delete()
         else:
             run_id = self._run.run_id
             self._console.note(f"kept for kubectl describe; launcher stop {run_id} removes it")
 
-    def _delete(self, reason: Reason) -> None:
+    def _delete(self) -> None:
         try:
             self._insist(self._target.remove)
         except TargetError as error:
-            if reason is not Reason.COMPLETED:
+            if not self._is_over:
                 raise
-            self._console.note(f"the job is done, but its object is left: {error.hint}")
+            self._console.note(f"the job has ended, but its object is left: {error.hint}")
             return
         try:
             self._target.wait_gone(self._plan, self._plan.stop_grace_s)
@@ -250,7 +252,7 @@ class ClusterFollower:
             while True:
                 try:
                     end(self._plan)
-                    self._is_removed = True
+                    self._is_over = True
                     return
                 except TargetError as error:
                     is_told = why == error.what

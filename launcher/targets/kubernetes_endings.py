@@ -70,12 +70,15 @@ class PodEndings:
         if not (folder / POD_FILE).exists():
             source = Source(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts)
             make_folders((str(folder),))
-            write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
+            # A full disk here is no reason to leave a run alone that goes on there.
+            with contextlib.suppress(OSError):
+                write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
         outcome = parse_outcome(ending.message) if ending else None
         if outcome is None or (pod.uid, restarts) in self._outcomes:
             return
         self._outcomes.add((pod.uid, restarts))
-        write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
+        with contextlib.suppress(OSError):
+            write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
 
     def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
         with self._lock:

@@ -126,6 +126,17 @@ def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(
     assert run.folder.read_outcome() is None
 
 
+def test_a_job_that_is_done_and_may_not_be_deleted_is_done_with_the_command_for_its_object(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    server.denied.add(("delete", "jobs"))
+    run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
+    run.condition("Complete")
+    assert run.end().reason == "completed"
+    assert "the job has ended, but its object is left: kubectl delete job digits" in run.text
+
+
 def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(
     server: FakeCluster, start: Start
 ) -> None:
