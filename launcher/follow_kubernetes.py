@@ -71,6 +71,7 @@ class ClusterFollower:
         """Whether the job has ended, or the cluster has taken our word that it shall."""
         self._silent = False
         self._has_no_logs = False
+        self._losses: set[str] = set()
 
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
         """Submits the plan and stays until the run has ended.
@@ -171,6 +172,10 @@ class ClusterFollower:
         if not self._has_no_logs and (refusal := self._target.find_refusal(self._plan)):
             self._has_no_logs = True
             self._console.note(f"no output is shown: {refusal.what}; {refusal.hint}")
+        for line in self._target.find_losses(self._plan):
+            if line not in self._losses:
+                self._losses.add(line)
+                self._console.note(line)
         for line in self._notes.tell(watch.pods()):
             self._console.note(line)
 

@@ -240,6 +240,10 @@ class KubernetesTarget:
         """Why this user gets no logs; None while the server gives them."""
         return self._open_output(plan, self.follow(plan)).refusal
 
+    def find_losses(self, plan: LaunchPlan) -> tuple[str, ...]:
+        """A line for each container whose log the cluster no longer has."""
+        return self._open_output(plan, self.follow(plan)).find_losses()
+
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``: the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
         watch = self.follow(plan)

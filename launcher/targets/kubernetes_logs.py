@@ -116,6 +116,8 @@ class LogFollower:
         self._cursor = Cursor()
         self.refusal: ApiError | None = None
         """Why this user gets no log; None while the server gives one."""
+        self.loss = ""
+        """What the server said in the place of the log; empty where it had one."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -170,8 +172,14 @@ class LogFollower:
         for chunk in self._cluster.read_log(self._source.pod, query):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                if (text := self._cursor.accept(line)) is not None:
+                if (text := self._accept(line)) is not None:
                     yield text + b"\n"
         # A line without its end may be half of one, unless there is no more to come.
-        if rest and fate.is_over and (text := self._cursor.accept(rest)) is not None:
+        if rest and fate.is_over and (text := self._accept(rest)) is not None:
             yield text + b"\n"
+
+    def _accept(self, line: bytes) -> bytes | None:
+        text = self._cursor.accept(line)
+        if text is None and line and not _STAMP.match(line):
+            self.loss = line.decode(errors="replace")
+        return text

@@ -135,6 +135,11 @@ class PodOutput:
         refusals = (follower.refusal for follower in self._followers.values())
         self.refusal = next((found for found in refusals if found), None)
 
+    def find_losses(self) -> tuple[str, ...]:
+        """A line for each container whose log the cluster no longer has."""
+        lost = ((s.pod, f.loss) for s, f in self._followers.items() if f.loss)
+        return tuple(f"the rest of the log of {pod} is lost: {said}" for pod, said in lost)
+
     def release(self) -> None:
         """Lets other processes write."""
         if self._lock is not None:
