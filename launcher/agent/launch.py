@@ -119,7 +119,7 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             if node.attempts.have_succeeded():
                 # Stopped while it waited for the others: its own work is done.
                 if node.link:
-                    node.link.leave()
+                    node.link.leave_finished()
                 return Reason.COMPLETED, ""
             if node.link:
                 # The others re-form at once, and need not find out.

@@ -149,7 +149,6 @@ class WatchedHandler(RendezvousHandler):
         if self._link.fell_with_a_node():
             self._node.on_restart(LOST_PEER, ends)
         else:
-            self._node.book.recount_as_fault()
             self._node.on_restart("worker-fault", ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
