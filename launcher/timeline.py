@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.errors import name_ending
+
 Event = Mapping[str, Any]
 """One line of an agent's ledger; its keys are in ``contract``."""
 
@@ -60,8 +62,7 @@ def tell_event(event: Event) -> str:
 
 
 def _tell_worker_end(event: Event) -> str:
-    code = event["exit_code"]
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    how = name_ending(event["exit_code"])
     cause = event["cause"]
     return f"rank {event['rank']} ended: {how}" + (
         "" if cause in ("exit", "signal") else f" ({cause})"

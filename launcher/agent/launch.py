@@ -26,6 +26,7 @@ from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
 from launcher.agent.settings import ROSTER, NodeTask
 from launcher.agent.watched import NodeEnding, register_watched
+from launcher.errors import name_signal
 from launcher.node_plan import Static
 from launcher.state import Reason
 
@@ -119,7 +120,7 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             if node.link:
                 # The others re-form at once, and need not find out.
                 node.link.leave()
-            return Reason.PREEMPTED, str(error)
+            return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
         case ChildFailedError():
             node.ends = node.attempts.end()
             return Reason.TRAINING_FAILED, ""

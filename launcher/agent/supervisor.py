@@ -32,7 +32,7 @@ from launcher.agent.scratch import Scratch
 from launcher.agent.settings import NodeTask, parse_task
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
 from launcher.clock import SystemClock
-from launcher.errors import ExitCode, InputError
+from launcher.errors import ExitCode, InputError, name_ending
 from launcher.state import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
 
 NODE_PLAN = "LAUNCHER_NODE_PLAN"
@@ -159,7 +159,7 @@ class Supervisor:
             return report
         if code == -signal.SIGKILL and oom_killed:
             return AgentReport(reason=Reason.OUT_OF_MEMORY, detail="the agent itself")
-        detail = f"the agent ended with {code} and without a report"
+        detail = f"the agent ended with {name_ending(code)} and without a report"
         reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
         return AgentReport(reason=reason, detail=detail)
 

@@ -27,7 +27,7 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
-        "rank 3 ended: signal 9 (hang)",
+        "rank 3 ended: SIGKILL (9) (hang)",
     ),
     (
         {"event": "hang", "rank": 2, "silent_s": 12.34, "limit_s": 10},
