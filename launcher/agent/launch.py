@@ -65,6 +65,8 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "max_nodes": plan.max_nodes,
         "nproc_per_node": plan.nproc_per_node,
         "run_id": plan.rendezvous.id,
+        # torchrun's own default, not that of LaunchConfig.
+        "role": "default",
         "rdzv_endpoint": _endpoint(task),
         "rdzv_backend": "static" if static else register_watched(_backend(task), node),
         "rdzv_configs": _rdzv_configs(task),

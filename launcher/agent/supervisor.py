@@ -102,6 +102,8 @@ class Supervisor:
         for name in contract.STALE_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(node.env)
+        # Meant for torchrun; a script that starts one of its own would hand it on.
+        os.environ.pop(contract.LINE_PREFIX_TEMPLATE, None)
         os.environ[contract.NODE_INDEX] = str(node.node_index)
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(contract.CHECKPOINT_DIR):
