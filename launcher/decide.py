@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.agent.settings import ROSTER
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, name_exit_code
 from launcher.node_plan import Elastic
 from launcher.plan import LaunchPlan
 from launcher.state import RETRY_FROM, NodeState, Reason, reason_of_exit_code
@@ -271,7 +271,7 @@ def describe(node: NodeObservation) -> str:
     if node.state is NodeState.MISSING:
         return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
     why = "out of memory" if node.out_of_memory else node.detail
-    return f"node {node.node_index} ended with exit code {node.exit_code}" + (
+    return f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}" + (
         f" ({why})" if why else ""
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, name_ending
 from launcher.state import Reason
 
 COLLATERAL = re.compile(
@@ -172,7 +172,7 @@ def _are_same(one: _Failure, other: _Failure) -> bool:
 
 def describe(end: WorkerEnd) -> str:
     """One worker's ending in words."""
-    how = f"signal {-end.exit_code}" if end.exit_code < 0 else f"exit code {end.exit_code}"
+    how = name_ending(end.exit_code)
     if end.cause == "hang":
         how = "it hung"
     if end.cause == "out-of-memory":
