@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.clock import Clock
+from launcher.errors import name_exit_code
 from launcher.lines import LineSplitter
 from launcher.play import Next, Play, PlayOutcome, PodState, decide_next, decide_outcome
 from launcher.state import NodeState
@@ -107,7 +108,7 @@ class Player:
         named, policy = self._play.pods[index].name, self._play.pods[index].restart_policy
         following = decide_next(policy, ending.exit_code)
         killed = "; out of memory" if ending.out_of_memory else ""
-        say("", f"{named} ended with {ending.exit_code}{killed}")
+        say("", f"{named} ended with {name_exit_code(ending.exit_code)}{killed}")
         if following in (Next.SUCCEEDED, Next.FAILED):
             pod.state = replace(pod.state, ended=following, exit_code=ending.exit_code)
             return

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from launcher.errors import name_exit_code
 from launcher.pod_states import (
     FIX,
     NOT_STARTED,
@@ -94,7 +95,7 @@ class PodNotes:
 
 
 def _word(pod: PodView) -> str:
-    ended = "" if pod.exit_code is None else f" with {pod.exit_code}"
+    ended = "" if pod.exit_code is None else f" with {name_exit_code(pod.exit_code)}"
     again = f" (restart {pod.restarts})" if pod.restarts else ""
     states = {NodeState.PENDING: "is starting", NodeState.RUNNING: "runs"}
     return f"{pod.name} {states.get(pod.state, 'ended')}{ended}{again}"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -111,6 +112,8 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     from launcher import launch
 
     console.note(f"running on {choice.why}")
+    for line in launch.find_overruled(plan, os.environ):
+        console.note(line)
     if plan.kubernetes is not None:
         from launcher.manifests import render_losses
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from launcher import contract
 from launcher.clock import Clock
+from launcher.errors import name_exit_code
 from launcher.pod_states import Ending, PodView, parse_outcome, seconds_of
 from launcher.runs import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
@@ -124,7 +125,7 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
         if ending is not None:
             word = "" if ending.word in ORDINARY_ENDS else f" ({ending.word})"
             at = seconds_of(ending.finished) or seconds_of(pod.created)
-            told = f"container of {pod.name} ended: exit code {ending.exit_code}{word}"
+            told = f"container of {pod.name} ended: exit code {name_exit_code(ending.exit_code)}{word}"
             yield f"{key}/ended", at, told
 
 
