@@ -125,8 +125,8 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
         if ending is not None:
             word = "" if ending.word in ORDINARY_ENDS else f" ({ending.word})"
             at = seconds_of(ending.finished) or seconds_of(pod.created)
-            told = f"container of {pod.name} ended: exit code {name_exit_code(ending.exit_code)}{word}"
-            yield f"{key}/ended", at, told
+            code = name_exit_code(ending.exit_code)
+            yield f"{key}/ended", at, f"container of {pod.name} ended: exit code {code}{word}"
 
 
 def _read_keys(run: RunFolder) -> set[str]:
