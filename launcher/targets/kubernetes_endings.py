@@ -125,7 +125,9 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
         if ending is not None:
             word = "" if ending.word in ORDINARY_ENDS else f" ({ending.word})"
             at = seconds_of(ending.finished) or seconds_of(pod.created)
-            told = f"container of {pod.name} ended: exit code {name_exit_code(ending.exit_code)}{word}"
+            told = (
+                f"container of {pod.name} ended: exit code {name_exit_code(ending.exit_code)}{word}"
+            )
             yield f"{key}/ended", at, told
 
 
