@@ -58,6 +58,8 @@ CONNECT_SLACK_S = 1.0
 PARTING_LIMIT_S = 2.0
 LINGER_LIMIT_S = 10.0
 LINGER_STEP_S = 0.05
+WAITING_SILENCE_S = 2.0
+"""A node that only waits has nothing to lose: its loss is not awaited for a whole limit."""
 log = logging.getLogger(__name__)
 
 
@@ -200,7 +202,7 @@ class RosterHandler(RendezvousHandler):
             elif error is None and current:
                 self.close(FINISHED)
             parted = self.leave()
-        self._linger(parted)
+        self._linger(parted and (self.is_closed() or isinstance(error, RendezvousTimeoutError)))
         self._shell.end()
         self._port.release()
         return parted
@@ -302,25 +304,31 @@ class RosterHandler(RendezvousHandler):
             return None
         return newest
 
-    def _linger(self, parted: bool) -> None:
+    def _linger(self, all_shall_hear: bool) -> None:
         """The host's store outlives the others' need of it, within a limit."""
         if self._store is None:
             return
-        if parted and self.is_closed():
+        if all_shall_hear:
             with contextlib.suppress(RendezvousConnectionError):
                 self._wait_for_the_others()
         self._store.stop()
 
     def _wait_for_the_others(self) -> None:
-        """Until each other member has parted or is silent."""
+        """Until each other member, and each node that waits to become one, has parted or is silent.
+
+        Who waits is refused by a closed head, or by its own time, and has to be here to learn it.
+        """
         assert self._caller is not None
-        others = tuple(s for s in self._shell.state.members if s != self._shell.state.seat)
+        me, members = self._shell.state.seat, self._shell.state.members
+        waiting = tuple(s for s in self._caller.waiting() if s not in members)
+        others = tuple(s for s in (*members, *waiting) if s != me)
         limit_s = self._settings.detection_limit_s
         end = self._clock.monotonic() + LINGER_LIMIT_S
         beats: dict[str, Beat] = {}
         while others and self._clock.monotonic() < end:
             beats = listen(beats, self._caller.beats_of(others), LINGER_STEP_S)
             quiet = silent(beats, limit_s)
+            quiet |= silent(beats, WAITING_SILENCE_S) & frozenset(waiting)
             if all(s in quiet or status_in(b.text) == "l" for s, b in beats.items()):
                 return
             self._clock.sleep(LINGER_STEP_S)
