@@ -30,7 +30,7 @@ def cells() -> Iterator[Any]:
             yield pytest.param(row, backend, id=f"{row.name}-{backend}", marks=marks)
 
 
-@pytest.mark.parametrize(("row", "backend"), cells())
+@pytest.mark.parametrize(("row", "backend"), list(cells()))
 def test_the_cell_says_what_happens(row: Row, backend: str, group_on: MakeGroup) -> None:
     hold(row, backend, group_on(backend, row.apart))
 

@@ -19,6 +19,8 @@ exit "${1:-0}"
 
 def tell() -> int:
     """Leaves this worker's environment in the node's folder; its rank."""
+    # A forked worker has the agent's handler, which cannot run while the worker waits in C++.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     folder = Path(os.environ["TOLD"])
     hidden = folder / f".{os.getpid()}"
     hidden.write_text("".join(f"{name}={value}\n" for name, value in os.environ.items()))
