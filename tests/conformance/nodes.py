@@ -144,6 +144,10 @@ class Node:
         """How often its agent has asked for a place in the group."""
         return self.log().count("Rendezvous'ing worker group")
 
+    def is_past_the_barrier(self) -> bool:
+        """Whether its agent has waited for the other agents in vain."""
+        return "Error waiting on exit barrier" in self.log()
+
     def ended(self) -> bool:
         return not self.process.is_alive()
 

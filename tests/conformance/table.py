@@ -245,8 +245,8 @@ DRIFTING = (
         says="Node 0 is done; node 1 fails and has a restart left, in a run of 1 to 2 nodes. torch "
         "closes the run, or takes its store away, when node 0 leaves its exit barrier.",
         roster="completes",
-        c10d=GONE,
-        etcd="node 0 completes, node 1 RendezvousClosedError",
+        c10d="node 0 completes, node 1 gives up",
+        etcd="node 0 completes, node 1 gives up",
         slow=True,
         until_mended="node 0 takes the store away while node 1 waits for its next round",
     ),
