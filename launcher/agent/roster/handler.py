@@ -61,6 +61,8 @@ CONNECT_SLACK_S = 1.0
 PARTING_LIMIT_S = 2.0
 LINGER_STEP_S = 0.05
 FINISH_LOOK_S = 1.0
+WAITING_SILENCE_S = 2.0
+"""A node that only waits has nothing to lose: its loss is not awaited for a whole limit."""
 log = logging.getLogger(__name__)
 
 
@@ -209,7 +211,7 @@ class RosterHandler(RendezvousHandler):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
-        self._linger(parted)
+        self._linger(parted and (self.is_closed() or isinstance(error, RendezvousTimeoutError)))
         self._shell.end()
         self._port.release()
         return parted
@@ -361,26 +363,31 @@ class RosterHandler(RendezvousHandler):
             return None
         return newest
 
-    def _linger(self, parted: bool) -> None:
+    def _linger(self, all_shall_hear: bool) -> None:
         """Keeps the host's store for the others, until the last has parted or is lost."""
         if self._store is None:
             return
-        if parted and self.is_closed():
+        if all_shall_hear:
             with contextlib.suppress(RendezvousConnectionError):
                 self._wait_for_the_others()
         self._store.stop()
 
     def _wait_for_the_others(self) -> None:
-        """Until each other member has parted or is silent; one that lives parts within seconds."""
+        """Until each other member, and each node that waits to become one, has parted or is silent.
+
+        Who waits is refused by a closed head, or by its own time, and has to be here to learn it.
+        """
         assert self._caller is not None
         state = self._shell.state
         finished = state.head.finished if state.head else ()
-        others = tuple({*state.members, *finished} - {state.seat})
+        waiting = frozenset(self._caller.waiting()) - {*state.members}
+        others = tuple({*state.members, *finished, *waiting} - {state.seat})
         limit_s = self._settings.detection_limit_s
         beats: dict[str, Beat] = {}
         while others:
             beats = listen(beats, self._caller.beats_of(others), LINGER_STEP_S)
             quiet = silent(beats, limit_s)
+            quiet |= silent(beats, WAITING_SILENCE_S) & waiting
             if all(s in quiet or status_in(b.text) == "l" for s, b in beats.items()):
                 return
             self._clock.sleep(LINGER_STEP_S)
