@@ -84,7 +84,7 @@ class ClusterFollower:
                 if (end := self._read_end()) is not None:
                     return reason_of_end(end, self._read_pods())
                 next_look_at = self._clock.monotonic() + READ_END_S
-            self._clock.sleep(POLL_S)
+            self._clock.sleep(0.0 if self._tails.is_behind else POLL_S)
 
     def _read_end(self) -> JobEnd | None:
         with contextlib.suppress(TargetError):

@@ -155,7 +155,8 @@ class Player:
                 thread.join(LAST_OUTPUT_S)
 
     def _show(self, say: Say) -> None:
-        while not self._output.empty():
+        # As many as there are now: pods that print faster than it is shown hold nothing up.
+        for _ in range(self._output.qsize()):
             say(*self._output.get())
 
     # -- the end -------------------------------------------------------------------------------

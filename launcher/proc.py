@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -93,6 +94,22 @@ class Conversation:
         )
         self.stdin, self.stdout = _opened(self._popen.stdin), _opened(self._popen.stdout)
 
+    def read(self, size: int, limit_s: float) -> bytes:
+        """The next ``size`` bytes, fewer at its end; it is killed after ``limit_s`` seconds."""
+        with self.limit(limit_s):
+            return self.stdout.read(size)
+
+    @contextlib.contextmanager
+    def limit(self, limit_s: float) -> Iterator[None]:
+        """Kills it where the block takes longer: whatever waits for it then goes on."""
+        timer = threading.Timer(limit_s, self.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def end(self) -> tuple[int, str]:
         """Closes it, by force if it does not end; its exit code and what it said on stderr.
 
@@ -155,6 +172,16 @@ def is_alive(pid: int) -> bool:
     import psutil
 
     return psutil.pid_exists(pid)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, as Ctrl-Z does."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def parent_of(pid: int) -> int | None:
