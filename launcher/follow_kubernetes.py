@@ -68,7 +68,7 @@ class ClusterFollower:
 
     def _loop(self) -> tuple[Reason, str]:
         watch = self._target.follow(self._plan)
-        next_look_at = 0.0
+        next_look_at = float("-inf")
         while True:
             self._target.follow_logs(self._plan)
             self._tell(watch.pods(), watch.error)
@@ -192,7 +192,7 @@ def bring_logs(
     A cluster that stops answering is waited for; ``TargetError`` is raised by the first turn alone.
     """
     target.read_pods(plan)
-    next_look_at = 0.0
+    next_look_at = float("-inf")
     while (outcome := run.read_outcome()) is None:
         target.follow_logs(plan)
         if clock.monotonic() >= next_look_at:

@@ -32,7 +32,7 @@ class _Pod:
     state: PodState
     incarnation: int = 0
     pending_next: Next | None = None
-    start_at: float = 0.0
+    start_at: float = float("-inf")
     restarts: int = 0
     """By the kubelet and by the operator: the pauses grow with them."""
 

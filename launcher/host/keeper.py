@@ -61,7 +61,7 @@ class _Keeper:
         self._asked = False
         self._why = ""
         self._kill_at: float | None = None
-        self._renewed_at = 0.0
+        self._renewed_at = float("-inf")
 
     def on_sigterm(self, signum: int, frame: Any) -> None:
         self._asked = True

@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import contract, proc, tails
+from launcher import contract, proc, scaling, tails
 from launcher.agent import guard
 from launcher.clock import SystemClock
 from launcher.errors import ExitCode, TargetError
@@ -27,6 +28,7 @@ from launcher.host import keeper as host_keeper
 from launcher.host import leases, processes, requests
 from launcher.hosts import Host, HostFacts
 from launcher.inventory import Inventory
+from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder
 from launcher.targets import (
     docker_engine,
@@ -38,6 +40,7 @@ from launcher.targets import (
 )
 from launcher.targets.docker_engine import Engine
 from launcher.targets.host_line import HostLine, Pulse
+from launcher.targets.local import find_agents
 from launcher.targets.ssh import Session, Ssh
 from tests.launcher.runner import WAITING, Runner, wait_until
 
@@ -509,6 +512,72 @@ def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
     wait_until(lambda: not proc.find(**{contract.RUN_ID: run_id}))
     wait_until(lambda: not proc.is_alive(follower))
     assert not (launcher.folder / "runs" / run_id / contract.OUTCOME_FILE).exists()
+
+
+@pytest.mark.slow
+def test_a_node_of_this_machine_that_is_frozen_ends_with_its_run(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--set", "stop_grace_s=1")
+    wait_until(lambda: is_up(launcher))
+    (run_id,) = launcher.run_ids()
+    (node,) = find_agents(proc.find(**{contract.RUN_ID: run_id}))
+    freeze(node)
+    with within(25):
+        assert launcher("stop", run_id).returncode == 0
+    assert process.wait(timeout=60) == 143
+    process.communicate()
+    assert launcher.processes() == []
+
+
+def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(
+    tmp_path: Path, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    plan = replace(make_plan(nnodes="1:2"), run_dir=str(tmp_path / "run"))
+    run = RunFolder(tmp_path / "run")
+    run.create(plan, "", 0.0)
+    run.write_launcher()
+    clock = Hours()
+    with within(10), pytest.raises(TargetError, match="has not answered"):
+        scaling.scale_run(run, 1, clock)
+    assert clock.now > scaling.ANSWER_LIMIT_S
+
+
+class Hours:
+    """A clock that goes as fast as it is asked to."""
+
+    def __init__(self) -> None:
+        self.now = 5e6
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, duration_s: float) -> None:
+        self.now += duration_s
+
+
+def test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent(
+    tmp_path: Path,
+) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from launcher import proc
+def work(tell):
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "tells":
+        tell("up")
+print(repr(proc.in_background(work, Path(sys.argv[2]))))
+"""
+    for how, said in (("killed", "''"), ("ends", "''"), ("tells", "'up'")):
+        argv = [sys.executable, "-c", code, how, str(tmp_path / "log")]
+        done = subprocess.run(
+            argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.stdout.strip() == said, done.stderr
 
 
 def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(

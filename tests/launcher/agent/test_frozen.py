@@ -178,3 +178,63 @@ def test_an_agent_that_outlives_sigkill_is_left_behind(
     finally:
         child.kill()
         child.wait()
+
+
+STEPS = """
+import os, pathlib, time
+import torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+for step in range(5 if again else 100000):
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    time.sleep(0.05)
+    if step == 5:
+        pathlib.Path("up-0").write_text(str(os.getpid()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_stopped_is_found_as_a_hang_and_started_again(place: Place) -> None:
+    place.write(STEPS)
+    place.plan(hang_min_s=1.5, hang_factor=3)
+    process = place.start()
+    freeze(psutil.Process(place.pid_in("up-0")))
+    assert process.wait(LIMIT_S) == 0
+    assert place.outcome()["restarts"] == {"hang": 1}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_its_node(place: Place) -> None:
+    place.write(WAITS)
+    place.plan(stop_grace_s=5)
+    process = place.start()
+    freeze(psutil.Process(place.pid_in("up-0")))
+    began_at = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 143
+    assert time.monotonic() - began_at < 20
+    assert place.processes() == []
+
+
+STOPPED_CHILD = """
+import os, signal, time
+from launcher.agent import processes
+processes.adopt_orphans()
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+while not processes.is_stopped(child):
+    time.sleep(0.01)
+assert processes.end_children(polite_s=0.2) == 1
+assert processes.children_of(os.getpid()) == ()
+assert processes.end_children() == 0
+"""
+
+
+def test_children_that_are_stopped_end_all_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED_CHILD], timeout=30, check=False)
+    assert done.returncode == 0
