@@ -256,7 +256,7 @@ def write_outcome(
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
     )
-    if run.is_there():
+    if run.path.exists():
         # A folder that was removed is not made anew: whoever removed it wants none.
         run.write_outcome(outcome)
     return outcome
