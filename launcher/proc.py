@@ -23,6 +23,7 @@ from typing import IO
 from launcher import contract
 
 PR_SET_PDEATHSIG = 1
+KILL_LIMIT_S = 10.0
 
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
@@ -121,14 +122,17 @@ class Conversation:
             self._popen.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             self.kill()
-            self._popen.wait()
+            # One that hangs in the kernel outlives SIGKILL: it is left behind.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(timeout=KILL_LIMIT_S)
         said = ""
         if not self._said.closed:
             self._said.seek(0)
             said = self._said.read().decode(errors="replace")
         self.stdout.close()
         self._said.close()
-        return self._popen.returncode, said
+        code = self._popen.returncode
+        return -signal.SIGKILL if code is None else code, said
 
     def kill(self) -> None:
         """Ends it at once; a reader in another thread sees the end of the stream."""

@@ -79,10 +79,18 @@ def _retries() -> Any:
     import urllib3
 
     class Retry(urllib3.Retry):
-        def increment(self, *args: Any, error: Exception | None = None, **more: Any) -> Any:
+        def increment(
+            self,
+            method: str | None = None,
+            url: str | None = None,
+            response: Any = None,
+            error: Exception | None = None,
+            *more: Any,
+            **named: Any,
+        ) -> Any:
             if isinstance(error, urllib3.exceptions.ReadTimeoutError):
                 raise error
-            return super().increment(*args, error=error, **more)
+            return super().increment(method, url, response, error, *more, **named)
 
     return Retry(RETRIES)
 

@@ -297,7 +297,10 @@ OF_CLUSTERS = (
         limit="none: as long as the job lives; a silent cluster is waited for",
         well=by(CLUSTER, "test_a_run_is_followed_through_a_lost_pod_to_its_end"),
         badly=by(CLUSTER, "test_a_failed_run_says_why_and_keeps_its_object"),
-        frozen=by(CLUSTER, "test_a_server_that_fails_for_a_while_is_asked_again"),
+        frozen=(
+            *by(CLUSTER, "test_a_server_that_fails_for_a_while_is_asked_again"),
+            *by(STAND, SILENT_CLUSTER),
+        ),
         never=by(CLUSTER, "test_a_job_that_somebody_deleted_ends_the_run"),
     ),
     Row(
