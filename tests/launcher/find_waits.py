@@ -26,7 +26,18 @@ OF_A_MODULE = {
     "requests": ("get", "post", "put", "request"),
     "queue": ("get", "put"),
 }
-STREAMS = ("stdin", "stdout", "stderr", "_stream", "peer", "_store", "_output")
+STREAMS = (
+    "stream",
+    "_out",
+    "outlet",
+    "stdin",
+    "stdout",
+    "stderr",
+    "_stream",
+    "peer",
+    "_store",
+    "_output",
+)
 """Receivers whose ``read``, ``get``, ``write`` and the like wait for the other end."""
 ON_A_STREAM = ("read", "write", "flush", "get", "put", "set", "add", "check", "compare_set")
 NO_WAITS = (

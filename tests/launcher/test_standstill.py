@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launcher import contract, proc, scaling, tails
@@ -63,7 +64,7 @@ def within(limit_s: float) -> Iterator[None]:
 
 def freeze(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: proc.is_stopped(pid))
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 def put_first(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> None:
@@ -509,8 +510,11 @@ def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
     follower = RunFolder(launcher.folder / "runs" / run_id).launcher_pid()
     assert follower is not None
     shutil.rmtree(launcher.folder / "runs" / run_id)
-    wait_until(lambda: not proc.find(**{contract.RUN_ID: run_id}))
-    wait_until(lambda: not proc.is_alive(follower))
+    try:
+        wait_until(lambda: not proc.find(**{contract.RUN_ID: run_id}))
+        wait_until(lambda: not proc.is_alive(follower))
+    finally:
+        proc.send((follower, *proc.find(**{contract.RUN_ID: run_id})), signal.SIGKILL)
     assert not (launcher.folder / "runs" / run_id / contract.OUTCOME_FILE).exists()
 
 

@@ -118,7 +118,7 @@ IN_THE_NODE = (
     ),
     Row.alike(
         """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
-        agent.worker:_run_file agent.worker:_exit_code""",
+        agent.worker:_run_file agent.worker:_exit_code agent.guard:_flush""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
     ),
@@ -270,7 +270,7 @@ LAUNCHER = (
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
     ),
     Row(
-        functions="tails:_Tail.poll tails:_Tail.close",
+        functions="tails:_Tail.poll tails:_Tail.close report:_read_tail",
         who="the launcher, for the end of what workers have written",
         ends="CHUNK_BYTES were read; at the end what there was then",
         limit="a part of each file at each look",
@@ -292,7 +292,7 @@ LAUNCHER = (
         never=Cannot("a run that is not there is refused before"),
     ),
     Row(
-        functions="proc:in_background",
+        functions="proc:in_background proc:_teller.tell",
         who="launcher run --detach, for the background's first word",
         ends="the word, or the background's end",
         limit="that of the submission; Ctrl-C",
@@ -317,7 +317,8 @@ LAUNCHER = (
     Row.alike(
         """commands.doctor:_doctor commands.env:_env commands.hosts:_hosts commands.jobs:_render
         commands.jobs:_render_kubernetes commands.runs:_ps commands.runs:_status
-        commands.runs:_report commands.schema:_schema commands.check:_check""",
+        commands.runs:_report commands.schema:_schema commands.check:_check
+        listing:_write __main__:main""",
         "a command, for whoever reads it (check: writes to it)",
         SHOWN,
     ),

@@ -184,7 +184,8 @@ TO_HOSTS = (
 ON_HOSTS = (
     Row(
         functions="""host.__main__:converse host.__main__:Held.answer_callers
-            host.frames:read_frame host.watch:Watch.run host.watch:Watch._hear
+            host.frames:read_frame host.frames:write_frame
+            host.watch:Watch.run host.watch:Watch._hear
             host.watch:Watch._tell_done host.watch:Watch.send_new host.watch:Watch._send_file""",
         who="the program on a host, for its launcher",
         ends="what it says; the end of the stream",
