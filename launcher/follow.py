@@ -23,6 +23,9 @@ from launcher.torchrun import WorkerLog
 
 POLL_S = 0.1
 STOP_REQUEST_FILE = contract.STOP_REQUEST
+FOLDER_REMOVED = "its folder was removed while it ran"
+FOLDER_LIMIT_S = 3.0
+"""How long the run's folder may be away, as in a hiccup of a file server."""
 
 
 class Follower:
@@ -51,6 +54,7 @@ class Follower:
         self._live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
         self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
+        self._folder_lost_at: float | None = None
         self._ended: frozenset[int] = frozenset()
 
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
@@ -67,6 +71,8 @@ class Follower:
             # Bad input, an engine that died, a second Ctrl-C: nothing may be left, nor be unsaid.
             with contextlib.suppress(TargetError):
                 self._target.stop(self._run.run_id, 0)
+            if isinstance(error, OSError) and not self._run.is_there():
+                return self._record_as(Reason.STOP_REQUESTED, FOLDER_REMOVED)
             self._record(error)
             raise
 
@@ -78,7 +84,10 @@ class Follower:
         }
         reason = reasons.get(type(error), Reason.LAUNCHER_LOST)
         detail = str(error).splitlines()[0] if str(error) else ""
-        write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
+        self._record_as(reason, detail)
+
+    def _record_as(self, reason: Reason, detail: str) -> Outcome:
+        return write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
 
     def _loop(self) -> tuple[Reason, str]:
         while True:
@@ -88,6 +97,9 @@ class Follower:
                     f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s"
                 )
                 return reason, ""
+            if self._has_lost_folder():
+                self._console.note(f"stopping: {self._run.path} was removed")
+                return Reason.STOP_REQUESTED, FOLDER_REMOVED
             if (nodes := take_request(self._run)) is not None:
                 self._scale(nodes)
             observation = without(self._target.observe(self._plan), self._withdrawn)
@@ -100,7 +112,7 @@ class Follower:
                 case decide.Restart(why=why, left=left):
                     self._restart(why, left)
                 case decide.Wait() | decide.Replace():
-                    self._clock.sleep(POLL_S)
+                    self._clock.sleep(0.0 if self._tails.is_behind else POLL_S)
 
     def _decide(self, observation: Observation) -> decide.Action:
         running = (NodeState.RUNNING, NodeState.PENDING)
@@ -135,6 +147,16 @@ class Follower:
             self.stop_reason = Reason.STOP_REQUESTED
         return self.stop_reason
 
+    def _has_lost_folder(self) -> bool:
+        """Whether somebody removed the run's folder: no stop and no status reaches it any more."""
+        if self._run.is_there():
+            self._folder_lost_at = None
+            return False
+        now = self._clock.monotonic()
+        if self._folder_lost_at is None:
+            self._folder_lost_at = now
+        return now - self._folder_lost_at > FOLDER_LIMIT_S
+
     def _scale(self, nodes: int) -> None:
         """Nodes of the highest indices go first, and come back as later incarnations."""
         beyond = frozenset(range(nodes, len(self._plan.nodes)))
@@ -150,7 +172,7 @@ class Follower:
 
     def _may_replace(self, node_index: int) -> bool:
         pause_s = decide.pause_before_replacing_s(self._replaced[node_index])
-        return self._clock.monotonic() >= self._replaced_at.get(node_index, 0.0) + pause_s
+        return self._clock.monotonic() >= self._replaced_at.get(node_index, float("-inf")) + pause_s
 
     def _replace(self, node_index: int, why: str) -> None:
         enough = len(self._live) >= self._plan.nodes[0].min_nodes
@@ -186,7 +208,7 @@ class Follower:
         self._console.close()
         while self._target.notes:
             self._console.note(self._target.notes.pop(0))
-        return write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
+        return self._record_as(reason, detail)
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -243,7 +265,9 @@ def write_outcome(
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
     )
-    run.write_outcome(outcome)
+    if run.path.exists():
+        # A folder that was removed is not made anew: whoever removed it wants none.
+        run.write_outcome(outcome)
     return outcome
 
 

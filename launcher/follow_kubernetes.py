@@ -68,7 +68,7 @@ class ClusterFollower:
 
     def _loop(self) -> tuple[Reason, str]:
         watch = self._target.follow(self._plan)
-        next_look_at = 0.0
+        next_look_at = float("-inf")
         while True:
             self._target.follow_logs(self._plan)
             self._tell(watch.pods(), watch.error)
@@ -84,7 +84,7 @@ class ClusterFollower:
                 if (end := self._read_end()) is not None:
                     return reason_of_end(end, self._read_pods())
                 next_look_at = self._clock.monotonic() + READ_END_S
-            self._clock.sleep(POLL_S)
+            self._clock.sleep(0.0 if self._tails.is_behind else POLL_S)
 
     def _read_end(self) -> JobEnd | None:
         with contextlib.suppress(TargetError):
@@ -192,7 +192,7 @@ def bring_logs(
     A cluster that stops answering is waited for; ``TargetError`` is raised by the first turn alone.
     """
     target.read_pods(plan)
-    next_look_at = 0.0
+    next_look_at = float("-inf")
     while (outcome := run.read_outcome()) is None:
         target.follow_logs(plan)
         if clock.monotonic() >= next_look_at:

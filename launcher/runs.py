@@ -94,6 +94,10 @@ class RunFolder:
                 "launcher ps --all lists the runs",
             ) from error
 
+    def is_there(self) -> bool:
+        """Whether it still holds the plan: without it no command finds the run."""
+        return (self.path / contract.PLAN_FILE).exists()
+
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -6,6 +6,7 @@ from launcher.choose import KUBERNETES, open_target
 from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError
 from launcher.follow import STOP_REQUEST_FILE, write_outcome
+from launcher.proc import is_stopped
 from launcher.runs import RunFolder, write_atomically
 from launcher.state import Reason
 
@@ -13,6 +14,8 @@ KEEP = "keep\n"
 """What the request says where a cluster shall keep the job's object."""
 MARGIN_S = 30.0
 """What a launcher may need beyond the grace: collecting logs, removing containers."""
+STOPPED_LIMIT_S = 1.0
+"""A launcher that a signal has stopped answers nobody; one that a shell continues is not."""
 
 
 def stop_run(
@@ -28,13 +31,19 @@ def stop_run(
     if keep and plan.target != KUBERNETES:
         raise InputError(f"--keep: {run.run_id} is on no cluster", "leave --keep out")
     grace_s = plan.stop_grace_s if grace_s is None else grace_s
+    notes: list[str] = []
     if run.launcher_pid() is not None and run.read_outcome() is None:
         said = KEEP if keep else "stop requested by launcher stop\n"
         write_atomically(run.path / STOP_REQUEST_FILE, said)
         deadline = clock.monotonic() + grace_s + MARGIN_S
-        while run.launcher_pid() is not None and clock.monotonic() < deadline:
+        while (pid := run.launcher_pid()) is not None and clock.monotonic() < deadline:
             if outcome := run.read_outcome():
                 return f"{run.run_id}: {outcome.state}, {outcome.reason}"
+            if is_stopped(pid):
+                clock.sleep(STOPPED_LIMIT_S)
+                if is_stopped(pid):
+                    notes.append(f"its launcher (pid {pid}) is stopped; end it: kill -9 {pid}")
+                    break
             clock.sleep(0.1)
     target = open_target(plan.target, run.path.parent)
     if keep:
@@ -49,4 +58,6 @@ def stop_run(
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
     left = "its object is kept" if keep else "nothing of it is left"
-    return "\n".join((f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *target.notes))
+    return "\n".join(
+        (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
+    )

@@ -98,6 +98,11 @@ class Attempts:
             workers = self.workers
         return bool(workers) and all(has_succeeded(w.folder / contract.EXIT_FILE) for w in workers)
 
+    def running_pids(self) -> list[int]:
+        """The scripts that have begun and, by what their guards told, not ended."""
+        beats, running = self.beats(), {worker.rank for worker in self.running()}
+        return [beat.pid for rank, beat in beats.items() if rank in running]
+
     def steps(self) -> int:
         """Optimizer steps of the present attempt, of the worker that made most."""
         return max((beat.steps for beat in self.beats().values()), default=0)

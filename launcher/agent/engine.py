@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.agent import preload
+from launcher.agent import preload, waking
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook
 from launcher.agent.gpu import GpuGate, open_devices
@@ -50,8 +50,12 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     def run_once(planned: NodeTask) -> tuple[Reason, str]:
         return launch.run_elastic_agent(planned, node, archive, forks=forks)
 
+    def start_threads() -> None:
+        watchdog.start()
+        waking.keep_awake(preload.server_pid, attempts.running_pids, clock, say)
+
     # Not before: the store is forked until then, and had better not be forked beside a thread.
-    node.on_first_round = watchdog.start
+    node.on_first_round = start_threads
     reason, detail = run_rounds(task, node, clock, run_once)
     watchdog.stop()
     return AgentReport(

@@ -154,7 +154,9 @@ def _grace_s(place: _Place) -> float:
         request = json.loads((place.node_dir / contract.STOP_REQUEST_FILE).read_text())
         if request["reason"] == contract.STOP_REASON_RESIZE:
             return place.exit_grace_s
-        return max(place.exit_grace_s, float(request["deadline"]) - time.time())
+        deadline, at = float(request["deadline"]), float(request["at"])
+        # The clock may have been set since: never longer than what was given.
+        return max(place.exit_grace_s, min(deadline - time.time(), deadline - at))
     except (OSError, ValueError, KeyError, TypeError):
         return place.exit_grace_s
 

@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher import contract
-from launcher.agent import guard
+from launcher.agent import guard, preload
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
@@ -131,6 +131,8 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
         case ChildFailedError():
             node.ends = node.attempts.end()
             return Reason.TRAINING_FAILED, ""
+        case preload.ServerGoneError():
+            return Reason.AGENT_FAILED, str(error)
         case GpuBusyError():
             return Reason.GPU_BUSY, str(error)
         case RendezvousClosedError():

@@ -27,6 +27,9 @@ MARGIN_S = 5.0
 LAST_WORD_S = 2.0
 """Beyond the deadline, before the kill: guards kill their workers at the deadline themselves."""
 
+OUTLIVE_LIMIT_S = 10.0
+"""After SIGKILL: what is still there then hangs in the kernel, and may do so for ever."""
+
 
 class Step(enum.Enum):
     """What the supervisor does next to an agent that must stop."""
@@ -45,11 +48,16 @@ class Stop:
     grace_s: float
     times_asked: int = 1
     terminated_at: float | None = None
+    killed_at: float | None = None
 
     @property
     def deadline(self) -> float:
         """When the workers must be gone."""
         return self.asked_at + self.grace_s
+
+    def is_hopeless(self, now: float) -> bool:
+        """Whether the agent outlives SIGKILL, as a process that hangs in a driver does."""
+        return self.killed_at is not None and now >= self.killed_at + OUTLIVE_LIMIT_S
 
     def decide(self, now: float, *, speaks: bool, acknowledged: bool) -> Step:
         """``speaks``: the training announced the protocol; ``acknowledged``: it committed.

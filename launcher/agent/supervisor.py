@@ -31,6 +31,7 @@ from launcher.agent.report import (
 from launcher.agent.scratch import Scratch
 from launcher.agent.settings import NodeTask, parse_task
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
+from launcher.agent.waking import LOOK_S, Waker
 from launcher.clock import SystemClock
 from launcher.errors import ExitCode, InputError, name_ending
 from launcher.state import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
@@ -196,23 +197,25 @@ class Supervisor:
         return int(EXIT_CODE_OF_REASON[report.reason])
 
     def _wait_for_agent(self) -> int:
+        waker = Waker(self._clock, say)
         while True:
             if (status := processes.reap().get(self._agent_pid)) is not None:
                 return status
-            self._take_signal(_POLL_S if self._stop else None)
+            self._take_signal(_POLL_S if self._stop else LOOK_S)
+            waker.look({self._agent_pid: "the agent"})
             if self._stop:
                 self._go_on_stopping(self._stop)
+                if self._stop.is_hopeless(self._clock.monotonic()):
+                    say(f"the agent (pid {self._agent_pid}) outlives SIGKILL; going on without it")
+                    return signal.SIGKILL
 
     # -- signals and stopping -----------------------------------------------------------------
 
-    def _take_signal(self, limit_s: float | None) -> None:
-        if limit_s is None:
-            signum = signal.sigwait(_BLOCKED)
-        else:
-            found = signal.sigtimedwait(_BLOCKED, limit_s)
-            if found is None:
-                return
-            signum = signal.Signals(found.si_signo)
+    def _take_signal(self, limit_s: float) -> None:
+        found = signal.sigtimedwait(_BLOCKED, limit_s)
+        if found is None:
+            return
+        signum = signal.Signals(found.si_signo)
         if signum in _PASSED_ON:
             self._pass_on(signum)
         elif signum in REASON_OF_SIGNAL:
@@ -241,6 +244,8 @@ class Supervisor:
             acknowledged=answer is not None,
         )
         if step is Step.KILL:
+            if stop.killed_at is None:
+                stop.killed_at = self._clock.monotonic()
             processes.send(self._agent_pid, signal.SIGKILL)
         elif step is Step.TERMINATE:
             if answer is not None:

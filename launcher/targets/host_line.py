@@ -55,7 +55,7 @@ class HostLine:
         self._ssh, self._run_id, self._run_dir, self._ttl_s = ssh, run_id, run_dir, ttl_s
         self._states: dict[str, dict[str, Any]] = {}
         self._started: dict[str, float] = {}
-        self._heard_at = time.monotonic()
+        self._heard_at = self._opened_at = time.monotonic()
         self._session: Session | None = None
         self._hears = False
         """Whether what is said now is heard as a beat: the host has answered, so it watches."""
@@ -99,7 +99,7 @@ class HostLine:
     def state(self, node: str) -> dict[str, Any]:
         """What the host last said of a node, as ``index.incarnation``."""
         found = self._states.get(node, {"state": "missing"})
-        fresh = time.monotonic() - self._started.get(node, 0.0) < STARTING_S
+        fresh = time.monotonic() - self._started.get(node, float("-inf")) < STARTING_S
         return {"state": "running"} if found["state"] == "missing" and fresh else found
 
     def silent_s(self) -> float:
@@ -112,7 +112,8 @@ class HostLine:
             # Under the lock: no beat may come after the end of the watch.
             if self._session is None:
                 return
-            if self.silent_s() > SILENCE_LIMIT_S:
+            # A conversation that took long to open is not silent from its first moment.
+            if min(self.silent_s(), time.monotonic() - self._opened_at) > SILENCE_LIMIT_S:
                 self._session.kill()
             elif self._hears:
                 self._session.beat()
@@ -132,7 +133,7 @@ class HostLine:
     def _watch(self) -> None:
         session = self._ssh.open(self.host.host)
         with self._lock:
-            self._session = session
+            self._session, self._opened_at = session, time.monotonic()
             if self._closed:
                 session.kill()
         try:
@@ -184,7 +185,8 @@ def copy_once(
     Raises ``TargetError`` where the host is gone.
     """
     states: dict[str, dict[str, Any]] = {}
-    session.send({**watch_request(host, nodes, run_id, run_dir), "once": True})
+    asked = {**watch_request(host, nodes, run_id, run_dir), "once": True}
+    session.send(asked, limit_s=COPY_SILENCE_S)
     while True:
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if "done" in message:

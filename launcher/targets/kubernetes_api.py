@@ -297,7 +297,8 @@ class Cluster:
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
-                _request_timeout=REQUEST_LIMIT_S,
+                # A pair: the client silently takes a single number that is no int for none.
+                _request_timeout=(REQUEST_LIMIT_S, REQUEST_LIMIT_S),
             )
             found: Object = json.loads(response.data)
             return found

@@ -16,7 +16,17 @@ AGENT = {
     f"agent.{name}"
     for name in (
         *("processes", "heartbeat", "settings", "faults", "report", "scratch", "attempts", "gpu"),
-        *("node", "stopping", "identity", "worker", "guard", "preload", "watchdog", "health"),
+        *(
+            "node",
+            "stopping",
+            "identity",
+            "worker",
+            "guard",
+            "preload",
+            "watchdog",
+            "health",
+            "waking",
+        ),
         *("admission", "link", "logs", "watched", "takeover", "launch", "engine", "supervisor"),
     )
 }
