@@ -33,6 +33,7 @@ class ExitCode(enum.IntEnum):
     STORE_LOST = 195
     AGENT_FAILED = 196
     GPU_BUSY = 197
+    DISK_FULL = 198
 
 
 class LauncherError(Exception):
@@ -58,6 +59,13 @@ class InputError(LauncherError):
 
     fault = Fault.USER
     exit_code = ExitCode.BAD_INPUT
+
+
+class DiskFullError(LauncherError):
+    """The disk of the run folder is full; a retry is worth it once there is room."""
+
+    fault = Fault.PLATFORM
+    exit_code = ExitCode.DISK_FULL
 
 
 class TargetError(LauncherError):

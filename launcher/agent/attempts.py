@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher import contract
+from launcher.agent import disk, reserve
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.heartbeat import Beat, create_heartbeat, read_heartbeat
 from launcher.agent.report import read_ends, read_oom_kills
@@ -38,18 +41,23 @@ class Attempts:
         self.workers: tuple[WorkerPlace, ...] = ()
         self.number = _last_number(node_dir)
         self.count = 0
+        self._ranks: dict[int, int] = {}
         self._run_dir, self._scratch = run_dir, scratch
         self._hung: set[int] = set()
         self._oom_kills = 0
         self._lock = threading.Lock()
 
-    def begin(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
-        """Makes a new attempt's folders for ``{local rank: rank}``."""
+    def begin(self, ranks: Mapping[int, int]) -> None:
+        """Goes on to a new attempt of ``{local rank: rank}``; ``make`` follows."""
         (self.node_dir / contract.STOP_READY_FILE).unlink(missing_ok=True)
         self.number += 1
         self.count += 1
+        self._ranks = dict(ranks)
         self._oom_kills = read_oom_kills()
-        workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
+
+    def make(self) -> tuple[WorkerPlace, ...]:
+        """Makes the folders of the attempt that has begun; again where a disk was full."""
+        workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
         with self._lock:
             self.workers, self._hung = workers, set()
         return workers
@@ -60,7 +68,7 @@ class Attempts:
 
     def end(self) -> tuple[WorkerEnd, ...]:
         """How the workers that failed in the present attempt ended, causes first."""
-        return read_ends(
+        ends = read_ends(
             self.folder(),
             self.number,
             run_dir=self._run_dir,
@@ -68,6 +76,14 @@ class Attempts:
             out_of_memory=read_oom_kills() > self._oom_kills,
             killed=self._killed_with_their_guards(),
         )
+        return tuple(map(self._with_disk, ends))
+
+    def folders(self) -> tuple[Path, ...]:
+        """What the agent and its workers write to, the run's folder first."""
+        temporary = Path(tempfile.gettempdir())
+        checkpoints = os.environ.get(contract.CHECKPOINT_DIR)
+        others = (Path(checkpoints),) if checkpoints else ()
+        return (self._run_dir, self.node_dir, self._scratch, *others, temporary, Path("/dev/shm"))
 
     def beats(self) -> dict[int, Beat]:
         """What each worker last said, by rank."""
@@ -91,6 +107,17 @@ class Attempts:
         with self._lock:
             self._hung.add(rank)
 
+    def _with_disk(self, end: WorkerEnd) -> WorkerEnd:
+        """Tells which disk was full, if one was; that of the run folder is no worker's fault."""
+        if end.cause != "exit" or end.is_collateral or not disk.says_full(end.message):
+            return end
+        full = disk.find_full(end.message, self.folders())
+        if full is None:
+            return end
+        if disk.are_on_one_disk(full, self.node_dir):
+            return replace(end, cause=disk.CAUSE)
+        return replace(end, message=f"{end.message} (full: the disk at {disk.mount_of(full)})")
+
     def _killed_with_their_guards(self) -> list[dict[str, Any]]:
         """A guard whose script has begun blocks all other signals: it fell to SIGKILL."""
         beats = self.beats()
@@ -110,7 +137,12 @@ class Attempts:
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / contract.RANK_FOLDER.format(rank=rank)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # What torch opens, and what tells how the worker ended, must not need room later.
+        for name in (contract.STDOUT_FILE, contract.STDERR_FILE):
+            (folder / name).touch()
+        reserve.reserve(folder / contract.EXIT_FILE, reserve.EXIT_BYTES)
+        reserve.reserve(folder / contract.ERROR_FILE, reserve.ERROR_BYTES)
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)

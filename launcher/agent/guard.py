@@ -23,6 +23,7 @@ from typing import NoReturn
 from launcher import contract
 from launcher.agent import processes, worker
 from launcher.agent.heartbeat import read_heartbeat
+from launcher.agent.reserve import release, write_atomically
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""
@@ -186,12 +187,10 @@ def _write_exit(place: _Place, code: int, was_asked: bool) -> None:
         "at": time.time(),
         "steps": beat.steps if beat else 0,
     }
-    path = place.folder / contract.EXIT_FILE
+    release(place.folder / contract.ERROR_FILE)
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record))
-        temporary.replace(path)
+        write_atomically(place.folder / contract.EXIT_FILE, json.dumps(record))
 
 
 def _remove_if_empty(path: Path) -> None:

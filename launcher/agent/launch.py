@@ -21,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher import contract
 from launcher.agent import guard
+from launcher.agent.disk import DiskFullError, is_full
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
@@ -125,10 +126,14 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             return Reason.TRAINING_FAILED, ""
         case GpuBusyError():
             return Reason.GPU_BUSY, str(error)
+        case DiskFullError():
+            return Reason.DISK_FULL, str(error)
         case RendezvousClosedError():
             return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
         case RendezvousTimeoutError():
             return Reason.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
+    if is_full(error):
+        return Reason.DISK_FULL, node.describe_disk(str(error).partition("\n")[0])
     if isinstance(
         error, RendezvousConnectionError | RendezvousStateError | DistNetworkError | DistStoreError
     ):
