@@ -119,7 +119,8 @@ LEDGER_DIR = "ledger"
 # state.Reason), "exit_code", "detail", "attempts", "restarts": {cause: count}, "started_at",
 # "finished_at", "first": FAILURE or null, "collateral": [FAILURE, ...]}, where FAILURE is
 # {"attempt", "rank", "local_rank", "exit_code" (negative for a signal), "at", "cause" ("exit",
-# "signal", "hang", "out-of-memory", "terminated"), "message", "log" (relative to RUN_DIR)}.
+# "signal", "hang", "out-of-memory", "disk-full", "terminated"), "message", "log" (relative to
+# RUN_DIR)}.
 NODE_OUTCOME_SCHEMA = 1
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based and never used again by the same incarnation."""
@@ -159,8 +160,8 @@ AGENT_LEDGER = "agent-{node_index}-{incarnation}.jsonl"
 ("agent"), ``node_index``, ``incarnation``, ``attempt``, ``event``, ``at`` (epoch), ``monotonic_s``,
 and what the event adds. Events: agent-started, rendezvous-began, rendezvous-ended (rank,
 world_size, both of nodes), workers-started, first-step, worker-ended (rank, exit_code, cause),
-hang (rank, silent_s, limit_s), gpu-wait (waited_s), restart (cause), stop-requested (reason),
-stop-acknowledged (step), store-lost, agent-ended (reason, exit_code)."""
+hang (rank, silent_s, limit_s), gpu-wait (waited_s), disk-wait (waited_s), restart (cause),
+stop-requested (reason), stop-acknowledged (step), store-lost, agent-ended (reason, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started

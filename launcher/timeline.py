@@ -87,6 +87,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "hang": lambda e: (
         f"rank {e['rank']} hangs: silent for {e['silent_s']:.1f} s, limit {e['limit_s']:.1f} s"
     ),
+    "disk-wait": lambda e: f"waited {e['waited_s']:.1f} s for room on a full disk",
     "gpu-wait": lambda e: f"waited {e['waited_s']:.1f} s for GPU memory",
     "restart": lambda e: f"restart: {e['cause']}",
     "stop-requested": lambda e: f"stop requested: {e['reason']}",

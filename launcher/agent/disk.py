@@ -172,9 +172,10 @@ def _describe_contents(run_dir: Path, *, by_number: bool) -> str:
     if by_number:
         most = [f"{_under(path, run_dir)} ({n} entries)" for path, n in entries.most_common(1)]
         return f"the run has {entries.total()} of them, most in {', '.join(most) or 'nothing'}"
-    largest = Counter(sizes).most_common(LARGEST)
-    named = ", ".join(f"{_under(path, run_dir)} ({_bytes(size)})" for path, size in largest if size)
-    held = f"the run folder holds {_bytes(sum(sizes.values()))} of it"
+    total = sum(sizes.values())
+    largest = [(p, size) for p, size in Counter(sizes).most_common(LARGEST) if size > total / 100]
+    named = ", ".join(f"{_under(path, run_dir)} ({_bytes(size)})" for path, size in largest)
+    held = f"the run folder holds {_bytes(total)} of it"
     return f"{held}, most in {named}" if named else held
 
 

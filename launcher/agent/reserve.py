@@ -47,13 +47,14 @@ def write_atomically(path: Path, text: str, *shorter: str) -> None:
         temporary.replace(path)
     except OSError:
         _remove(temporary)
-        if not _write_into_reserve(path, (text, *shorter)):
+        if not write_into_reserve(path, text, *shorter):
             raise
     else:
         release(path)
 
 
-def _write_into_reserve(path: Path, texts: tuple[str, ...]) -> bool:
+def write_into_reserve(path: Path, *texts: str) -> bool:
+    """Whether the reserve of ``path`` took one of the texts, and is that file now."""
     place = _reserve_of(path)
     with contextlib.suppress(OSError):
         size = place.stat().st_size

@@ -214,9 +214,14 @@ def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:
     if message["new"] and (path.suffix == ".json" or _size(path) > len(blob)):
         # Another file by that name: a reader sees the old one or the new one.
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
-        temporary.write_bytes(blob)
-        os.utime(temporary, (message["at"], message["at"]))
-        temporary.replace(path)
+        try:
+            temporary.write_bytes(blob)
+            os.utime(temporary, (message["at"], message["at"]))
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:

@@ -107,7 +107,7 @@ def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(
     assert reason_of(decide(make_plan(nnodes=1, max_restarts=9), code, since=0)) is reason
 
 
-@pytest.mark.parametrize("ending", [129, 137, 143, 193, 195, 196, 197, GONE])
+@pytest.mark.parametrize("ending", [129, 137, 143, 193, 195, 196, 197, 198, GONE])
 @pytest.mark.parametrize("nnodes", [3, "1:3", "2:3"])
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_lost_node_is_replaced_whichever_it_is_and_uses_up_no_restart(

@@ -34,6 +34,7 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
         "rank 2 hangs: silent for 12.3 s, limit 10.0 s",
     ),
     ({"event": "gpu-wait", "waited_s": 3}, "waited 3.0 s for GPU memory"),
+    ({"event": "disk-wait", "waited_s": 3}, "waited 3.0 s for room on a full disk"),
     ({"event": "restart", "cause": "lost-peer"}, "restart: lost-peer"),
     ({"event": "stop-requested", "reason": "preempted"}, "stop requested: preempted"),
     ({"event": "stop-acknowledged", "step": 120}, "stop acknowledged at step 120"),
