@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class Attempts:
 
     def end(self) -> tuple[WorkerEnd, ...]:
         """How the workers that failed in the present attempt ended, causes first."""
-        ends = read_ends(
+        return read_ends(
             self.folder(),
             self.number,
             run_dir=self._run_dir,
@@ -76,14 +75,11 @@ class Attempts:
             out_of_memory=read_oom_kills() > self._oom_kills,
             killed=self._killed_with_their_guards(),
         )
-        return tuple(map(self._with_disk, ends))
 
     def folders(self) -> tuple[Path, ...]:
         """What the agent and its workers write to, the run's folder first."""
-        temporary = Path(tempfile.gettempdir())
-        checkpoints = os.environ.get(contract.CHECKPOINT_DIR)
-        others = (Path(checkpoints),) if checkpoints else ()
-        return (self._run_dir, self.node_dir, self._scratch, *others, temporary, Path("/dev/shm"))
+        others = disk.common_folders(os.environ.get(contract.CHECKPOINT_DIR))
+        return (self._run_dir, self.node_dir, self._scratch, *others)
 
     def beats(self) -> dict[int, Beat]:
         """What each worker last said, by rank."""
@@ -106,17 +102,6 @@ class Attempts:
         """Says of a worker that is about to be killed why."""
         with self._lock:
             self._hung.add(rank)
-
-    def _with_disk(self, end: WorkerEnd) -> WorkerEnd:
-        """Tells which disk was full, if one was; that of the run folder is no worker's fault."""
-        if end.cause != "exit" or end.is_collateral or not disk.says_full(end.message):
-            return end
-        full = disk.find_full(end.message, self.folders())
-        if full is None:
-            return end
-        if disk.are_on_one_disk(full, self.node_dir):
-            return replace(end, cause=disk.CAUSE)
-        return replace(end, message=f"{end.message} (full: the disk at {disk.mount_of(full)})")
 
     def _killed_with_their_guards(self) -> list[dict[str, Any]]:
         """A guard whose script has begun blocks all other signals: it fell to SIGKILL."""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -80,6 +81,12 @@ def find_full(said: str, folders: Iterable[Path]) -> Path | None:
     if named := _NAMED.search(said):
         return _existing(Path(named[1]))
     return next((folder for folder in map(_existing, folders) if not has_room(folder)), None)
+
+
+def common_folders(checkpoint_dir: str | None) -> tuple[Path, ...]:
+    """Where trainings write beside the run folder."""
+    checkpoints = (Path(checkpoint_dir),) if checkpoint_dir else ()
+    return (*checkpoints, Path(tempfile.gettempdir()), Path("/dev/shm"))
 
 
 def are_on_one_disk(one: Path, other: Path) -> bool:

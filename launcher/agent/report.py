@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.agent.disk import says_full
+from launcher.agent import disk
 from launcher.agent.faults import WorkerEnd, name_cause, sort_ends
 from launcher.agent.reserve import write_atomically
 from launcher.clock import Clock
@@ -122,6 +122,12 @@ def _read_end(
         hung=record["rank"] in hung,
         out_of_memory=out_of_memory,
     )
+    message = record.get("message") or _read_message(folder, record["exit_code"])
+    if cause == "exit" and (full := record.get("full_disk")):
+        if full["holds_run"]:
+            cause = disk.CAUSE
+        else:
+            message = f"{message} (full: the disk at {full['at']})"
     return WorkerEnd(
         attempt=attempt,
         rank=record["rank"],
@@ -129,7 +135,7 @@ def _read_end(
         exit_code=record["exit_code"],
         at=record["at"],
         cause=cause,
-        message=record.get("message") or _read_message(folder, record["exit_code"]),
+        message=message,
         log=os.path.relpath(folder, run_dir),
         steps=record["steps"],
     )
@@ -145,7 +151,7 @@ def _read_message(folder: Path, exit_code: int) -> str:
         pass
     lines = read_tail(folder / contract.STDERR_FILE).splitlines()
     last = lines[-1][:500] if lines else ""
-    return last if exit_code == -6 or says_full(last) else ""
+    return last if exit_code == -6 or disk.says_full(last) else ""
 
 
 def read_tail(path: Path) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-EXIT_BYTES = 512
+EXIT_BYTES = 1024
 ERROR_BYTES = 4096
 REQUEST_BYTES = 512
 OUTCOME_BYTES = 16384

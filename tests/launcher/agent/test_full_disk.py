@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.reserve import reserve, write_atomically
 from tests.disks import BYTES, Disk, is_full, mounted
 from tests.launcher.agent.conftest import end
 from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
@@ -254,3 +255,29 @@ def test_one_of_two_nodes_has_a_full_disk(
     finally:
         for node in nodes:
             end(node)
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(disk: Disk) -> None:
+    path = disk.path / "outcome.json"
+    write_atomically(path, "before")
+    disk.fill()
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "after" * 10_000, "short")
+    assert path.read_text() == "before"
+    assert disk.leftovers() == []
+
+
+def test_a_reserve_takes_the_first_text_that_fits(disk: Disk) -> None:
+    path = disk.path / "outcome.json"
+    reserve(path, 100)
+    disk.fill()
+    write_atomically(path, "long" * 100, "shorter" * 10, "short")
+    assert path.read_text() == "shorter" * 10
+    assert disk.leftovers() == []
+
+
+def test_nothing_is_left_of_a_reserve_that_has_no_room(disk: Disk) -> None:
+    disk.fill()
+    with pytest.raises(OSError, match="No space left"):
+        reserve(disk.path / "outcome.json", 100)
+    assert disk.leftovers() == []
