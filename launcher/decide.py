@@ -132,7 +132,8 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if worst.out_of_memory:
         return Finish(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
-        return Finish(reason=Reason.NODE_LOST, detail=describe(worst))
+        reason = _reason_of_loss(worst) if plan.agent is not None else Reason.NODE_LOST
+        return Finish(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
     reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
     # The report names the rank, which says more than the exit code of the first node to be seen;

@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher import contract
 from launcher.agent import guard
-from launcher.agent.disk import DiskFullError, is_full
+from launcher.agent.disk import CAUSE, DiskFullError, is_full
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
@@ -123,6 +123,8 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             return Reason.PREEMPTED, str(error)
         case ChildFailedError():
             node.ends = node.attempts.end()
+            if node.ends and node.ends[0].cause == CAUSE:
+                return Reason.DISK_FULL, node.describe_disk(node.ends[0].message)
             return Reason.TRAINING_FAILED, ""
         case GpuBusyError():
             return Reason.GPU_BUSY, str(error)

@@ -57,7 +57,9 @@ def launcher(tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(tmp_path)
     (tmp_path / "runs").symlink_to(tmp_path / "small")
     yield runner
-    assert runner.processes() == []
+    left = runner.processes()
+    proc.send(tuple(left), signal.SIGKILL)
+    assert left == []
 
 
 def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(
@@ -165,4 +167,17 @@ def test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_ro
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert list(disk.path.glob("*-*/nodes/1/1/outcome.json"))
+    # The killed agent could not give up what it had set aside.
+    assert [path for path in disk.leftovers() if "/nodes/1/0/" not in path] == []
+
+
+def test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure(
+    launcher: Runner, disk: Disk
+) -> None:
+    static = "rdzv: {backend: static}\nengine: agent\nmax_restarts: 0\n"
+    launcher.write(FILLING, TWO_NODES.replace("max_restarts: 1000\n", static))
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 198, done.stderr
+    assert launcher.outcome["reason"] == "disk-full"
+    assert "8.0 MiB at" in launcher.outcome["detail"]
     assert disk.leftovers() == []
