@@ -11,6 +11,7 @@ import pytest
 from launcher.decide import (
     FALL_S,
     FINISH_S,
+    FULL_DISK_REPLACEMENTS,
     MAX_REPLACEMENTS,
     Action,
     Finish,
@@ -123,6 +124,14 @@ def test_a_code_of_the_agents_own_is_put_into_words(make_plan: MakePlan) -> None
     action = decide(make_plan(nnodes=2, max_restarts=1), RUNS, int(ExitCode.GPU_BUSY))
     assert isinstance(action, Replace)
     assert action.why == "node 1 ended with exit code 197 (gpu-busy)"
+
+
+def test_a_node_that_finds_no_room_again_and_again_ends_the_run(make_plan: MakePlan) -> None:
+    full = int(ExitCode.DISK_FULL)
+    plan = replaced_before(make_plan(nnodes=2, max_restarts=1), FULL_DISK_REPLACEMENTS)
+    assert reason_of(decide(plan, RUNS, full)) is Reason.DISK_FULL
+    assert reason_of(decide(plan, full, full)) is Reason.DISK_FULL
+    assert isinstance(decide(plan, RUNS, 137), Replace)
 
 
 def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(
