@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -114,7 +115,7 @@ class Attempts:
                 "terminated": False,
                 "at": time.time(),
                 "steps": beats[worker.rank].steps,
-                "message": "with the process that guards it",
+                **_why_unknown(worker.folder),
             }
             for worker in self.workers
             if worker.rank in beats and not (worker.folder / contract.EXIT_FILE).exists()
@@ -131,6 +132,17 @@ class Attempts:
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
+
+
+def _why_unknown(folder: Path) -> dict[str, Any]:
+    """The rest of the record of a worker whose guard has left none."""
+    if disk.has_room(folder):
+        return {"message": "with the process that guards it"}
+    at = str(disk.mount_of(folder))
+    return {
+        "message": f"its end could not be written down: {os.strerror(errno.ENOSPC)}",
+        "full_disk": {"at": at, "holds_run": True},
+    }
 
 
 def _last_number(node_dir: Path) -> int:

@@ -123,7 +123,7 @@ def _read_end(
         out_of_memory=out_of_memory,
     )
     message = record.get("message") or _read_message(folder, record["exit_code"])
-    if cause == "exit" and (full := record.get("full_disk")):
+    if cause in ("exit", "signal") and (full := record.get("full_disk")):
         if full["holds_run"]:
             cause = disk.CAUSE
         else:

@@ -123,7 +123,7 @@ except OSError: pass
 )
 
 
-@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("detached", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(
     launcher: Runner, disk: Disk, detached: bool
 ) -> None:
@@ -149,6 +149,7 @@ while not pathlib.Path("freed").exists(): time.sleep(0.05)
 )
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_room(
     launcher: Runner, disk: Disk
 ) -> None:

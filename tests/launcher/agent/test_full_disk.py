@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.attempts import Attempts
+from launcher.agent.heartbeat import HeartbeatWriter
 from launcher.agent.reserve import reserve, write_atomically
 from tests.disks import BYTES, Disk, is_full, mounted
 from tests.launcher.agent.conftest import end
@@ -17,6 +19,7 @@ from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
 
 pytestmark = pytest.mark.mount
 
+STARTS = ["fresh", pytest.param("fork", marks=pytest.mark.slow)]
 FILL = """
 import os, pathlib, time
 def fill():
@@ -60,7 +63,7 @@ def run(node: Place, script: str, **settings: Any) -> int:
     return node.run()
 
 
-@pytest.mark.parametrize("start", ["fresh", "fork"])
+@pytest.mark.parametrize("start", STARTS)
 def test_a_disk_that_stays_full_ends_the_node_by_its_own_reason(
     node: Place, disk: Disk, start: str
 ) -> None:
@@ -75,7 +78,7 @@ def test_a_disk_that_stays_full_ends_the_node_by_its_own_reason(
     assert disk.leftovers() == []
 
 
-@pytest.mark.parametrize("start", ["fresh", "fork"])
+@pytest.mark.parametrize("start", STARTS)
 def test_a_disk_that_has_room_again_lets_the_run_go_on(node: Place, disk: Disk, start: str) -> None:
     show_console(node)
     node.write(FILLING_ONCE)
@@ -126,7 +129,7 @@ def test_a_signal_ends_the_wait_for_room(node: Place, disk: Disk) -> None:
     assert process.wait(5) == 143
 
 
-@pytest.mark.parametrize("start", ["fresh", "fork"])
+@pytest.mark.parametrize("start", STARTS)
 def test_workers_that_write_nothing_never_notice_and_their_end_is_told(
     node: Place, disk: Disk, start: str
 ) -> None:
@@ -255,6 +258,20 @@ def test_one_of_two_nodes_has_a_full_disk(
     finally:
         for node in nodes:
             end(node)
+
+
+def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
+    disk: Disk, tmp_path: Path
+) -> None:
+    attempts = Attempts(disk.path / "run/nodes/0/0", disk.path / "run", tmp_path)
+    attempts.begin({0: 0})
+    (worker,) = attempts.make()
+    HeartbeatWriter(worker.heartbeat)
+    assert attempts.end()[0].message == "with the process that guards it"
+    disk.fill()
+    (told,) = attempts.end()
+    assert told.cause == "disk-full"
+    assert told.message == "its end could not be written down: No space left on device"
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(disk: Disk) -> None:
