@@ -298,3 +298,22 @@ def test_nothing_is_left_of_a_reserve_that_has_no_room(disk: Disk) -> None:
     with pytest.raises(OSError, match="No space left"):
         reserve(disk.path / "outcome.json", 100)
     assert disk.leftovers() == []
+
+
+def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(
+    tmp_path: Path, disk: Disk, archive: Path
+) -> None:
+    (tmp_path / "roomy").mkdir()
+    node = Place(tmp_path / "roomy", archive)
+    node.write("print('never')")
+    disk.fill()
+    node.plan(
+        backend="roster",
+        port=free_port(),
+        env=(("CHECKPOINT_DIR", str(disk.path)),),
+        conf=(("fence_dir", str(disk.path)),),
+    )
+    assert node.run() == 198, node.console()
+    assert node.outcome()["reason"] == "disk-full"
+    assert f"the disk of {disk.path} is full: 8.0 MiB" in node.outcome()["detail"]
+    end(node)
