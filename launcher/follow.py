@@ -99,7 +99,7 @@ class Follower:
                 self._scale(nodes)
             observation = without(self._target.observe(self._plan), self._withdrawn)
             action = self._decide(observation)
-            if isinstance(action, decide.Replace | decide.Restart) and not self._has_room():
+            if self._starts_now(action) and not self._has_room():
                 if told := self._wait_for_room(observation):
                     return Reason.DISK_FULL, told
                 continue
@@ -112,6 +112,11 @@ class Follower:
                     self._restart(why, left)
                 case decide.Wait() | decide.Replace():
                     self._clock.sleep(POLL_S)
+
+    def _starts_now(self, action: decide.Action) -> bool:
+        if isinstance(action, decide.Replace):
+            return self._may_replace(action.node_index)
+        return isinstance(action, decide.Restart)
 
     def _has_room(self) -> bool:
         """Whether a start can be recorded: what is on a full disk is neither read nor written."""
