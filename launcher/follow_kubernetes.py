@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from launcher.clock import Clock
 from launcher.console import Console
-from launcher.errors import InputError, LauncherError, TargetError, name_exit_code
+from launcher.errors import DiskFullError, InputError, LauncherError, TargetError, name_exit_code
 from launcher.follow import STOP_REQUEST_FILE, write_outcome
 from launcher.plan import LaunchPlan
 from launcher.pod_states import JobEnd, PodView, describe_trouble, reason_of_end
@@ -61,6 +61,8 @@ class ClusterFollower:
         except LauncherError as error:
             bad_input = isinstance(error, InputError)
             reason = Reason.BAD_INPUT if bad_input else Reason.TARGET_UNREACHABLE
+            if isinstance(error, DiskFullError):
+                reason = Reason.DISK_FULL
             self._write(reason, error.what)
             raise
         on_submitted()

@@ -252,16 +252,23 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
         work(_teller(writer))
         code = 0
     except BaseException:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Neither may lead back into the caller's frames, whatever a full disk says.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(code)
 
 
 def _redirect(log: Path) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        # The run is worth more than what is told of it.
+        output = nothing
     for source, number in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, number)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)

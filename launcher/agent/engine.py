@@ -43,6 +43,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
         open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
     )
     node = Node(attempts, book, ledger, gate, clock)
+    node.disk_free_limit_s = settings.disk_free_limit_s
     watchdog = Watchdog(attempts, settings, ledger, clock)
     _start_health(settings, node, watchdog, clock)
     from launcher.agent import launch

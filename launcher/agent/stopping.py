@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.agent.report import write_atomically
+from launcher.agent.reserve import write_atomically
 from launcher.state import Reason
 
 REASON_OF_SIGNAL = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import contract
 from launcher.clock import Clock, SystemClock
-from launcher.errors import InputError, TargetError
+from launcher.errors import DiskFullError, InputError, TargetError
 from launcher.facts import TargetFacts
 from launcher.kubernetes_plan import plan_facts
 from launcher.manifests import Manifest, render_manifest
@@ -257,8 +257,9 @@ class KubernetesTarget:
             return
         incarnation = self._numbers(plan).number(pod.node_index, pod.uid, pod.restarts)
         folder = RunFolder(Path(plan.run_dir)).node_dir(pod.node_index, incarnation)
-        make_folders((str(folder),))
-        write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
+        with contextlib.suppress(OSError, DiskFullError):
+            make_folders((str(folder),))
+            write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the incarnations that its nodes have come to."""

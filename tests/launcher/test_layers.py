@@ -15,6 +15,7 @@ LAUNCHER = ROOT / "launcher"
 AGENT = {
     f"agent.{name}"
     for name in (
+        *("disk", "reserve", "streams"),
         *("processes", "heartbeat", "settings", "faults", "report", "scratch", "attempts", "gpu"),
         *(
             "node",
