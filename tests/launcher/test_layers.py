@@ -35,7 +35,7 @@ ROSTER = {
     f"agent.roster.{name}"
     for name in (
         *("head", "watch", "words", "view", "decide", "machine"),
-        *("settings", "fencing", "store", "shell", "handler", "backend"),
+        *("settings", "fencing", "store", "exit_barrier", "parting", "shell", "handler", "backend"),
     )
 }
 HOST = {"host", "host.__main__"} | {
