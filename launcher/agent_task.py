@@ -29,6 +29,7 @@ def plan_agent(job: JobSpec, stores: tuple[StoreEndpoint, ...]) -> AgentSettings
         hang_min_s=agent.hang_min_s,
         hang_max_s=agent.hang_max_s,
         gpu_free_limit_s=agent.gpu_free_limit_s,
+        disk_free_limit_s=agent.disk_free_limit_s,
         health_host=agent.health.address,
         health_port=agent.health.port,
         # The launcher follows the workers' own files, on every target.

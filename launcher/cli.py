@@ -16,7 +16,7 @@ from launcher.errors import ExitCode, LauncherError
 GROUPS = (jobs, runs, hosts, doctor, env, check, play, schema)
 """In the order of ``launcher --help``."""
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
-130 interrupted, 137 a node was lost, 143 stopped. Docs: docs/job-file.md"""
+130 interrupted, 137 a node was lost, 143 stopped, 198 a disk is full. Docs: docs/job-file.md"""
 
 
 def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:

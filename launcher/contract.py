@@ -119,7 +119,8 @@ LEDGER_DIR = "ledger"
 # state.Reason), "exit_code", "detail", "attempts", "restarts": {cause: count}, "started_at",
 # "finished_at", "first": FAILURE or null, "collateral": [FAILURE, ...]}, where FAILURE is
 # {"attempt", "rank", "local_rank", "exit_code" (negative for a signal), "at", "cause" ("exit",
-# "signal", "hang", "out-of-memory", "terminated"), "message", "log" (relative to RUN_DIR)}.
+# "signal", "hang", "out-of-memory", "disk-full", "terminated"), "message", "log" (relative to
+# RUN_DIR)}.
 NODE_OUTCOME_SCHEMA = 1
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based and never used again by the same incarnation."""
@@ -131,7 +132,8 @@ ERROR_FILE = "error.json"
 """The uncaught exception, laid out as torch does: ``{"message": {"message", "extraInfo"}}``."""
 EXIT_FILE = "exit.json"
 """How the worker ended: ``{"rank", "local_rank", "exit_code", "terminated", "at", "steps"}``;
-``exit_code`` is negative for a signal, ``terminated`` says that the agent had asked it to end."""
+``exit_code`` is negative for a signal, ``terminated`` says that the agent had asked it to end. Of a
+worker that failed on a full disk also ``"full_disk": {"at": mount point, "holds_run": bool}``."""
 STACKS_FILE = "stacks.txt"
 """Python stacks of all threads, written when the watchdog found the worker hanging."""
 
@@ -167,8 +169,9 @@ last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by
 ``monotonic_s``), ``cpu_share`` what each worker of the node used of a core between the two.
 Events: agent-started, rendezvous-began, rendezvous-ended (rank, world_size, both of nodes),
 workers-started, first-step, worker-ended (rank, exit_code, cause), hang (rank, phase, silent_s,
-limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s), restart (cause),
-stop-requested (reason), stop-acknowledged (step), store-lost, agent-ended (reason, exit_code)."""
+limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s), disk-wait (waited_s),
+restart (cause), stop-requested (reason), stop-acknowledged (step), store-lost, agent-ended (reason,
+exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started

@@ -21,6 +21,9 @@ MAX_REPLACEMENTS = 16
 a node uses up no restart, but a node that is lost for ever must end the run one day."""
 
 
+FULL_DISK_REPLACEMENTS = 2
+"""Beyond these a node that found no room ends the run: it has waited each time, and the next
+incarnation meets the same disk."""
 LONGEST_PAUSE_S = 30.0
 """Between two starts of the same node: one that fails at once must not use up its replacements
 before whatever it lacks is back."""
@@ -142,7 +145,8 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if worst.out_of_memory:
         return Finish(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
-        return Finish(reason=Reason.NODE_LOST, detail=describe(worst))
+        reason = _reason_of_loss(worst) if plan.agent is not None else Reason.NODE_LOST
+        return Finish(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
     reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
     # The report names the rank, which says more than the exit code of the first node to be seen;
@@ -219,6 +223,8 @@ def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
     """A node that ran out of memory will do so again: the job's own restarts bound that."""
     limit = min(plan.max_restarts, MAX_REPLACEMENTS) if node.out_of_memory else MAX_REPLACEMENTS
+    if node.exit_code == ExitCode.DISK_FULL:
+        limit = FULL_DISK_REPLACEMENTS
     return limit - plan.nodes[node.node_index].incarnation
 
 

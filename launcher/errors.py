@@ -34,6 +34,7 @@ class ExitCode(enum.IntEnum):
     STORE_LOST = 195
     AGENT_FAILED = 196
     GPU_BUSY = 197
+    DISK_FULL = 198
 
 
 SIGNAL_BASE = 128
@@ -83,6 +84,13 @@ class InputError(LauncherError):
 
     fault = Fault.USER
     exit_code = ExitCode.BAD_INPUT
+
+
+class DiskFullError(LauncherError):
+    """The disk of the run folder is full; a retry is worth it once there is room."""
+
+    fault = Fault.PLATFORM
+    exit_code = ExitCode.DISK_FULL
 
 
 class TargetError(LauncherError):

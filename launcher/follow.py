@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from launcher import contract, decide
+from launcher.agent import disk
 from launcher.clock import Clock
 from launcher.console import Console
-from launcher.errors import InputError, TargetError
+from launcher.errors import DiskFullError, ExitCode, InputError, TargetError
 from launcher.node_outcomes import read_outcomes_of, read_restarts, refine_reason
 from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.ranks import node_rank_of
 from launcher.report import read_report
-from launcher.runs import Outcome, RunFolder
+from launcher.runs import Outcome, RunFolder, full_disk
 from launcher.scaling import read_withdrawn, take_request, without
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
 from launcher.tails import Output, RunTails
@@ -23,6 +24,9 @@ from launcher.torchrun import WorkerLog
 
 POLL_S = 0.1
 STOP_REQUEST_FILE = contract.STOP_REQUEST
+FOLDER_REMOVED = "its folder was removed while it ran"
+FOLDER_LIMIT_S = 3.0
+"""How long the run's folder may be away, as in a hiccup of a file server."""
 
 
 class Follower:
@@ -51,6 +55,8 @@ class Follower:
         self._live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
         self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
+        self._folder_lost_at: float | None = None
+        self._full_since: float | None = None
         self._ended: frozenset[int] = frozenset()
 
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
@@ -67,7 +73,11 @@ class Follower:
             # Bad input, an engine that died, a second Ctrl-C: nothing may be left, nor be unsaid.
             with contextlib.suppress(TargetError):
                 self._target.stop(self._run.run_id, 0)
+            if isinstance(error, OSError) and not self._run.is_there():
+                return self._record_as(Reason.STOP_REQUESTED, FOLDER_REMOVED)
             self._record(error)
+            if isinstance(error, OSError) and disk.is_full(error):
+                raise full_disk(self._run.path) from error
             raise
 
     def _record(self, error: BaseException) -> None:
@@ -75,10 +85,16 @@ class Follower:
             TargetError: Reason.TARGET_UNREACHABLE,
             InputError: Reason.BAD_INPUT,
             KeyboardInterrupt: Reason.INTERRUPTED,
+            DiskFullError: Reason.DISK_FULL,
         }
         reason = reasons.get(type(error), Reason.LAUNCHER_LOST)
+        if disk.is_full(error):
+            reason = Reason.DISK_FULL
         detail = str(error).splitlines()[0] if str(error) else ""
-        write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
+        self._record_as(reason, detail)
+
+    def _record_as(self, reason: Reason, detail: str) -> Outcome:
+        return write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
 
     def _loop(self) -> tuple[Reason, str]:
         while True:
@@ -88,10 +104,17 @@ class Follower:
                     f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s"
                 )
                 return reason, ""
+            if self._has_lost_folder():
+                self._console.note(f"stopping: {self._run.path} was removed")
+                return Reason.STOP_REQUESTED, FOLDER_REMOVED
             if (nodes := take_request(self._run)) is not None:
                 self._scale(nodes)
             observation = without(self._target.observe(self._plan), self._withdrawn)
             action = self._decide(observation)
+            if self._starts_now(action) and not self._has_room():
+                if told := self._wait_for_room(observation):
+                    return Reason.DISK_FULL, told
+                continue
             match action:
                 case decide.Finish(reason=reason, detail=detail):
                     return reason, detail
@@ -100,7 +123,34 @@ class Follower:
                 case decide.Restart(why=why, left=left):
                     self._restart(why, left)
                 case decide.Wait() | decide.Replace():
-                    self._clock.sleep(POLL_S)
+                    self._clock.sleep(0.0 if self._tails.is_behind else POLL_S)
+
+    def _starts_now(self, action: decide.Action) -> bool:
+        if isinstance(action, decide.Replace):
+            return self._may_replace(action.node_index)
+        return isinstance(action, decide.Restart)
+
+    def _has_room(self) -> bool:
+        """Whether a start can be recorded: what is on a full disk is neither read nor written."""
+        if not disk.has_room(self._run.path):
+            return False
+        self._full_since = None
+        return True
+
+    def _wait_for_room(self, observation: Observation) -> str:
+        """Which disk is full, once it has been waited for; a node may have done so already."""
+        now, agent = self._clock.monotonic(), self._plan.agent
+        waited = any(node.exit_code == ExitCode.DISK_FULL for node in observation.nodes)
+        limit_s = 0.0 if waited or agent is None else agent.disk_free_limit_s
+        if self._full_since is None:
+            self._full_since = now
+            if limit_s:
+                told = disk.describe(self._run.path, self._run.path)
+                self._console.note(f"{told}; waiting for room, at most {limit_s:g} s")
+        if now - self._full_since >= limit_s:
+            return disk.describe(self._run.path, self._run.path)
+        self._clock.sleep(POLL_S)
+        return ""
 
     def _decide(self, observation: Observation) -> decide.Action:
         running = (NodeState.RUNNING, NodeState.PENDING)
@@ -135,6 +185,16 @@ class Follower:
             self.stop_reason = Reason.STOP_REQUESTED
         return self.stop_reason
 
+    def _has_lost_folder(self) -> bool:
+        """Whether somebody removed the run's folder: no stop and no status reaches it any more."""
+        if self._run.is_there():
+            self._folder_lost_at = None
+            return False
+        now = self._clock.monotonic()
+        if self._folder_lost_at is None:
+            self._folder_lost_at = now
+        return now - self._folder_lost_at > FOLDER_LIMIT_S
+
     def _scale(self, nodes: int) -> None:
         """Nodes of the highest indices go first, and come back as later incarnations."""
         beyond = frozenset(range(nodes, len(self._plan.nodes)))
@@ -150,7 +210,7 @@ class Follower:
 
     def _may_replace(self, node_index: int) -> bool:
         pause_s = decide.pause_before_replacing_s(self._replaced[node_index])
-        return self._clock.monotonic() >= self._replaced_at.get(node_index, 0.0) + pause_s
+        return self._clock.monotonic() >= self._replaced_at.get(node_index, float("-inf")) + pause_s
 
     def _replace(self, node_index: int, why: str) -> None:
         enough = len(self._live) >= self._plan.nodes[0].min_nodes
@@ -174,8 +234,8 @@ class Follower:
         self._target.submit(self._plan, tuple(i for i in wanted if i not in self._withdrawn))
 
     def _set_plan(self, plan: LaunchPlan) -> None:
-        self._plan = plan
         self._run.write_plan(plan, self._target.render(plan).shell())
+        self._plan = plan
 
     def _finish(self, reason: Reason, detail: str) -> Outcome:
         grace_s = 0 if STATE_OF_REASON[reason] is RunState.SUCCEEDED else self._plan.stop_grace_s
@@ -186,7 +246,7 @@ class Follower:
         self._console.close()
         while self._target.notes:
             self._console.note(self._target.notes.pop(0))
-        return write_outcome(self._run, self._plan, reason, detail, self._clock.wall())
+        return self._record_as(reason, detail)
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -243,7 +303,10 @@ def write_outcome(
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
     )
-    run.write_outcome(outcome)
+    # Whoever waits for it is told all the same. A folder that was removed is not made anew.
+    with contextlib.suppress(OSError):
+        if run.path.exists():
+            run.write_outcome(outcome)
     return outcome
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from launcher.clock import Clock
 from launcher.console import Console
-from launcher.errors import InputError, LauncherError, TargetError
+from launcher.errors import DiskFullError, InputError, LauncherError, TargetError
 from launcher.follow import STOP_REQUEST_FILE, write_outcome
 from launcher.plan import LaunchPlan
 from launcher.pod_notes import PodNotes, StartLimit, same_words
@@ -85,6 +85,8 @@ class ClusterFollower:
         except LauncherError as error:
             bad_input = isinstance(error, InputError)
             reason = Reason.BAD_INPUT if bad_input else Reason.TARGET_UNREACHABLE
+            if isinstance(error, DiskFullError):
+                reason = Reason.DISK_FULL
             self._write(reason, error.what)
             raise
         finally:
@@ -105,7 +107,7 @@ class ClusterFollower:
 
     def _loop(self) -> tuple[Reason, str]:
         watch = self._target.follow(self._plan)
-        next_look_at = 0.0
+        next_look_at = float("-inf")
         while True:
             self._target.follow_logs(self._plan)
             self._tell(watch)
@@ -129,7 +131,7 @@ class ClusterFollower:
                 for line in self._news.read(watch.pods(), self._wanted(), now):
                     self._console.note(line)
                 next_look_at = self._clock.monotonic() + READ_END_S
-            self._clock.sleep(POLL_S)
+            self._clock.sleep(0.0 if self._tails.is_behind else POLL_S)
 
     def _wanted(self) -> frozenset[int]:
         """Indices of the nodes that the run is meant to have."""
@@ -343,7 +345,7 @@ def bring_logs(
     ``ApiError`` also where this user may not read logs.
     """
     target.read_pods(plan)
-    next_look_at = 0.0
+    next_look_at = float("-inf")
     while (outcome := run.read_outcome()) is None:
         target.follow_logs(plan)
         if (refusal := target.find_refusal(plan)) is not None:

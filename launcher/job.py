@@ -182,6 +182,9 @@ class AgentSpec(Section):
     """Seconds without a step after which even workers that compute count as hanging."""
     gpu_free_limit_s: Seconds = 60
     """Seconds that a restart waits for the dead workers' GPU memory to become free."""
+    disk_free_limit_s: Count = 120
+    """Seconds that a node waits for room where the disk of the run folder is full, before it ends
+    with ``disk-full``; 0 does not wait."""
     health: HealthSpec = HealthSpec()
     """The agent's own HTTP server."""
 

@@ -143,6 +143,9 @@ def refine_reason(
         told = same[0]
     if told is None:
         return reason, detail
+    if told.reason is Reason.DISK_FULL:
+        # It names the disk, which an exit code does not.
+        return told.reason, f"node {told.node_index}: {told.detail}"
     return told.reason, detail or told.detail
 
 

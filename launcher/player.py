@@ -33,7 +33,7 @@ class _Pod:
     state: PodState
     incarnation: int = 0
     pending_next: Next | None = None
-    start_at: float = 0.0
+    start_at: float = float("-inf")
     restarts: int = 0
     """By the kubelet and by the operator: the pauses grow with them."""
 
@@ -156,7 +156,8 @@ class Player:
                 thread.join(LAST_OUTPUT_S)
 
     def _show(self, say: Say) -> None:
-        while not self._output.empty():
+        # As many as there are now: pods that print faster than it is shown hold nothing up.
+        for _ in range(self._output.qsize()):
             say(*self._output.get())
 
     # -- the end -------------------------------------------------------------------------------

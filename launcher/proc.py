@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import IO
 from launcher import contract
 
 PR_SET_PDEATHSIG = 1
+KILL_LIMIT_S = 10.0
 
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
@@ -93,6 +95,22 @@ class Conversation:
         )
         self.stdin, self.stdout = _opened(self._popen.stdin), _opened(self._popen.stdout)
 
+    def read(self, size: int, limit_s: float) -> bytes:
+        """The next ``size`` bytes, fewer at its end; it is killed after ``limit_s`` seconds."""
+        with self.limit(limit_s):
+            return self.stdout.read(size)
+
+    @contextlib.contextmanager
+    def limit(self, limit_s: float) -> Iterator[None]:
+        """Kills it where the block takes longer: whatever waits for it then goes on."""
+        timer = threading.Timer(limit_s, self.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def end(self) -> tuple[int, str]:
         """Closes it, by force if it does not end; its exit code and what it said on stderr.
 
@@ -104,14 +122,17 @@ class Conversation:
             self._popen.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             self.kill()
-            self._popen.wait()
+            # One that hangs in the kernel outlives SIGKILL: it is left behind.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(timeout=KILL_LIMIT_S)
         said = ""
         if not self._said.closed:
             self._said.seek(0)
             said = self._said.read().decode(errors="replace")
         self.stdout.close()
         self._said.close()
-        return self._popen.returncode, said
+        code = self._popen.returncode
+        return -signal.SIGKILL if code is None else code, said
 
     def kill(self) -> None:
         """Ends it at once; a reader in another thread sees the end of the stream."""
@@ -155,6 +176,16 @@ def is_alive(pid: int) -> bool:
     import psutil
 
     return psutil.pid_exists(pid)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, as Ctrl-Z does."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def parent_of(pid: int) -> int | None:
@@ -221,16 +252,23 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
         work(_teller(writer))
         code = 0
     except BaseException:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Neither may lead back into the caller's frames, whatever a full disk says.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(code)
 
 
 def _redirect(log: Path) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        # The run is worth more than what is told of it.
+        output = nothing
     for source, number in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, number)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)

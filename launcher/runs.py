@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher import agent_logs, contract
-from launcher.errors import InputError
+from launcher.agent import disk
+from launcher.agent.reserve import release, reserve, write_into_reserve
+from launcher.errors import DiskFullError, InputError
 from launcher.plan import LaunchPlan, parse_plan
 from launcher.render.agent_files import AgentFiles
 from launcher.state import Reason, RunState
@@ -28,6 +31,8 @@ SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 BORROWED_FILE = "borrowed"
 """In a folder that lasts as long as one command, of a run that others have submitted."""
+OUTCOME_BYTES = 65536
+"""Set aside for the run's outcome, whose report holds the last lines of several logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +77,19 @@ class RunFolder:
     def create(self, plan: LaunchPlan, script: str, at: float) -> None:
         """Makes the folder with the plan and the artifact, and points ``latest`` at it.
 
-        ``at`` is the time of submission, seconds since the epoch.
+        ``at`` is the time of submission, seconds since the epoch. Raises ``DiskFullError``, and
+        leaves no folder, where there is no room for it.
         """
         make_folders((str(self.path),))
-        write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
-        self.write_plan(plan, script)
+        try:
+            reserve(self.path / contract.OUTCOME_FILE, OUTCOME_BYTES)
+            write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
+            self.write_plan(plan, script)
+        except OSError as error:
+            shutil.rmtree(self.path, ignore_errors=True)
+            if disk.is_full(error):
+                raise full_disk(self.path.parent) from error
+            raise
         link = self.path.parent / contract.LATEST_LINK
         temporary = self.path.parent / f".{contract.LATEST_LINK}-{os.getpid()}"
         with contextlib.suppress(OSError):
@@ -100,6 +113,10 @@ class RunFolder:
                 "launcher ps --all lists the runs",
             ) from error
 
+    def is_there(self) -> bool:
+        """Whether it still holds the plan: without it no command finds the run."""
+        return (self.path / contract.PLAN_FILE).exists()
+
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -115,9 +132,15 @@ class RunFolder:
         return {}
 
     def write_outcome(self, outcome: Outcome) -> None:
-        write_atomically(
-            self.path / contract.OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n"
-        )
+        """On a full disk it goes where room was set aside, if need be without the report."""
+        path, data = self.path / contract.OUTCOME_FILE, asdict(outcome)
+        texts = [json.dumps(one, indent=2) + "\n" for one in (data, {**data, "failure": None})]
+        try:
+            write_atomically(path, texts[0])
+        except OSError:
+            if not write_into_reserve(path, *texts):
+                raise
+        release(path)
 
     def read_outcome(self) -> Outcome | None:
         """None while the run has not ended, or nobody has yet found out how."""
@@ -243,12 +266,23 @@ def check_folder(path: Path) -> None:
 
 
 def make_folders(paths: Iterable[str]) -> None:
-    """Makes folders and their parents. Raises ``InputError`` where one cannot be made."""
+    """Makes folders and their parents.
+
+    Raises ``InputError`` where one cannot be made, ``DiskFullError`` where that is why.
+    """
     for path in paths:
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            if disk.is_full(error):
+                raise full_disk(Path(path)) from error
             raise _cannot_be_made(path, error.strerror or str(error)) from error
+
+
+def full_disk(folder: Path) -> DiskFullError:
+    """What a person is told of the full disk of a folder."""
+    what = disk.describe(folder, folder)
+    return DiskFullError(what, "make room there, or name another folder (--runs DIR)")
 
 
 def _cannot_be_made(path: str, why: str) -> InputError:
@@ -273,7 +307,13 @@ def write_agent_files(files: AgentFiles | None) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a file in one step, so that a reader or a crash never sees half of it."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
-        temporary.write(text)
-    os.chmod(temporary.name, 0o644)
-    os.replace(temporary.name, path)
+    temporary = tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False)  # noqa: SIM115
+    try:
+        with temporary:
+            temporary.write(text)
+        os.chmod(temporary.name, 0o644)
+        os.replace(temporary.name, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary.name)
+        raise

@@ -63,6 +63,8 @@ class Reason(enum.Enum):
     """The agent itself broke down: a fault of the image, of the machine or of this project."""
     GPU_BUSY = "gpu-busy"
     """The dead workers' GPU memory did not become free."""
+    DISK_FULL = "disk-full"
+    """The disk of the run folder, or another that the agent needs, stayed full."""
 
 
 TERMINAL_STATES = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED})
@@ -100,6 +102,7 @@ STATE_OF_REASON: Mapping[Reason, RunState] = MappingProxyType(
         Reason.STORE_LOST: RunState.FAILED,
         Reason.AGENT_FAILED: RunState.FAILED,
         Reason.GPU_BUSY: RunState.FAILED,
+        Reason.DISK_FULL: RunState.FAILED,
     }
 )
 
@@ -122,6 +125,7 @@ EXIT_CODE_OF_REASON: Mapping[Reason, ExitCode] = MappingProxyType(
         Reason.STORE_LOST: ExitCode.STORE_LOST,
         Reason.AGENT_FAILED: ExitCode.AGENT_FAILED,
         Reason.GPU_BUSY: ExitCode.GPU_BUSY,
+        Reason.DISK_FULL: ExitCode.DISK_FULL,
     }
 )
 
@@ -144,6 +148,7 @@ FAULT_OF_REASON: Mapping[Reason, Fault | None] = MappingProxyType(
         Reason.STORE_LOST: Fault.PLATFORM,
         Reason.AGENT_FAILED: Fault.PLATFORM,
         Reason.GPU_BUSY: Fault.PLATFORM,
+        Reason.DISK_FULL: Fault.PLATFORM,
     }
 )
 
@@ -161,6 +166,7 @@ REASON_OF_EXIT_CODE: Mapping[ExitCode, Reason] = MappingProxyType(
         ExitCode.STORE_LOST: Reason.STORE_LOST,
         ExitCode.AGENT_FAILED: Reason.AGENT_FAILED,
         ExitCode.GPU_BUSY: Reason.GPU_BUSY,
+        ExitCode.DISK_FULL: Reason.DISK_FULL,
     }
 )
 """What an agent's exit code says where its own report is lost; the reverse is not unique."""

@@ -10,6 +10,7 @@ from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.follow import STOP_REQUEST_FILE, write_outcome
 from launcher.plan import LaunchPlan
+from launcher.proc import is_stopped
 from launcher.runs import Outcome, RunFolder, write_atomically
 from launcher.state import Reason
 
@@ -17,6 +18,8 @@ KEEP = "keep\n"
 """What the request says where a cluster shall keep the job's object."""
 MARGIN_S = 30.0
 """What a launcher may need beyond the grace: collecting logs, removing containers."""
+STOPPED_LIMIT_S = 1.0
+"""A launcher that a signal has stopped answers nobody; one that a shell continues is not."""
 
 
 def stop_run(
@@ -32,14 +35,20 @@ def stop_run(
     if keep and plan.target != KUBERNETES:
         raise InputError(f"--keep: {run.run_id} is on no cluster", "leave --keep out")
     grace_s = plan.stop_grace_s if grace_s is None else grace_s
+    notes: list[str] = []
     if run.launcher_pid() is not None and read_outcome_now(run, plan) is None:
         said = KEEP if keep else "stop requested by launcher stop\n"
         write_atomically(run.path / STOP_REQUEST_FILE, said)
         deadline = clock.monotonic() + grace_s + MARGIN_S
-        while run.launcher_pid() is not None and clock.monotonic() < deadline:
+        while (pid := run.launcher_pid()) is not None and clock.monotonic() < deadline:
             if outcome := run.read_outcome():
                 told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
                 return f"{told}; {_resuming(run, plan)}" if keep else told
+            if is_stopped(pid):
+                clock.sleep(STOPPED_LIMIT_S)
+                if is_stopped(pid):
+                    notes.append(f"its launcher (pid {pid}) is stopped; end it: kill -9 {pid}")
+                    break
             clock.sleep(0.1)
     target = open_target(plan.target, run.path.parent)
     if keep:
@@ -55,7 +64,9 @@ def stop_run(
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
     left = _resuming(run, plan) if keep else "nothing of it is left"
-    return "\n".join((f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *target.notes))
+    return "\n".join(
+        (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
+    )
 
 
 def _resuming(run: RunFolder, plan: LaunchPlan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,9 @@ from launcher.lines import Line, LineSplitter
 from launcher.runs import RunFolder
 from launcher.torchrun import WorkerLog, is_worker_line, split_worker_line
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 22
+"""Of one stream at one look: a worker that writes faster than it is shown must not keep the
+launcher from everything else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +30,24 @@ class _Tail:
     """One file from its beginning; the open descriptor keeps what torchrun deletes meanwhile."""
 
     def __init__(self, stream: IO[bytes]) -> None:
+        self.is_behind = False
+        """Whether there was more at the last look than it took."""
         self._stream = stream
         self._splitter = LineSplitter()
 
     def poll(self) -> list[Line]:
-        lines = []
-        while data := self._stream.read(CHUNK_BYTES):
-            lines += self._splitter.feed(data)
-        return lines
+        data = self._stream.read(CHUNK_BYTES)
+        self.is_behind = len(data) == CHUNK_BYTES
+        return self._splitter.feed(data)
 
     def close(self) -> list[Line]:
-        lines = self.poll() + self._splitter.flush()
+        lines = []
+        # Of a process that was not ended it is the rest as it is now.
+        left = os.fstat(self._stream.fileno()).st_size - self._stream.tell()
+        while left > 0 and (data := self._stream.read(min(left, CHUNK_BYTES))):
+            lines += self._splitter.feed(data)
+            left -= len(data)
+        lines += self._splitter.flush()
         self._stream.close()
         return lines
 
@@ -55,12 +65,19 @@ class RunTails:
         self._consoles: dict[tuple[int, int], _Tail] = {}
 
     def poll(self) -> Iterator[Output]:
-        """What was written since the last call. Does not wait."""
+        """What was written since the last call, ``CHUNK_BYTES`` of a stream at most. Does not
+        wait."""
         self._open_new()
         for (node_index, _), tail in self._consoles.items():
             yield from self._outputs(node_index, tail.poll())
         for worker, tail in self._workers.values():
             yield from _worker_outputs(worker, tail.poll())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more was written than the last call took: the next one need not be waited for."""
+        tails = (*self._consoles.values(), *(tail for _, tail in self._workers.values()))
+        return any(tail.is_behind for tail in tails)
 
     def close(self) -> Iterator[Output]:
         """The rest of every stream, unfinished last lines too. The tails are done afterwards."""

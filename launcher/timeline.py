@@ -99,6 +99,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "first-step": lambda e: "first step",
     "worker-ended": _tell_worker_end,
     "hang": _tell_hang,
+    "disk-wait": lambda e: f"waited {e['waited_s']:.1f} s for room on a full disk",
     "gpu-wait": lambda e: f"waited {e['waited_s']:.1f} s for GPU memory",
     "restart": lambda e: f"restart: {e['cause']}",
     "stop-requested": lambda e: f"stop requested: {e['reason']}",

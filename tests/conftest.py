@@ -7,7 +7,9 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 
 import pytest
@@ -61,6 +63,20 @@ def why_no_hosts() -> str:
 
 
 @functools.cache
+def why_no_mount() -> str:
+    """Empty where a small disk can be mounted, to be filled up."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "no root on Linux, which mounting needs"
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder)
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return f"no right to mount a tmpfs: {done.stderr.strip()}"
+        subprocess.run(("umount", folder), check=True)
+    return ""
+
+
+@functools.cache
 def why_no_cluster() -> str:
     """Empty where the current context's cluster answers and may be used for tests.
 
@@ -87,6 +103,7 @@ ENGINES: dict[str, Callable[[], str]] = {
     "cluster": why_no_cluster,
     "kubectl": why_no_kubectl,
     "hosts": why_no_hosts,
+    "mount": why_no_mount,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
 

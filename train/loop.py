@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -86,7 +87,9 @@ def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metri
         "weights_sha256": digest_weights(run.state.model),
     }
     if run.leads and env.run_dir:
-        write_metrics(env.run_dir, metrics)
+        # A disk that has no room for the figures must not undo the training.
+        with contextlib.suppress(OSError):
+            write_metrics(env.run_dir, metrics)
     ledger.write("train-ended", step=run.state.step)
     run.say(format_summary(metrics))
     run.fabric.barrier()

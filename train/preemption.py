@@ -7,6 +7,7 @@ request means: exit now. Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -65,6 +66,12 @@ class Request:
         return Wish.COMMIT if self.reason == STOP_REASON_RESIZE else Wish.STOP
 
 
+def _tell(path: Path, content: bytes) -> None:
+    # A disk that has no room for the word must not end the training that gives it.
+    with contextlib.suppress(OSError):
+        write_file(path, lambda file: file.write(content))
+
+
 class Preemption:
     """One rank's part of the conversation; ``node_dir`` None, or any but the node's first rank,
     hears nothing and says nothing.
@@ -86,7 +93,7 @@ class Preemption:
     def announce(self) -> None:
         """Tells the agent that requests will be answered."""
         if self._node_dir is not None:
-            write_file(self._node_dir / STOP_READY_FILE, lambda file: file.write(b""))
+            _tell(self._node_dir / STOP_READY_FILE, b"")
 
     def look(self) -> Wish:
         """What is asked for and not answered yet; cheap enough for every step."""
@@ -109,7 +116,7 @@ class Preemption:
         step, checkpoint = self._committed
         if checkpoint is not None:
             text = json.dumps({"step": step, "checkpoint": str(checkpoint)}).encode()
-            write_file(self._node_dir / STOP_ACK_FILE, lambda file: file.write(text))
+            _tell(self._node_dir / STOP_ACK_FILE, text)
 
     def time_left_s(self) -> float:
         """Until the deadline of the present request; 0 where there is none."""

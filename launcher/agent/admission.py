@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 from launcher import contract
-from launcher.agent.report import write_atomically
+from launcher.agent.reserve import write_atomically
 from launcher.clock import Clock
 
 LIMIT_S = 60.0
@@ -47,7 +48,9 @@ class Admission:
     def _ask(self) -> None:
         at = self._clock.wall()
         request = {"reason": contract.STOP_REASON_RESIZE, "at": at, "deadline": at + LIMIT_S}
-        write_atomically(self._node_dir / contract.STOP_REQUEST_FILE, json.dumps(request))
+        # Where it cannot be written, the newcomers come in once the time for an answer is over.
+        with contextlib.suppress(OSError):
+            write_atomically(self._node_dir / contract.STOP_REQUEST_FILE, json.dumps(request))
 
 
 def is_for_resize(node_dir: Path) -> bool:

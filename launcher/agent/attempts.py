@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
+from launcher.agent import disk, reserve
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.heartbeat import Beat, create_heartbeat, read_heartbeat
 from launcher.agent.report import has_succeeded, read_ends, read_oom_kills
@@ -39,18 +41,23 @@ class Attempts:
         self.workers: tuple[WorkerPlace, ...] = ()
         self.number = _last_number(node_dir)
         self.count = 0
+        self._ranks: dict[int, int] = {}
         self._run_dir, self._scratch = run_dir, scratch
         self._hung: set[int] = set()
         self._oom_kills = 0
         self._lock = threading.Lock()
 
-    def begin(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
-        """Makes a new attempt's folders for ``{local rank: rank}``."""
+    def begin(self, ranks: Mapping[int, int]) -> None:
+        """Goes on to a new attempt of ``{local rank: rank}``; ``make`` follows."""
         (self.node_dir / contract.STOP_READY_FILE).unlink(missing_ok=True)
         self.number += 1
         self.count += 1
+        self._ranks = dict(ranks)
         self._oom_kills = read_oom_kills()
-        workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
+
+    def make(self) -> tuple[WorkerPlace, ...]:
+        """Makes the folders of the attempt that has begun; again where a disk was full."""
+        workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
         with self._lock:
             self.workers, self._hung = workers, set()
         return workers
@@ -79,6 +86,11 @@ class Attempts:
             killed=self._killed_with_their_guards(),
         )
 
+    def folders(self) -> tuple[Path, ...]:
+        """What the agent and its workers write to, the run's folder first."""
+        others = disk.common_folders(os.environ.get(contract.CHECKPOINT_DIR))
+        return (self._run_dir, self.node_dir, self._scratch, *others)
+
     def beats(self) -> dict[int, Beat]:
         """What each worker last said, by rank."""
         with self._lock:
@@ -97,6 +109,11 @@ class Attempts:
         with self._lock:
             workers = self.workers
         return bool(workers) and all(has_succeeded(w.folder / contract.EXIT_FILE) for w in workers)
+
+    def running_pids(self) -> list[int]:
+        """The scripts that have begun and, by what their guards told, not ended."""
+        beats, running = self.beats(), {worker.rank for worker in self.running()}
+        return [beat.pid for rank, beat in beats.items() if rank in running]
 
     def steps(self) -> int:
         """Optimizer steps of the present attempt, of the worker that made most."""
@@ -135,7 +152,7 @@ class Attempts:
                 "terminated": False,
                 "at": time.time(),
                 "steps": beats[worker.rank].steps,
-                "message": "with the process that guards it",
+                **_why_unknown(worker.folder),
             }
             for worker in self.workers
             if worker.rank in beats and not (worker.folder / contract.EXIT_FILE).exists()
@@ -143,10 +160,26 @@ class Attempts:
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / contract.RANK_FOLDER.format(rank=rank)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # What torch opens, and what tells how the worker ended, must not need room later.
+        for name in (contract.STDOUT_FILE, contract.STDERR_FILE):
+            (folder / name).touch()
+        reserve.reserve(folder / contract.EXIT_FILE, reserve.EXIT_BYTES)
+        reserve.reserve(folder / contract.ERROR_FILE, reserve.ERROR_BYTES)
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
+
+
+def _why_unknown(folder: Path) -> dict[str, Any]:
+    """The rest of the record of a worker whose guard has left none."""
+    if disk.has_room(folder):
+        return {"message": "with the process that guards it"}
+    at = str(disk.mount_of(folder))
+    return {
+        "message": f"its end could not be written down: {os.strerror(errno.ENOSPC)}",
+        "full_disk": {"at": at, "holds_run": True},
+    }
 
 
 def _last_number(node_dir: Path) -> int:

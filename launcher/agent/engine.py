@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.agent import preload
+from launcher.agent import preload, waking
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook
 from launcher.agent.gpu import GpuGate, open_devices
@@ -43,6 +43,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
         open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
     )
     node = Node(attempts, book, ledger, gate, clock)
+    node.disk_free_limit_s = settings.disk_free_limit_s
     watchdog = Watchdog(attempts, settings, ledger, clock)
     _start_health(settings, node, watchdog, clock)
     from launcher.agent import launch
@@ -50,8 +51,12 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     def run_once(planned: NodeTask) -> tuple[Reason, str]:
         return launch.run_elastic_agent(planned, node, archive, forks=forks)
 
+    def start_threads() -> None:
+        watchdog.start()
+        waking.keep_awake(preload.server_pid, attempts.running_pids, clock, say)
+
     # Not before: the store is forked until then, and had better not be forked beside a thread.
-    node.on_first_round = watchdog.start
+    node.on_first_round = start_threads
     reason, detail = run_rounds(task, node, clock, run_once)
     watchdog.stop()
     return AgentReport(

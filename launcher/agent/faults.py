@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from launcher.agent import disk
 from launcher.errors import ExitCode, name_ending
 from launcher.state import Reason
 
@@ -21,6 +22,7 @@ COLLATERAL = re.compile(
 LOST_PEER = "lost-peer"
 """Cause of a restart after failures that all name another worker."""
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
+_REASON_OF_CAUSE = {"out-of-memory": Reason.OUT_OF_MEMORY, disk.CAUSE: Reason.DISK_FULL}
 PEERS_FACTOR = 3
 """Losing peers without progress may take this much longer to be given up than an own failure."""
 
@@ -129,7 +131,7 @@ class FaultBook:
         if first is None:
             # As the workers say. Whether a node went is known when the group has formed again.
             return Restart(cause=LOST_PEER)
-        cause = "hang" if first.cause == "hang" else "worker-fault"
+        cause = first.cause if first.cause in ("hang", disk.CAUSE) else "worker-fault"
         return Restart(cause=cause, counts=True)
 
     def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
@@ -137,8 +139,8 @@ class FaultBook:
         if faults <= self.max_restarts:
             return None
         detail = describe(last) if last else "a worker of another node failed"
-        if last is not None and last.cause == "out-of-memory":
-            return GiveUp(reason=Reason.OUT_OF_MEMORY, detail=detail)
+        if last is not None and last.cause in _REASON_OF_CAUSE:
+            return GiveUp(reason=_REASON_OF_CAUSE[last.cause], detail=detail)
         if self.max_restarts == 0:
             return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)
         used = f"all {self.max_restarts} restarts are used up; last: {detail}"
@@ -158,8 +160,9 @@ class FaultBook:
         if self._same < limit or limit <= 0:
             return None
         what = describe(first) if first else "other nodes went away"
+        is_disk = first is not None and first.cause == disk.CAUSE
         return GiveUp(
-            reason=Reason.RESTARTS_EXHAUSTED,
+            reason=Reason.DISK_FULL if is_disk else Reason.RESTARTS_EXHAUSTED,
             detail=f"the same failure {self._same} times without progress: {what}",
         )
 

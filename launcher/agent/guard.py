@@ -18,11 +18,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from launcher import contract
-from launcher.agent import processes, worker
+from launcher.agent import disk, processes, worker
 from launcher.agent.heartbeat import read_heartbeat
+from launcher.agent.report import read_tail
+from launcher.agent.reserve import release, write_atomically
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""
@@ -154,7 +156,9 @@ def _grace_s(place: _Place) -> float:
         request = json.loads((place.node_dir / contract.STOP_REQUEST_FILE).read_text())
         if request["reason"] == contract.STOP_REASON_RESIZE:
             return place.exit_grace_s
-        return max(place.exit_grace_s, float(request["deadline"]) - time.time())
+        deadline, at = float(request["deadline"]), float(request["at"])
+        # The clock may have been set since: never longer than what was given.
+        return max(place.exit_grace_s, min(deadline - time.time(), deadline - at))
     except (OSError, ValueError, KeyError, TypeError):
         return place.exit_grace_s
 
@@ -181,7 +185,7 @@ def _hide_and(prepare: worker.Prepare) -> worker.Prepare:
 
 def _write_exit(place: _Place, code: int, was_asked: bool) -> None:
     beat = read_heartbeat(place.heartbeat)
-    record = {
+    record: dict[str, Any] = {
         "rank": place.rank,
         "local_rank": place.local_rank,
         "exit_code": code,
@@ -189,12 +193,22 @@ def _write_exit(place: _Place, code: int, was_asked: bool) -> None:
         "at": time.time(),
         "steps": beat.steps if beat else 0,
     }
-    path = place.folder / contract.EXIT_FILE
+    if code > 0 and (full := _find_full_disk(place.folder)):
+        holds_run = disk.are_on_one_disk(full, place.folder)
+        record["full_disk"] = {"at": str(disk.mount_of(full)), "holds_run": holds_run}
+    release(place.folder / contract.ERROR_FILE)
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record))
-        temporary.replace(path)
+        write_atomically(place.folder / contract.EXIT_FILE, json.dumps(record))
+
+
+def _find_full_disk(folder: Path) -> Path | None:
+    """The disk that the worker failed on, now that it is still full; None if it was no disk."""
+    said = read_tail(folder / contract.ERROR_FILE) or read_tail(folder / contract.STDERR_FILE)
+    if not disk.says_full(said):
+        return None
+    others = disk.common_folders(os.environ.get(contract.CHECKPOINT_DIR))
+    return disk.find_full(said, (folder, *others))
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -20,7 +20,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher import contract
-from launcher.agent import guard
+from launcher.agent import guard, preload
+from launcher.agent.disk import CAUSE, DiskFullError, is_full
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
@@ -131,13 +132,21 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
         case ChildFailedError():
             node.ends = node.attempts.end()
+            if node.ends and node.ends[0].cause == CAUSE:
+                return Reason.DISK_FULL, node.describe_disk(node.ends[0].message)
             return Reason.TRAINING_FAILED, ""
+        case preload.ServerGoneError():
+            return Reason.AGENT_FAILED, str(error)
         case GpuBusyError():
             return Reason.GPU_BUSY, str(error)
+        case DiskFullError():
+            return Reason.DISK_FULL, str(error)
         case RendezvousClosedError():
             return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
         case RendezvousTimeoutError():
             return Reason.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
+    if is_full(error):
+        return Reason.DISK_FULL, node.describe_disk(str(error).partition("\n")[0])
     if isinstance(
         error, RendezvousConnectionError | RendezvousStateError | DistNetworkError | DistStoreError
     ):

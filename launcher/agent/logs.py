@@ -43,7 +43,7 @@ class RunFolderLogs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Makes the folders, and adds to each worker's environment what the guard needs."""
         ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
-        workers = self._attempts.begin(ranks)
+        workers = self._node.begin_attempt(ranks)
         self._ledger.write(
             "workers-started", attempt=self._attempts.number, ranks=[*ranks.values()]
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from launcher.agent.attempts import Attempts
+from launcher.agent import disk
+from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, describe
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import Ledger
@@ -18,11 +21,14 @@ from launcher.state import Reason
 if TYPE_CHECKING:
     from launcher.agent.link import Link
 
+T = TypeVar("T")
+
 
 def say(text: str) -> None:
     """One line on the node's console."""
-    sys.stderr.write(f"[agent] {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"[agent] {text}\n")
+        sys.stderr.flush()
 
 
 @dataclass(kw_only=True)
@@ -59,6 +65,7 @@ class Node:
         self.had_rendezvous = False
         self.link: Link | None = None
         self.on_first_round: Callable[[], None] = lambda: None
+        self.disk_free_limit_s = 0.0
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:
@@ -115,3 +122,37 @@ class Node:
         waited_s = self._gate.wait()
         if waited_s > 0.5:
             self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)
+
+    def begin_attempt(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
+        """Makes the folders of a new attempt; waits for room. Raises DiskFullError."""
+        self.attempts.begin(ranks)
+        return self._while_full(self.attempts.make)
+
+    def wait_for_room(self) -> None:
+        """Blocks while the disk of the run folder, or the agent's own, is full.
+
+        Raises DiskFullError.
+        """
+        for folder in self.attempts.folders()[1:3]:
+            self._while_full(partial(disk.check_room, folder))
+
+    def _while_full(self, act: Callable[[], T]) -> T:
+        start = self._clock.monotonic()
+        done = disk.retry_while_full(
+            act,
+            self.attempts.folders(),
+            limit_s=self.disk_free_limit_s,
+            pause=self._clock.sleep,
+            tell=say,
+        )
+        waited_s = self._clock.monotonic() - start
+        if waited_s >= disk.PAUSE_S:
+            self.ledger.write("disk-wait", attempt=self.attempts.number, waited_s=waited_s)
+            say(f"there is room again, after {waited_s:.0f} s")
+        return done
+
+    def describe_disk(self, said: str) -> str:
+        """The full disk that an error speaks of, and its words."""
+        folders = self.attempts.folders()
+        full = disk.find_full(said, folders) or folders[0]
+        return f"{disk.describe(full, folders[0])}; {said}"

@@ -96,6 +96,27 @@ def start_server(address: Path) -> None:
     server = vars(forkserver)["_forkserver"]
     for name, value in zip(_SERVER_FIELDS, (str(address), alive_w, pid), strict=True):
         setattr(server, name, value)
+    # multiprocessing would start a cold server, whose workers end before they begin.
+    server.ensure_running = lambda: _check_running(pid)
+
+
+class ServerGoneError(Exception):
+    """The warm process has ended: no worker can be made of it any more."""
+
+
+def _check_running(pid: int) -> None:
+    try:
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        ended = pid
+    if ended:
+        raise ServerGoneError(f"the process that forks workers (pid {pid}) was ended from outside")
+
+
+def server_pid() -> int | None:
+    """The warm process that this one has started; None where workers start fresh."""
+    pid = getattr(vars(forkserver).get("_forkserver"), _SERVER_FIELDS[2], None)
+    return pid if isinstance(pid, int) else None
 
 
 def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:

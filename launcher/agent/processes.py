@@ -77,6 +77,24 @@ def children_of(pid: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def parent_of(pid: int) -> int | None:
+    """The pid of a process' parent; None where it has ended and nobody holds its place."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it; a debugger's stop is none of these."""
+    return _stat(pid)[:1] == ["T"]
+
+
+def _stat(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        # The name, in parentheses, may hold spaces.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
 def tree_of(pid: int) -> tuple[int, ...]:
     """A process and all its descendants."""
     found = [pid]

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
+from launcher.agent import disk
 from launcher.agent.faults import WorkerEnd, name_cause, sort_ends
+from launcher.agent.reserve import write_atomically
 from launcher.clock import Clock
 from launcher.state import Reason
 
@@ -31,22 +33,26 @@ class Ledger:
             "node_index": node_index,
             "incarnation": incarnation,
         }
+        self._torn = ""
 
     def write(self, event: str, *, attempt: int | None = None, **values: Any) -> None:
         """Appends one event; a line is one write, so that processes may share the file."""
         now = {"at": self._clock.wall(), "monotonic_s": self._clock.monotonic()}
         line = json.dumps({**self._fixed, "attempt": attempt, "event": event, **now, **values})
-        with contextlib.suppress(OSError), self._path.open("a") as file:
-            file.write(line + "\n")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(f"{self._torn}{line}\n")
+            self._torn = ""
+        except OSError:
+            # Half a line may be there; the next one must not be part of it.
+            self._torn = "\n"
 
 
 def ledger_path(run_dir: Path, node_index: int, incarnation: int) -> Path:
-    """Where the agent's part of the ledger lies; makes the folder."""
-    folder = run_dir / contract.LEDGER_DIR
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+    """Where the agent's part of the ledger lies."""
     name = contract.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
-    return folder / name
+    return run_dir / contract.LEDGER_DIR / name
 
 
 @dataclass(kw_only=True)
@@ -60,10 +66,11 @@ class AgentReport:
     ends: tuple[WorkerEnd, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Replaces the file."""
+        """Replaces the file; on a full disk with the first of the workers' ends alone."""
         data = {**vars(self), "reason": self.reason.value}
-        data["ends"] = [end.to_jsonable() for end in self.ends]
-        write_atomically(path, json.dumps(data))
+        ends = [end.to_jsonable() for end in self.ends]
+        texts = [json.dumps({**data, "ends": some}) for some in (ends, ends[:1], [])]
+        write_atomically(path, *texts)
 
 
 def read_agent_report(path: Path) -> AgentReport | None:
@@ -124,6 +131,12 @@ def _read_end(
         hung=record["rank"] in hung,
         out_of_memory=out_of_memory,
     )
+    message = record.get("message") or _read_message(folder, record["exit_code"])
+    if cause in ("exit", "signal") and (full := record.get("full_disk")):
+        if full["holds_run"]:
+            cause = disk.CAUSE
+        else:
+            message = f"{message} (full: the disk at {full['at']})"
     return WorkerEnd(
         attempt=attempt,
         rank=record["rank"],
@@ -131,26 +144,25 @@ def _read_end(
         exit_code=record["exit_code"],
         at=record["at"],
         cause=cause,
-        message=record.get("message") or _read_message(folder, record["exit_code"]),
+        message=message,
         log=os.path.relpath(folder, run_dir),
         steps=record["steps"],
     )
 
 
 def _read_message(folder: Path, exit_code: int) -> str:
-    """The uncaught exception's line; for an abort, whatever the last line on stderr says."""
+    """The uncaught exception's line; else the last on stderr, of an abort or of a full disk."""
     try:
         message = json.loads((folder / contract.ERROR_FILE).read_text())["message"]
         text = message["message"] if isinstance(message, dict) else message
         return str(text).partition("\n")[0][:500]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    if exit_code != -6:
-        return ""
     # Behind this comes faulthandler's account of all threads, whose last line says nothing.
     told, fatal, stacks = read_tail(folder / contract.STDERR_FILE).partition(_FATAL)
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
-    return lines[-1][:500] if lines else ""
+    last = lines[-1][:500] if lines else ""
+    return last if exit_code == -6 or disk.says_full(last) else ""
 
 
 def read_tail(path: Path) -> str:
@@ -202,9 +214,10 @@ def make_outcome(
 
 
 def write_outcome(path: Path, outcome: Mapping[str, Any]) -> None:
-    """Replaces the node's ``outcome.json``."""
+    """Replaces the node's ``outcome.json``; on a full disk by one that has room there."""
+    texts = [f"{text}\n" for text in (json.dumps(outcome, indent=2), *shorten(outcome))]
     with contextlib.suppress(OSError):
-        write_atomically(path, json.dumps(outcome, indent=2) + "\n")
+        write_atomically(path, *texts)
 
 
 def take_own_end(path: Path) -> int | None:
@@ -226,17 +239,13 @@ def write_termination(outcome: Mapping[str, Any], path: Path) -> None:
 
 def render_termination(outcome: Mapping[str, Any]) -> str:
     """The outcome in as many bytes as a pod's status holds; what fell with the first goes first."""
+    *texts, shortest = shorten(outcome)
+    fitting = (text for text in texts if len(text) <= contract.TERMINATION_LIMIT_BYTES)
+    return next(fitting, shortest)
+
+
+def shorten(outcome: Mapping[str, Any]) -> tuple[str, ...]:
+    """The outcome in fewer and fewer words, the last of which fit anywhere. Pure."""
     shorter = {**outcome, "collateral": []}
     bare = {**shorter, "first": None, "detail": str(outcome["detail"])[:500]}
-    texts = [json.dumps(one) for one in (outcome, shorter, bare)]
-    return next(
-        (text for text in texts if len(text) <= contract.TERMINATION_LIMIT_BYTES),
-        json.dumps({**bare, "detail": ""}),
-    )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that no reader sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
+    return tuple(json.dumps(one) for one in (outcome, shorter, bare, {**bare, "detail": ""}))

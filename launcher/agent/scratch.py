@@ -22,7 +22,11 @@ class Scratch:
         _sweep(root)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
         made = self.path / f".{_OWNER}"
-        self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self.remove()
+            raise
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         # Seen by sweeps only now that it is locked.
         made.rename(self.path / _OWNER)

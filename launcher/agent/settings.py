@@ -55,6 +55,8 @@ class AgentSettings:
     """The limit never grows beyond this; workers that compute are left alone until then."""
     gpu_free_limit_s: float = 60.0
     """How long a restart waits for the dead workers' GPU memory."""
+    disk_free_limit_s: float = 120.0
+    """How long a start of the workers waits for room on a full disk."""
     health_host: str = "127.0.0.1"
     health_port: int | None = None
     """None: no health server. 0: any free port, named in the log."""

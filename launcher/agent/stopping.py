@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.agent.report import write_atomically
+from launcher.agent.reserve import write_atomically
 from launcher.state import Reason
 
 REASON_OF_SIGNAL = {
@@ -26,6 +26,9 @@ MARGIN_S = 5.0
 """Of the grace, what is kept for SIGTERM after the training did not answer; at most a quarter."""
 LAST_WORD_S = 2.0
 """Beyond the deadline, before the kill: guards kill their workers at the deadline themselves."""
+
+OUTLIVE_LIMIT_S = 10.0
+"""After SIGKILL: what is still there then hangs in the kernel, and may do so for ever."""
 
 
 class Step(enum.Enum):
@@ -45,11 +48,16 @@ class Stop:
     grace_s: float
     times_asked: int = 1
     terminated_at: float | None = None
+    killed_at: float | None = None
 
     @property
     def deadline(self) -> float:
         """When the workers must be gone."""
         return self.asked_at + self.grace_s
+
+    def is_hopeless(self, now: float) -> bool:
+        """Whether the agent outlives SIGKILL, as a process that hangs in a driver does."""
+        return self.killed_at is not None and now >= self.killed_at + OUTLIVE_LIMIT_S
 
     def decide(self, now: float, *, speaks: bool, acknowledged: bool) -> Step:
         """``speaks``: the training announced the protocol; ``acknowledged``: it committed.

@@ -6,15 +6,18 @@ which is forked from this one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from launcher import contract
-from launcher.agent import processes
+from launcher.agent import disk, processes, reserve
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
 from launcher.agent.report import (
@@ -31,25 +34,36 @@ from launcher.agent.report import (
 from launcher.agent.scratch import Scratch
 from launcher.agent.settings import NodeTask, parse_task
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
+from launcher.agent.streams import open_streams
+from launcher.agent.waking import LOOK_S, Waker
 from launcher.clock import SystemClock
 from launcher.errors import ExitCode, InputError, name_ending
 from launcher.state import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
+
+T = TypeVar("T")
 
 NODE_PLAN = "LAUNCHER_NODE_PLAN"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
 _POLL_S = 0.1
+_REPORT_FILE = "report.json"
 
 
 def main(argv: list[str]) -> int:
     """Supervises the node whose plan ``argv`` or the environment names; returns the exit code."""
     # Before anything else: as PID 1 a signal without a handler would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    open_streams()
     path = argv[0] if argv else os.environ.get(NODE_PLAN)
     try:
         if path is None:
             raise InputError("no node plan was given", f"name its file, or set {NODE_PLAN}")
-        task = claim_incarnation(identify(parse_task(Path(path).read_text()), os.environ))
+        task = _claim(identify(parse_task(Path(path).read_text()), os.environ))
+    except disk.DiskFullError as error:
+        say(f"{Reason.DISK_FULL.value}: {error}")
+        return int(ExitCode.DISK_FULL)
+    except _AskedToStopError as error:
+        return int(EXIT_CODE_OF_REASON[error.reason])
     except (InputError, OSError) as error:
         say(str(error))
         return int(ExitCode.BAD_INPUT)
@@ -59,10 +73,40 @@ def main(argv: list[str]) -> int:
     return Supervisor(task).run()
 
 
+def _claim(task: NodeTask) -> NodeTask:
+    return _while_full(task, lambda: claim_incarnation(task))
+
+
+def _while_full(task: NodeTask, act: Callable[[], T]) -> T:
+    """Before the agent's start: raises DiskFullError, or _AskedToStopError by a signal."""
+    return disk.retry_while_full(
+        act,
+        (Path(task.node.log_dir),),
+        limit_s=task.settings.disk_free_limit_s,
+        pause=_pause,
+        tell=say,
+    )
+
+
 def say(text: str) -> None:
     """One line on the node's console."""
-    sys.stderr.write(f"[supervisor] {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"[supervisor] {text}\n")
+        sys.stderr.flush()
+
+
+class _AskedToStopError(Exception):
+    """A signal came before the agent was started."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+def _pause(seconds: float) -> None:
+    """Waits, but not beyond a signal that ends the node. Raises _AskedToStopError."""
+    if found := signal.sigtimedwait(REASON_OF_SIGNAL, seconds):
+        raise _AskedToStopError(REASON_OF_SIGNAL[signal.Signals(found.si_signo)])
 
 
 class Supervisor:
@@ -76,21 +120,33 @@ class Supervisor:
         self._files = StopFiles(self._node_dir)
         self._stop: Stop | None = None
         self._agent_pid = 0
+        self._own: Scratch | None = None
         self._report = AgentReport(reason=Reason.AGENT_FAILED)
+        self._ledger = Ledger(
+            ledger_path(self._run_dir, node.node_index, node.incarnation),
+            self._clock,
+            node_index=node.node_index,
+            incarnation=node.incarnation,
+        )
 
     def run(self) -> int:
         """Blocks until the node's work is done; returns the exit code."""
         started_at = self._clock.wall()
         try:
             self._prepare()
+        except _AskedToStopError as error:
+            self._report = AgentReport(reason=error.reason)
+        except disk.DiskFullError as error:
+            self._report = AgentReport(reason=Reason.DISK_FULL, detail=str(error))
         except OSError as error:
             say(f"cannot start: {error}")
             return int(ExitCode.BAD_INPUT)
-        try:
+        else:
             self._report = self._run_agent()
         finally:
             processes.end_children()
-            self._own.remove()
+            if self._own:
+                self._own.remove()
         code = int(EXIT_CODE_OF_REASON[self._report.reason])
         self._tell_end(code, started_at)
         return code
@@ -105,21 +161,22 @@ class Supervisor:
         # Meant for torchrun; a script that starts one of its own would hand it on.
         os.environ.pop(contract.LINE_PREFIX_TEMPLATE, None)
         os.environ[contract.NODE_INDEX] = str(node.node_index)
-        self._node_dir.mkdir(parents=True, exist_ok=True)
-        if checkpoint_dir := os.environ.get(contract.CHECKPOINT_DIR):
-            Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        _while_full(self._task, self._make_folders)
         if node.workdir is not None:
             os.chdir(node.workdir)
         self._files.clear()
-        self._own = Scratch()
-        self._scratch = self._own.path
-        self._ledger = Ledger(
-            ledger_path(self._run_dir, node.node_index, node.incarnation),
-            self._clock,
-            node_index=node.node_index,
-            incarnation=node.incarnation,
-        )
         self._ledger.write("agent-started")
+
+    def _make_folders(self) -> None:
+        self._node_dir.mkdir(parents=True, exist_ok=True)
+        if checkpoint_dir := os.environ.get(contract.CHECKPOINT_DIR):
+            Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        # How the node ends is told on a full disk, too.
+        reserve.reserve(self._node_dir / contract.OUTCOME_FILE, reserve.OUTCOME_BYTES)
+        reserve.reserve(self._node_dir / contract.STOP_REQUEST_FILE, reserve.REQUEST_BYTES)
+        self._own = self._own or Scratch()
+        self._scratch = self._own.path
+        reserve.reserve(self._scratch / _REPORT_FILE, reserve.OUTCOME_BYTES)
 
     def _tell_end(self, code: int, started_at: float) -> None:
         report = self._report
@@ -133,6 +190,7 @@ class Supervisor:
             finished_at=self._clock.wall(),
         )
         write_outcome(self._node_dir / contract.OUTCOME_FILE, outcome)
+        reserve.release(self._node_dir / contract.STOP_REQUEST_FILE)
         if self._task.settings.identity in POD_SOURCES:
             write_termination(outcome, Path(contract.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
@@ -142,7 +200,7 @@ class Supervisor:
     # -- the agent's process ------------------------------------------------------------------
 
     def _run_agent(self) -> AgentReport:
-        report_file = self._scratch / "report.json"
+        report_file = self._scratch / _REPORT_FILE
         oom_kills = read_oom_kills()
         self._agent_pid = self._fork_agent(report_file)
         status = self._wait_for_agent()
@@ -196,23 +254,25 @@ class Supervisor:
         return int(EXIT_CODE_OF_REASON[report.reason])
 
     def _wait_for_agent(self) -> int:
+        waker = Waker(self._clock, say)
         while True:
             if (status := processes.reap().get(self._agent_pid)) is not None:
                 return status
-            self._take_signal(_POLL_S if self._stop else None)
+            self._take_signal(_POLL_S if self._stop else LOOK_S)
+            waker.look({self._agent_pid: "the agent"})
             if self._stop:
                 self._go_on_stopping(self._stop)
+                if self._stop.is_hopeless(self._clock.monotonic()):
+                    say(f"the agent (pid {self._agent_pid}) outlives SIGKILL; going on without it")
+                    return signal.SIGKILL
 
     # -- signals and stopping -----------------------------------------------------------------
 
-    def _take_signal(self, limit_s: float | None) -> None:
-        if limit_s is None:
-            signum = signal.sigwait(_BLOCKED)
-        else:
-            found = signal.sigtimedwait(_BLOCKED, limit_s)
-            if found is None:
-                return
-            signum = signal.Signals(found.si_signo)
+    def _take_signal(self, limit_s: float) -> None:
+        found = signal.sigtimedwait(_BLOCKED, limit_s)
+        if found is None:
+            return
+        signum = signal.Signals(found.si_signo)
         if signum in _PASSED_ON:
             self._pass_on(signum)
         elif signum in REASON_OF_SIGNAL:
@@ -241,6 +301,8 @@ class Supervisor:
             acknowledged=answer is not None,
         )
         if step is Step.KILL:
+            if stop.killed_at is None:
+                stop.killed_at = self._clock.monotonic()
             processes.send(self._agent_pid, signal.SIGKILL)
         elif step is Step.TERMINATE:
             if answer is not None:

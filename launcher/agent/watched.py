@@ -123,6 +123,7 @@ class WatchedHandler(RendezvousHandler):
             self._judge_last_attempt()
             self._admission.new_attempt()
             node.wait_for_gpus()
+            node.wait_for_room()
         node.enter("rendezvous")
         try:
             info = self._inner.next_rendezvous()
@@ -188,6 +189,9 @@ class WatchedHandler(RendezvousHandler):
             self._node.on_restart("worker-fault", ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
+        if give_up.reason is Reason.DISK_FULL:
+            # Of this node alone: the others wait for it, or go on without it.
+            raise NodeEnding(give_up.reason, self._node.describe_disk(give_up.detail))
         self._faults.tell(give_up)
         self._link.close()
         raise NodeEnding(give_up.reason, give_up.detail)

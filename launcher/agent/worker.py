@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from launcher import contract
 from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
+from launcher.agent.reserve import write_atomically
 from launcher.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _start_heartbeat()
     except BaseException:
         # Never back into the frames that made this process.
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         os._exit(int(ExitCode.AGENT_FAILED))
     try:
         _execute(script)
@@ -139,7 +141,7 @@ def _run_file(module: types.ModuleType, path: str) -> None:
     try:
         source = Path(path).read_bytes()
     except OSError as error:
-        sys.stderr.write(
+        _tell(
             f"{sys.executable}: can't open file {full!r}: [Errno {error.errno}] {error.strerror}\n"
         )
         raise SystemExit(2) from None
@@ -153,8 +155,13 @@ def _exit_code(ending: SystemExit) -> int:
         return 0
     if isinstance(ending.code, int):
         return ending.code
-    sys.stderr.write(f"{ending.code}\n")
+    _tell(f"{ending.code}\n")
     return 1
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
 
 
 def _show(error: BaseException) -> None:
@@ -166,15 +173,24 @@ def _show(error: BaseException) -> None:
 
 def _write_error_file(error: BaseException) -> None:
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not file or os.path.exists(file):
+    if not file or _has_content(Path(file)):
         # A script that uses torch's own @record has written it already.
         return
     error.__traceback__ = _own_part(error.__traceback__)
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    extra = {"py_callstack": told, "timestamp": str(int(time.time()))}
-    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+    text, at = f"{type(error).__name__}: {error}", str(int(time.time()))
+    texts = [
+        json.dumps({"message": {"message": some, "extraInfo": {**stack, "timestamp": at}}})
+        for some, stack in ((text, {"py_callstack": told}), (text[:500], {}))
+    ]
     with contextlib.suppress(OSError):
-        Path(file).write_text(json.dumps({"message": message}))
+        write_atomically(Path(file), *texts)
+
+
+def _has_content(file: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return file.stat().st_size > 0
+    return False
 
 
 def _own_part(found: TracebackType | None) -> TracebackType | None:

@@ -70,7 +70,7 @@ def read_overrides(arguments: argparse.Namespace) -> list[str]:
 
     Raises ``InputError`` for options of a cluster where the job goes elsewhere.
     """
-    given = {key: getattr(arguments, key, None) for key in (*OVERRIDES, "context")}
+    given = {key: getattr(arguments, key, None) for key in (*OVERRIDES, "context", "kubeconfig")}
     named = [f"--{key} {value}" for key, value in given.items() if value is not None]
     if named and arguments.on != KUBERNETES:
         raise InputError(f"{named[0]} without --on {KUBERNETES}", f"--on {KUBERNETES}")

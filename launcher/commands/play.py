@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.commands.arguments import add_command
+from launcher.commands.typed import program_name
 from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from launcher.manifest_source import Together, Value
-    from launcher.play import PlayOutcome
+    from launcher.outlet import Outlet
+    from launcher.play import Play, PlayOutcome
     from launcher.player import Player, Say
+    from launcher.targets.docker_engine import Engine
 
 
 def add(commands: Any) -> None:
@@ -37,11 +41,8 @@ def add(commands: Any) -> None:
 
 def _play(arguments: argparse.Namespace) -> int:
     from launcher.clock import SystemClock
-    from launcher.launch import open_console
-    from launcher.plan import new_run_id
+    from launcher.outlet import Outlet
     from launcher.play import plan_play
-    from launcher.player import Player
-    from launcher.signals import raise_on_signals
     from launcher.targets.docker_engine import Engine
     from launcher.targets.docker_play import LABEL
 
@@ -49,7 +50,20 @@ def _play(arguments: argparse.Namespace) -> int:
     claims = dict(_claim(text) for text in arguments.claim)
     engine = Engine(SystemClock(), label=LABEL)
     play = plan_play(item, together, _read_machine(engine), arguments.image)
-    console = open_console(sys.stdout)
+    # A reader that pauses must not keep pods from being restarted, nor from being removed.
+    shows = f"{program_name()} play {' '.join(arguments.files)} > FILE"
+    with contextlib.closing(Outlet(sys.stdout, shows=shows)) as outlet:
+        return _play_here(play, engine, claims, outlet)
+
+
+def _play_here(play: Play, engine: Engine, claims: dict[str, Path], outlet: Outlet) -> int:
+    from launcher.clock import SystemClock
+    from launcher.launch import open_console
+    from launcher.plan import new_run_id
+    from launcher.player import Player
+    from launcher.signals import raise_on_signals
+
+    console = open_console(outlet)
     names = [pod.name for pod in play.pods]
 
     def say(pod: str, line: str) -> None:

@@ -22,6 +22,7 @@ from launcher.host.watch import Watch
 IDLE_LIMIT_S = 3600
 """A session that hears nothing for so long ends: a cut connection may never do so itself. The
 others wait as long while the largest image reaches the slowest host."""
+SPEC_LIMIT_S = 60
 Handler = Callable[[dict[str, Any], bytes], dict[str, Any]]
 HANDLERS: dict[str, Handler] = {
     name: getattr(requests, name)
@@ -39,7 +40,11 @@ LOOKING = ("facts", "leases", "runs", "watch")
 def main(argv: list[str]) -> int:
     """Returns when the launcher closes the conversation, or the node has ended."""
     if argv[1:] == ["keep"]:
-        keeper.keep(json.loads(sys.stdin.buffer.read()))
+        # Handed over at once by the session that started it: one that hangs has no keeper.
+        signal.alarm(SPEC_LIMIT_S)
+        spec = json.loads(sys.stdin.buffer.read())
+        signal.alarm(0)
+        keeper.keep(spec)
         return 0
     converse(argv[0])
     return 0
@@ -73,7 +78,6 @@ def converse(program: str) -> None:
                     continue
                 return
             if asked["op"] == "load":
-                signal.alarm(0)
                 asked = {"op": "load", "chunks": read_chunks(stdin)}
             write_frame(stdout, handle({**asked, "program": program}, blob, held))
     finally:
@@ -127,6 +131,7 @@ def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
     """What the launcher sends until it says that this was all. Raises OSError where it is not."""
     while (frame := read_frame(stdin)) is not None:
         message, blob = frame
+        signal.alarm(IDLE_LIMIT_S)
         if message["op"] == "end":
             if message["complete"]:
                 return

@@ -61,7 +61,7 @@ class _Keeper:
         self._asked = False
         self._why = ""
         self._kill_at: float | None = None
-        self._renewed_at = 0.0
+        self._renewed_at = float("-inf")
 
     def on_sigterm(self, signum: int, frame: Any) -> None:
         self._asked = True
@@ -240,6 +240,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     if "exit_code" in record:
         return {"state": "exited", **{k: v for k, v in record.items() if k not in OF_THE_KEEPER}}
     if processes.start_of(record["pid"]) == record["start"]:
+        # A keeper that was stopped alone would never tell its node's end, nor renew its lease.
+        processes.wake(record["pid"])
         return {"state": "running"}
     waits = not record.get("gone") and (folder / SPEC).exists()
     return {"state": "pending" if waits else "missing"}

@@ -69,7 +69,8 @@ class LeaseBook:
         """
         own = [le for le in self._of(run_id) if nodes is None or le["node_index"] in nodes]
         for lease in own:
-            with suppress(FileNotFoundError, HeldError):
+            # A full disk or a lock whose holder is frozen: the next renewal tries again.
+            with suppress(OSError, HeldError):
                 if lease["expires_s"] < time.monotonic():
                     self.take(lease, ttl_s, None)
                 else:

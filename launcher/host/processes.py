@@ -48,6 +48,12 @@ def end(pids: tuple[int, ...]) -> None:
     send(pids, signal.SIGKILL)
 
 
+def wake(pid: int) -> None:
+    """Continues a process that a signal has stopped."""
+    if _stat(pid)[:1] == ["T"]:
+        send((pid,), signal.SIGCONT)
+
+
 def parent_of(pid: int) -> int | None:
     """The pid of a process' parent; None where it has ended."""
     fields = _stat(pid)

@@ -21,6 +21,8 @@ from launcher.host.watch import is_followed
 Asked = dict[str, Any]
 
 KEPT_ARCHIVES = 4
+ENGINE_LIMIT_S = 10.0
+"""Within which an engine lists containers; whoever asks waits for a run's end."""
 RUNS_DIR = "runs"
 PLAN_FILE = contract.PLAN_FILE
 CODE_DIR = "code"
@@ -229,8 +231,7 @@ def end_nodes(
 ) -> None:
     """Asks the keepers, which ask their agents; kills what is left after the grace."""
     keepers = processes.find(run_id, nodes, keepers=True)
-    if in_containers and not keepers:
-        _remove_containers(run_id, nodes)
+    answers = _remove_containers(run_id, nodes) if in_containers and not keepers else True
     for pid in keepers:
         _write_grace(pid, grace_s)
     processes.send(keepers, signal.SIGTERM)
@@ -243,6 +244,7 @@ def end_nodes(
         if orphans and (grace_s == 0 or not processes.find(run_id, nodes)):
             break
         time.sleep(0.03)
+    was_killed = False
     while left := (
         *processes.find(run_id, nodes, keepers=True),
         *processes.find(run_id, nodes),
@@ -251,18 +253,28 @@ def end_nodes(
         if time.monotonic() > deadline + 5.0:
             raise RefusedError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
+        was_killed = True
+    if in_containers and was_killed and keepers:
+        # They could not remove their containers themselves.
+        answers = _remove_containers(run_id, nodes)
+    if not answers:
+        raise RefusedError(f"the Docker engine does not answer: containers of {run_id} may go on")
 
 
-def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> None:
-    """Those whose keeper is gone, of a run in containers."""
+def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
+    """Those whose keeper is gone, of a run in containers; False where the engine is silent."""
     label = f"label={contract.LABEL_RUN_ID}={run_id}"
     fields = '{{.ID}} {{.Label "' + contract.LABEL_NODE_INDEX + '"}}'
     listed = commands.read_output(
-        ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
+        ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields),
+        ENGINE_LIMIT_S,
     )
-    for id, _, index in (line.partition(" ") for line in (listed or "").splitlines()):
+    if listed is None:
+        return False
+    for id, _, index in (line.partition(" ") for line in listed.splitlines()):
         if nodes is None or int(index) in nodes:
             commands.read_output(("docker", "rm", "--force", "--volumes", id))
+    return True
 
 
 def _write_grace(pid: int, grace_s: float) -> None:

@@ -56,7 +56,7 @@ class Watch:
 
     def run(self, stdin: int) -> bool:
         """Blocks until the launcher has had enough (True), closes its end or falls silent."""
-        beat_at = 0.0
+        beat_at = float("-inf")
         if self._once:
             self.send_new()
             self._tell_done()

@@ -44,9 +44,11 @@ class Consoles:
         """
         if id in self._followers:
             self._followers.pop(id).join(JOIN_LIMIT_S)
-        if path.parent.is_dir():
-            path.touch()
-            _complete(api, id, path)
+        # On a full disk the engine's own log has the rest, as long as the container is there.
+        with contextlib.suppress(OSError):
+            if path.parent.is_dir():
+                path.touch()
+                _complete(api, id, path)
 
 
 def _follow(api: APIClient, id: str, path: Path) -> None:

@@ -155,12 +155,12 @@ class Engine:
 
     def list_networks(self, run_id: str | None = None) -> dict[str, str]:
         """Run folders, by run id, of those runs (or the one) that have a network."""
-        with engine_errors("list networks"):
-            found = [network["Labels"] for network in self._networks(run_id)]
-            return {n[self._label]: n.get(contract.LABEL_RUN_DIR, "") for n in found}
+        found = [network["Labels"] for network in self._networks(run_id)]
+        return {n[self._label]: n.get(contract.LABEL_RUN_DIR, "") for n in found}
 
     def _networks(self, run_id: str | None) -> list[dict[str, Any]]:
-        return list(self.api.networks(filters={"label": self._filter(run_id)}))
+        with engine_errors("list networks"):
+            return list(self.api.networks(filters={"label": self._filter(run_id)}))
 
     def _filter(self, run_id: str | None) -> str:
         return self._label if run_id is None else f"{self._label}={run_id}"

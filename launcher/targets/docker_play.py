@@ -21,6 +21,8 @@ LABEL = "launcher.play-id"
 """On all that a play makes; not the label of runs, whose folders and launchers plays lack."""
 CLEAN = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 IN_CONTAINER = "/play"
+REMOVE_LIMIT_S = 60
+"""How long the removal of a play's folders may take."""
 
 
 class Folders:
@@ -95,7 +97,8 @@ def _remove_as_root(engine: Engine, image: str, folder: Path) -> None:
             host_config=engine.api.create_host_config(binds=[f"{folder}:{IN_CONTAINER}"]),
         )
         engine.api.start(created["Id"])
-        engine.api.wait(created["Id"])
+        # Without a limit of its own the SDK waits for ever, whatever the client's.
+        engine.api.wait(created["Id"], timeout=REMOVE_LIMIT_S)
         engine.remove(created["Id"])
 
 

@@ -13,6 +13,9 @@ from launcher.targets.ssh import Session
 
 CHUNK_BYTES = 4 << 20
 SEND_LIMIT_S = 3600.0
+SILENCE_LIMIT_S = 300.0
+"""Within which an engine gives the next part of an image, and a host takes it: either may be busy
+with other layers meanwhile, and one that is frozen never does."""
 INSPECT_LIMIT_S = 20.0
 
 
@@ -56,12 +59,12 @@ def provide_image(image: Image, session: Session) -> None:
 def _send(image: Image, session: Session) -> None:
     """Streams it from this machine's engine into the host's, a few megabytes at a time."""
     save = proc.Conversation(("docker", "save", image.name))
-    session.send({"op": "load", "limit_s": SEND_LIMIT_S})
-    while chunk := save.stdout.read(CHUNK_BYTES):
-        session.send({"op": "chunk"}, chunk)
+    session.send({"op": "load", "limit_s": SEND_LIMIT_S}, limit_s=SILENCE_LIMIT_S)
+    while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
+        session.send({"op": "chunk"}, chunk, limit_s=SILENCE_LIMIT_S)
     code, said = save.end()
-    session.send({"op": "end", "complete": code == 0})
-    answer, _ = session.receive()
+    session.send({"op": "end", "complete": code == 0}, limit_s=SILENCE_LIMIT_S)
+    answer, _ = session.receive(limit_s=SEND_LIMIT_S)
     if code != 0 or "error" in answer:
         why = answer.get("error") or said.strip()
         raise TargetError(

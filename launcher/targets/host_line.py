@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from launcher.agent import disk
 from launcher.errors import TargetError
 from launcher.hosts import HostFacts
 from launcher.hosts_plan import run_dir_on
@@ -25,6 +26,8 @@ LEASE_TTL_S = 10.0
 SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this the connection is dropped and made anew."""
 RETRY_S = 1.0
+FULL_RETRY_S = 10.0
+"""How long a full disk here is left alone before the host is asked for what is missing."""
 FREE_LIMIT_S = 3.0
 """How long a host may take to end its watch; it is asked through a new connection after that."""
 STARTING_S = 5.0
@@ -55,7 +58,7 @@ class HostLine:
         self._ssh, self._run_id, self._run_dir, self._ttl_s = ssh, run_id, run_dir, ttl_s
         self._states: dict[str, dict[str, Any]] = {}
         self._started: dict[str, float] = {}
-        self._heard_at = time.monotonic()
+        self._heard_at = self._opened_at = time.monotonic()
         self._session: Session | None = None
         self._hears = False
         """Whether what is said now is heard as a beat: the host has answered, so it watches."""
@@ -99,7 +102,7 @@ class HostLine:
     def state(self, node: str) -> dict[str, Any]:
         """What the host last said of a node, as ``index.incarnation``."""
         found = self._states.get(node, {"state": "missing"})
-        fresh = time.monotonic() - self._started.get(node, 0.0) < STARTING_S
+        fresh = time.monotonic() - self._started.get(node, float("-inf")) < STARTING_S
         return {"state": "running"} if found["state"] == "missing" and fresh else found
 
     def silent_s(self) -> float:
@@ -112,7 +115,8 @@ class HostLine:
             # Under the lock: no beat may come after the end of the watch.
             if self._session is None:
                 return
-            if self.silent_s() > SILENCE_LIMIT_S:
+            # A conversation that took long to open is not silent from its first moment.
+            if min(self.silent_s(), time.monotonic() - self._opened_at) > SILENCE_LIMIT_S:
                 self._session.kill()
             elif self._hears:
                 self._session.beat()
@@ -132,19 +136,21 @@ class HostLine:
     def _watch(self) -> None:
         session = self._ssh.open(self.host.host)
         with self._lock:
-            self._session = session
+            self._session, self._opened_at = session, time.monotonic()
             if self._closed:
                 session.kill()
         try:
             asked = watch_request(self.host, self.nodes, self._run_id, self._run_dir)
             session.send({**asked, "ttl_s": self._ttl_s, "follows": self._follows})
-            while True:
+            copy = HostCopy(self._run_dir)
+            while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = time.monotonic()
                 if "done" in message:
                     self._freed = session
                     return
-                self._take(message, blob)
+                copy.take(message, blob)
+                self._take_states(message)
                 with self._lock:
                     self._hears = not self._closed
         finally:
@@ -153,12 +159,37 @@ class HostLine:
             if session is not self._freed:
                 session.close()
 
-    def _take(self, message: dict[str, Any], blob: bytes) -> None:
-        if "file" in message:
-            write_at(self._run_dir, message, blob)
-        elif "nodes" in message:
+    def _take_states(self, message: dict[str, Any]) -> None:
+        if "nodes" in message:
             self._states = message["nodes"]
             self.has_told.set()
+
+
+class HostCopy:
+    """Takes a host's files in one conversation.
+
+    On a full disk here all that come later are left out, so that what the host tells of its nodes
+    still arrives; the next conversation brings what is missing.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._full_at: float | None = None
+
+    def take(self, message: dict[str, Any], blob: bytes) -> None:
+        """Whatever is no part of a file is left alone."""
+        if "file" not in message or self._full_at is not None:
+            return
+        try:
+            write_at(self._run_dir, message, blob)
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
+            self._full_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether it is time for another conversation."""
+        return self._full_at is not None and time.monotonic() - self._full_at > FULL_RETRY_S
 
 
 def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path) -> dict[str, Any]:
@@ -184,13 +215,14 @@ def copy_once(
     Raises ``TargetError`` where the host is gone.
     """
     states: dict[str, dict[str, Any]] = {}
-    session.send({**watch_request(host, nodes, run_id, run_dir), "once": True})
+    copy = HostCopy(run_dir)
+    asked = {**watch_request(host, nodes, run_id, run_dir), "once": True}
+    session.send(asked, limit_s=COPY_SILENCE_S)
     while True:
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if "done" in message:
             return states, message["followed"]
-        if "file" in message:
-            write_at(run_dir, message, blob)
+        copy.take(message, blob)
         states.update(message.get("nodes", {}))
 
 
@@ -214,13 +246,21 @@ def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:
     if message["new"] and (path.suffix == ".json" or _size(path) > len(blob)):
         # Another file by that name: a reader sees the old one or the new one.
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
-        temporary.write_bytes(blob)
-        os.utime(temporary, (message["at"], message["at"]))
-        temporary.replace(path)
+        try:
+            temporary.write_bytes(blob)
+            os.utime(temporary, (message["at"], message["at"]))
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
-        os.pwrite(descriptor, blob, message["offset"])
+        written = 0
+        while written < len(blob):
+            # A disk that is nearly full takes a part.
+            written += os.pwrite(descriptor, blob[written:], message["offset"] + written)
         # The host's own time, as in all that its nodes write: a report corrects for its clock.
         os.utime(descriptor, (message["at"], message["at"]))
     finally:

@@ -74,6 +74,7 @@ class HostsTarget:
         self._given_code = code
         self._code = code
         self._image: Image | None = None
+        self._submitted: LaunchPlan | None = None
         self._lines: dict[str, HostLine] = {}
         self._pulse: Pulse | None = None
         self._late = LateStarts()
@@ -142,6 +143,7 @@ class HostsTarget:
         """As ``Target.submit``: leases first, then everything in place, then all are started."""
         artifact = self.render(plan, only)
         secrets = read_secrets(plan)
+        self._submitted = plan
         for node in artifact.nodes:
             self._refused.pop(node.node.node_index, None)
         try:
@@ -332,7 +334,11 @@ class HostsTarget:
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)
-        return run.read_plan() if (run.path / contract.PLAN_FILE).is_file() else None
+        if run.is_there():
+            return run.read_plan()
+        # The folder was removed while its run goes on, which can then only be ended from here.
+        own = self._submitted
+        return own if own is not None and own.run_id == run_id else None
 
     def _end(
         self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float, *, remove: bool

@@ -310,7 +310,8 @@ class Cluster:
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
-                _request_timeout=limit_s,
+                # A pair: the client silently takes a single number that is no int for none.
+                _request_timeout=(limit_s, limit_s),
             )
             for value in response.headers.getlist("Warning"):
                 text = parse_warning(value)

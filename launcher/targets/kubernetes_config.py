@@ -15,6 +15,7 @@ from launcher.errors import TargetError
 CONNECTIONS = 1024
 """Kept open at once. The client's own default is a few for each core, and a pod's log takes one: it
 would warn on the terminal of each one more."""
+RETRIES = 3
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 """What the client raises for a kubeconfig that is no such thing."""
 
@@ -71,6 +72,7 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
     settings.connection_pool_maxsize = CONNECTIONS
     if not settings.verify_ssl:
         _silence_verification()
+    settings.retries = _retries()
     return client.ApiClient(settings)
 
 
@@ -86,6 +88,27 @@ def _silence_verification() -> None:
     import urllib3
 
     urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+
+
+def _retries() -> Any:
+    """As by default, but an answer that did not come in time is not waited for three times more."""
+    import urllib3
+
+    class Retry(urllib3.Retry):
+        def increment(
+            self,
+            method: str | None = None,
+            url: str | None = None,
+            response: Any = None,
+            error: Exception | None = None,
+            *more: Any,
+            **named: Any,
+        ) -> Any:
+            if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+                raise error
+            return super().increment(method, url, response, error, *more, **named)
+
+    return Retry(RETRIES)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from launcher import contract
 from launcher.clock import Clock
-from launcher.errors import name_exit_code
+from launcher.errors import DiskFullError, name_exit_code
 from launcher.pod_states import Ending, PodView, parse_outcome, seconds_of
 from launcher.runs import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
@@ -70,15 +70,15 @@ class PodEndings:
         folder = self._run.node_dir(index, number)
         if not (folder / POD_FILE).exists():
             source = Source(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts)
-            make_folders((str(folder),))
             # A full disk here is no reason to leave a run alone that goes on there.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, DiskFullError):
+                make_folders((str(folder),))
                 write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
         outcome = parse_outcome(ending.message) if ending else None
         if outcome is None or (pod.uid, restarts) in self._outcomes:
             return
         self._outcomes.add((pod.uid, restarts))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, DiskFullError):
             write_atomically(folder / contract.OUTCOME_FILE, json.dumps(outcome, indent=2))
 
     def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
@@ -98,9 +98,10 @@ class PodEndings:
                     "key": key,
                     "text": text,
                 }
-                make_folders((str(self._path.parent),))
-                with contextlib.suppress(OSError), self._path.open("a") as file:
-                    file.write(json.dumps(event) + "\n")
+                with contextlib.suppress(OSError, DiskFullError):
+                    make_folders((str(self._path.parent),))
+                    with self._path.open("a") as file:
+                        file.write(json.dumps(event) + "\n")
 
 
 def _containers(pod: PodView) -> Iterator[tuple[int, Ending | None]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.clock import Clock
+from launcher.errors import DiskFullError
 from launcher.pod_states import PodView, Trouble, describe_trouble, newest_of_each
 from launcher.runs import RunFolder, make_folders, write_atomically
 from launcher.state import NodeState
@@ -154,8 +155,15 @@ class PodOutput:
     def _start(self, source: Source, index: int, *, once: bool) -> None:
         incarnation = self._incarnations.number(index, source.uid, source.restarts)
         console = self._run.console(index, incarnation)
-        make_folders((str(console.parent),))
-        write_atomically(console.with_name(POD_FILE), json.dumps(asdict(source)))
+        # On a full disk: at a later look.
+        with contextlib.suppress(OSError, DiskFullError):
+            make_folders((str(console.parent),))
+            write_atomically(console.with_name(POD_FILE), json.dumps(asdict(source)))
+            self._follow(source, index, incarnation, console, once=once)
+
+    def _follow(
+        self, source: Source, index: int, incarnation: int, console: Path, *, once: bool
+    ) -> None:
         write = ConsoleWriter(console)
 
         def take(line: bytes) -> None:

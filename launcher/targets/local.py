@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import contract, proc
+from launcher.agent import disk
 from launcher.agent_task import STORE_CANDIDATES
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
-from launcher.runs import make_folders, write_agent_files
+from launcher.runs import full_disk, make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
@@ -86,6 +87,8 @@ class LocalTarget:
             pid = proc.start(process.argv, cwd=process.cwd, env=env, console=Path(process.console))
         except OSError as error:
             self.stop(plan.run_id, 0)
+            if disk.is_full(error):
+                raise full_disk(Path(process.console).parent) from error
             raise TargetError(
                 f"cannot start {process.argv[0]} in {process.cwd}: {error.strerror}",
                 "check local.python and workdir of the job",

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,8 +27,12 @@ from launcher.render.agent_archive import HOST_FOLDER, read_host_sources, render
 from launcher.targets.ssh_errors import explain
 
 CONNECT_LIMIT_S = 10
+OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
+"""Until the host's first word, through a jump host as well."""
 PERSIST_S = 60
 """How long a shared connection stays after its last session; it ends by itself."""
+CONTROL_LIMIT_S = 5.0
+"""Within which the holder of a shared connection answers: it is a process of this machine."""
 REQUEST_LIMIT_S = 60.0
 MAX_AT_ONCE = 64
 """Sessions opened at the same time: more would only wait for this machine's processors."""
@@ -80,6 +84,8 @@ class Ssh:
         self._control = make_control_dir()
         self._kept: tuple[int, dict[str, Session]] = (0, {})
         self._early: Future[None] | None = None
+        self._alone: set[str] = set()
+        """Hosts whose shared connection hangs in a frozen process of this machine."""
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -92,7 +98,7 @@ class Ssh:
             "ServerAliveCountMax=3",
             "ControlMaster=auto",
             f"ControlPersist={PERSIST_S}",
-            f"ControlPath={self._control}/%C",
+            f"ControlPath={'none' if host.name in self._alone else f'{self._control}/%C'}",
             # What people have for their own log-ins: a tmux in place of our command, or a port
             # that the first session holds, so that the second one fails.
             "RemoteCommand=none",
@@ -115,7 +121,7 @@ class Ssh:
             # The host may have been started anew, which a shared connection does not know.
             if not self.disconnect(host):
                 raise
-        return Session(host, argv)
+        return Session(host, (*self.argv(host), argv[-1]))
 
     def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """``work`` on all items at once; results in their order.
@@ -185,10 +191,20 @@ class Ssh:
     def disconnect(self, host: Host) -> bool:
         """Shares the connection no more, so that the next one is new; whether there was one.
 
+        One whose holder does not answer is not tried again by this launcher.
         What goes through it goes on: it may be another launcher's.
         """
+        if host.name in self._alone:
+            return False
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
-        return proc.read_output(control, timeout_s=5) is not None
+        began_at = time.monotonic()
+        if proc.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None:
+            return True
+        if time.monotonic() - began_at < CONTROL_LIMIT_S:
+            return False
+        # Whoever holds the shared connection is frozen: it is let be, and used no more.
+        self._alone.add(host.name)
+        return True
 
 
 def joined(errors: list[TargetError]) -> TargetError:
@@ -226,7 +242,7 @@ class Session:
         if shutil.which(argv[0]) is None:
             raise TargetError("there is no ssh on this machine", "install OpenSSH's client")
         self._talk = proc.Conversation(argv, SSH_ENV)
-        with self._limit(CONNECT_LIMIT_S * 2 + 10):
+        with self._talk.limit(OPEN_LIMIT_S):
             try:
                 self._talk.stdin.write(hello(host))
                 self._talk.stdin.flush()
@@ -250,7 +266,7 @@ class Session:
         Raises ``RefusedByHostError`` where the host refuses, ``TargetError`` where it is gone, or
         silent for ``limit_s``.
         """
-        with self._limit(limit_s):
+        with self._talk.limit(limit_s):
             self.send({"op": op, "limit_s": limit_s, **asked}, blob)
             answer, _ = self.receive()
         if "error" in answer:
@@ -258,12 +274,15 @@ class Session:
             raise RefusedByHostError(f"{self.host.name}: {answer['error']}", hint)
         return answer
 
-    def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
-        """One message. Raises ``TargetError`` where the connection is gone."""
-        try:
-            write_frame(self._talk.stdin, message, blob)
-        except (OSError, ValueError):
-            self._fail()
+    def send(
+        self, message: dict[str, Any], blob: bytes = b"", limit_s: float | None = None
+    ) -> None:
+        """One message. Raises ``TargetError`` where the connection is gone, or takes nothing."""
+        with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
+            try:
+                write_frame(self._talk.stdin, message, blob)
+            except (OSError, ValueError):
+                self._fail()
 
     def beat(self) -> None:
         """One byte to a host that watches; whoever reads from it learns of a cut connection."""
@@ -280,7 +299,7 @@ class Session:
 
     def receive(self, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
         """The next message. Raises ``TargetError`` where the connection is gone, or silent."""
-        with self._limit(limit_s) if limit_s else contextlib.nullcontext():
+        with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
                 frame = read_frame(self._talk.stdout)
             except (BrokenFrameError, OSError, ValueError):
@@ -289,16 +308,6 @@ class Session:
             self._fail()
         assert frame is not None
         return frame
-
-    @contextlib.contextmanager
-    def _limit(self, limit_s: float) -> Any:
-        timer = threading.Timer(limit_s, self._talk.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _fail(self, seen: bytes = b"") -> None:
         code, said = self._talk.end()

@@ -11,6 +11,7 @@ import pytest
 from launcher.decide import (
     FALL_S,
     FINISH_S,
+    FULL_DISK_REPLACEMENTS,
     MAX_REPLACEMENTS,
     Action,
     Finish,
@@ -107,7 +108,7 @@ def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(
     assert reason_of(decide(make_plan(nnodes=1, max_restarts=9), code, since=0)) is reason
 
 
-@pytest.mark.parametrize("ending", [129, 137, 143, 193, 195, 196, 197, GONE])
+@pytest.mark.parametrize("ending", [129, 137, 143, 193, 195, 196, 197, 198, GONE])
 @pytest.mark.parametrize("nnodes", [3, "1:3", "2:3"])
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_lost_node_is_replaced_whichever_it_is_and_uses_up_no_restart(
@@ -123,6 +124,14 @@ def test_a_code_of_the_agents_own_is_put_into_words(make_plan: MakePlan) -> None
     action = decide(make_plan(nnodes=2, max_restarts=1), RUNS, int(ExitCode.GPU_BUSY))
     assert isinstance(action, Replace)
     assert action.why == "node 1 ended with exit code 197 (gpu-busy)"
+
+
+def test_a_node_that_finds_no_room_again_and_again_ends_the_run(make_plan: MakePlan) -> None:
+    full = int(ExitCode.DISK_FULL)
+    plan = replaced_before(make_plan(nnodes=2, max_restarts=1), FULL_DISK_REPLACEMENTS)
+    assert reason_of(decide(plan, RUNS, full)) is Reason.DISK_FULL
+    assert reason_of(decide(plan, full, full)) is Reason.DISK_FULL
+    assert isinstance(decide(plan, RUNS, 137), Replace)
 
 
 def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(

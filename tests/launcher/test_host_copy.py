@@ -13,7 +13,8 @@ import pytest
 from launcher.host.frames import BEAT, ENOUGH, BrokenFrameError, read_frame, write_frame
 from launcher.host.leases import LeaseBook
 from launcher.host.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
-from launcher.targets.host_line import read_sizes, write_at
+from launcher.targets.host_line import HostCopy, read_sizes, write_at
+from tests.disks import mounted
 
 
 class Pair:
@@ -91,6 +92,34 @@ def test_a_replaced_file_travels_as_a_whole(pair: Pair) -> None:
         (pair.there / "new").replace(pair.there / "metrics.json")
         pair.copy()
         assert (pair.here / "metrics.json").read_text() == text
+
+
+@pytest.mark.mount
+def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_rest(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.append("nodes/0/0/outcome.json", b"x" * 10_000)
+    pair.append("nodes/0/0/stdout", bytes(range(256)) * 4096)
+    with mounted(pair.here) as disk:
+        disk.fill()
+        with disk.filler.open("r+b") as file:
+            file.truncate(disk.filler.stat().st_size - (300 << 10))
+        monkeypatch.setattr("launcher.targets.host_line.FULL_RETRY_S", 0.0)
+        copies = [HostCopy(pair.here)]
+        for _ in range(2):
+            pair.watch.send_new()
+            pair.wire.seek(0)
+            while (frame := read_frame(pair.wire)) is not None:
+                copies[-1].take(*frame)
+            if len(copies) == 1:
+                assert copies[0].is_due()
+                assert disk.leftovers() == []
+                disk.free()
+                pair.connect()
+                copies.append(HostCopy(pair.here))
+        assert not copies[1].is_due()
+        for name in ("nodes/0/0/outcome.json", "nodes/0/0/stdout"):
+            assert (pair.here / name).read_bytes() == (pair.there / name).read_bytes()
 
 
 def test_an_empty_file_is_there_too(pair: Pair) -> None:

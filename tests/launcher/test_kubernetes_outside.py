@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher import contract
 from launcher.cli import run_command
@@ -17,6 +18,7 @@ from launcher.job import JobSpec
 from launcher.kubernetes_plan import parse_kept_plan, plan_kubernetes, render_kept_plan
 from launcher.targets import kubernetes_logs
 from launcher.targets.kubernetes import KubernetesTarget
+from launcher.targets.kubernetes_api import Cluster
 from tests.k8s.manifests_table import TABLE, plan_of
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
@@ -119,6 +121,21 @@ def test_a_run_is_found_by_its_jobs_name_or_its_id(
     assert "node 0.0: running" in said
     assert "node 1.0: running" in said
     assert "folder:" not in said
+
+
+def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(
+    server: FakeCluster, typed: Typed
+) -> None:
+    cluster = Cluster()
+    for item in yaml.safe_load_all((ROOT / "k8s/job-no-operator.yaml").read_text()):
+        cluster.apply(item)
+    labels = {contract.LABEL_RUN_ID: "digits-job", INDEX: "0"}
+    server.put("pods", pod("digits-job-0-x", labels))
+    server.log("digits-job-0-x", ("2026-01-01T00:00:05Z", "[0/0] epoch 1"), ended=True)
+    code, said = typed("status", "digits-job")
+    assert code == 0, said
+    assert "digits-job: running on kubernetes" in said
+    assert typed("logs", "digits-job") == (0, "[0/0] epoch 1\n")
 
 
 def test_a_name_that_nobody_has_is_told_with_the_command_that_lists_them(

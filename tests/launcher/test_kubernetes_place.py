@@ -91,7 +91,9 @@ def test_the_kind_of_the_command_line_wins(server: FakeCluster, launcher: Comman
     assert "fix: --kind job needs no operator" in said
 
 
-@pytest.mark.parametrize("option", ["--kind job", "--namespace team", "--context fake"])
+@pytest.mark.parametrize(
+    "option", ["--kind job", "--namespace team", "--context fake", "--kubeconfig k"]
+)
 def test_options_of_a_cluster_are_refused_elsewhere(option: str, launcher: Command) -> None:
     code, said = launcher("run", "job.yaml", "--on", "local", *option.split())
     assert code == ExitCode.BAD_INPUT

@@ -15,8 +15,19 @@ LAUNCHER = ROOT / "launcher"
 AGENT = {
     f"agent.{name}"
     for name in (
+        *("disk", "reserve", "streams"),
         *("processes", "heartbeat", "settings", "faults", "report", "scratch", "attempts", "gpu"),
-        *("node", "stopping", "identity", "worker", "guard", "preload", "watchdog", "health"),
+        *(
+            "node",
+            "stopping",
+            "identity",
+            "worker",
+            "guard",
+            "preload",
+            "watchdog",
+            "health",
+            "waking",
+        ),
         *("admission", "link", "logs", "watched", "takeover", "launch", "engine", "supervisor"),
     )
 }
@@ -24,7 +35,7 @@ ROSTER = {
     f"agent.roster.{name}"
     for name in (
         *("head", "watch", "words", "view", "decide", "machine"),
-        *("settings", "fencing", "store", "shell", "handler", "backend"),
+        *("settings", "fencing", "store", "exit_barrier", "parting", "shell", "handler", "backend"),
     )
 }
 HOST = {"host", "host.__main__"} | {

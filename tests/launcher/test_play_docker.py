@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from launcher import contract
 from launcher.manifest_source import parse_manifest
 from launcher.pytorchjob import PyTorchJob, operator_env
 from launcher.targets.docker_play import LABEL
@@ -254,6 +255,42 @@ def test_a_pod_that_is_removed_is_made_anew(
     played.until(lambda text: text.count("] up") == 2)
     container(engine, "worker-1").remove(force=True)
     played.until(lambda text: text.count("[worker-1] up") == 2)
+
+
+def test_pods_are_restarted_while_nobody_reads(tmp_path: Path, engine: Any) -> None:
+    program = """
+import pathlib, sys, time
+again = pathlib.Path('/scratch/again')
+if again.exists():
+    time.sleep(600)
+again.touch()
+for number in range(5000):
+    print('line', number, 'x' * 80)
+sys.exit(1)
+"""
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job(program)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", "play", str(path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+
+    def restarted() -> int:
+        held = engine.containers.list(filters={"label": LABEL})
+        own = [c for c in held if c.name.startswith("foreign-")]
+        return sum(c.labels[contract.LABEL_INCARNATION] != "0" for c in own)
+
+    deadline = time.monotonic() + LIMIT_S
+    while restarted() < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    process.wait(LIMIT_S)
+    process.communicate()
+    assert not [n for n in networks(engine) if n.startswith("foreign-")]
 
 
 @pytest.mark.parametrize(

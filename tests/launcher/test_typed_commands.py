@@ -284,6 +284,30 @@ def test_what_is_printed_of_a_run_without_a_folder_is_typed(
         assert "no data at all" in terminal.paste(shows)
 
 
+def test_what_a_run_of_this_machine_prints_is_typed(terminal: Terminal) -> None:
+    (terminal.folder / "train me.py").write_text(
+        "import json, os, pathlib, sys\n"
+        "print('hello', os.environ['GREETING'], sys.argv[1:])\n"
+        "pathlib.Path(os.environ['RUN_DIR'], 'metrics.json').write_text(json.dumps({'steps': 9}))\n"
+    )
+    (terminal.folder / "job file.yaml").write_text("name: own\ncommand: [train me.py]\nnnodes: 2\n")
+    code, text = terminal.type(
+        *("run", "job file.yaml", "--on", "local", "--runs", RUNS, "--nnodes", "1"),
+        *("--set", "env.GREETING=good day", "--", "--epochs=1", "a b"),
+    )
+    assert code == 0, text
+    first = "hello good day ['--epochs=1', 'a b']"
+    assert first in text
+    # Beside it, runs of others on this machine whose launchers have died may be named.
+    told = [line for line in text.splitlines() if "left behind" not in line]
+    logs, train_on, render = commands_in("\n".join(told))
+    assert first in terminal.paste(logs)
+    again = terminal.paste(train_on)
+    assert first in again
+    assert "nnodes 1 x" in again
+    assert "good day" in terminal.paste(render)
+
+
 # -- kubectl's own --------------------------------------------------------------------------------
 
 

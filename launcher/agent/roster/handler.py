@@ -36,11 +36,16 @@ from launcher.agent.roster.head import (
     Phase,
     format_card,
 )
+from launcher.agent.roster.parting import (
+    has_parted,
+    is_closed,
+    is_known_to_have_finished,
+    wait_for_the_others,
+)
 from launcher.agent.roster.settings import Settings
 from launcher.agent.roster.shell import Shell
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
-from launcher.agent.roster.view import State, may_form, nodes_waiting, status_in
-from launcher.agent.roster.watch import Beat, listen, silent
+from launcher.agent.roster.view import may_form, nodes_waiting
 from launcher.agent.roster.words import (
     Admit,
     Close,
@@ -59,7 +64,6 @@ BACKEND = "roster"
 FENCE_LOOK_S = 5.0
 CONNECT_SLACK_S = 1.0
 PARTING_LIMIT_S = 2.0
-LINGER_STEP_S = 0.05
 FINISH_LOOK_S = 1.0
 log = logging.getLogger(__name__)
 
@@ -209,7 +213,7 @@ class RosterHandler(RendezvousHandler):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
-        self._linger(parted)
+        self._linger(parted and (self.is_closed() or isinstance(error, RendezvousTimeoutError)))
         self._shell.end()
         self._port.release()
         return parted
@@ -262,7 +266,7 @@ class RosterHandler(RendezvousHandler):
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
         self._shell.post(Leave())
-        return self._shell.settle(_has_parted, PARTING_LIMIT_S)
+        return self._shell.settle(has_parted, PARTING_LIMIT_S)
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round.
@@ -270,7 +274,7 @@ class RosterHandler(RendezvousHandler):
         Idempotent, takes <= 2 s.
         """
         self._shell.post(Finish())
-        self._shell.settle(_knows_that_this_has_finished, PARTING_LIMIT_S)
+        self._shell.settle(is_known_to_have_finished, PARTING_LIMIT_S)
 
     def leave_finished(self) -> None:
         """This node was stopped while it waited for the others to finish; they go on."""
@@ -287,13 +291,13 @@ class RosterHandler(RendezvousHandler):
         not finished cannot form a group. Signal handlers run meanwhile, and may raise.
         """
         with contextlib.suppress(RendezvousError):
-            while not self._shell.settle(_is_closed, FINISH_LOOK_S):
+            while not self._shell.settle(is_closed, FINISH_LOOK_S):
                 self._shell.check()
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
         self._shell.post(Close(reason))
-        return self._shell.settle(_is_closed, PARTING_LIMIT_S)
+        return self._shell.settle(is_closed, PARTING_LIMIT_S)
 
     # -- within --------------------------------------------------------------------------------
     def _ends_without_store(self) -> bool:
@@ -361,29 +365,16 @@ class RosterHandler(RendezvousHandler):
             return None
         return newest
 
-    def _linger(self, parted: bool) -> None:
+    def _linger(self, all_shall_hear: bool) -> None:
         """Keeps the host's store for the others, until the last has parted or is lost."""
         if self._store is None:
             return
-        if parted and self.is_closed():
+        if all_shall_hear:
             with contextlib.suppress(RendezvousConnectionError):
-                self._wait_for_the_others()
+                assert self._caller is not None
+                limit_s = self._settings.detection_limit_s
+                wait_for_the_others(self._caller, self._shell.state, limit_s, self._clock)
         self._store.stop()
-
-    def _wait_for_the_others(self) -> None:
-        """Until each other member has parted or is silent; one that lives parts within seconds."""
-        assert self._caller is not None
-        state = self._shell.state
-        finished = state.head.finished if state.head else ()
-        others = tuple({*state.members, *finished} - {state.seat})
-        limit_s = self._settings.detection_limit_s
-        beats: dict[str, Beat] = {}
-        while others:
-            beats = listen(beats, self._caller.beats_of(others), LINGER_STEP_S)
-            quiet = silent(beats, limit_s)
-            if all(s in quiet or status_in(b.text) == "l" for s, b in beats.items()):
-                return
-            self._clock.sleep(LINGER_STEP_S)
 
 
 class _HeldPort:
@@ -402,17 +393,3 @@ class _HeldPort:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def _has_parted(state: State) -> bool:
-    closed = state.head is not None and state.head.phase is Phase.CLOSED
-    parts = closed or not state.belongs or (state.has_finished and not state.leads)
-    return state.said == "l" and parts
-
-
-def _knows_that_this_has_finished(state: State) -> bool:
-    return state.has_finished or _is_closed(state)
-
-
-def _is_closed(state: State) -> bool:
-    return state.head is not None and state.head.phase is Phase.CLOSED

@@ -24,7 +24,7 @@ import torch.distributed
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.roster.head import Phase, parse_head
-from launcher.agent.roster.view import HEAD, SEATS, beat_key
+from launcher.agent.roster.view import FINISHED_MARK, HEAD, SEATS, beat_key, status_in
 from launcher.agent.roster.words import (
     Done,
     Enlist,
@@ -100,6 +100,17 @@ class StoreClient:
         answer = self.carry_out(Read(tuple(beat_key(seat) for seat in seats)))
         assert isinstance(answer, Values)
         return {seat: answer.values[beat_key(seat)] for seat in seats}
+
+    def waiting(self) -> tuple[str, ...]:
+        """The seats that said last that they wait to come in, the dead among them too."""
+        try:
+            come = self.store.check([self._prefix + SEATS])  # reading what nobody wrote would block
+            text = self.store.get(self._prefix + SEATS).decode() if come else ""
+        except RuntimeError as error:
+            raise unreachable(self.endpoint, error) from error
+        seats = tuple(dict.fromkeys(s for s in text.split() if s[0] != FINISHED_MARK))
+        said = self.beats_of(seats)
+        return tuple(seat for seat in seats if status_in(said[seat]).startswith("j"))
 
     def is_running(self) -> bool:
         """Whether the run has a head here that nobody closed."""

@@ -27,7 +27,7 @@ from launcher.agent.roster.backend import create_handler, register
 from launcher.agent.roster.fencing import FOLDER, Fence
 from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.head import Membership
-from launcher.agent.roster.store import StoreProcess, serve_forked
+from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
 from tests.launcher.agent.node_process import wait_until
 
 Make = Callable[..., RosterHandler]
@@ -166,6 +166,50 @@ def test_a_host_serves_the_store_itself_and_others_find_it(tmp_path: Path) -> No
     assert [info.rank for info in together(host, other)] == [0, 1]
     with ThreadPoolExecutor() as pool:
         assert all(pool.map(lambda handler: handler.shutdown(), (host, other)))
+
+
+def refused(node: RosterHandler, heard: list[Exception]) -> None:
+    """A node that waits in vain, and goes as torch's launcher does."""
+    try:
+        node.next_rendezvous()
+    except Exception as error:
+        heard.append(error)
+        node.shutdown()
+
+
+def test_the_store_of_a_host_stays_until_who_waits_has_heard_that_the_run_is_over(
+    tmp_path: Path,
+) -> None:
+    host = create_handler(params_of(0, is_host=True, fence_dir=str(tmp_path)))
+    host.next_rendezvous()
+    config = {"node_index": 1, "fence_dir": str(tmp_path)}
+    spare, heard = create_handler(params_of(host.store_port, **config)), list[Exception]()
+    thread = threading.Thread(target=refused, args=(spare, heard))
+    thread.start()
+    assert host._caller is not None
+    wait_until(host._caller.waiting, 5)
+    assert host.shutdown()
+    thread.join(10)
+    assert [type(error) for error in heard] == [RendezvousClosedError]
+
+
+def test_the_store_of_a_host_that_waited_in_vain_stays_until_the_others_have_too(
+    tmp_path: Path,
+) -> None:
+    config = {"join_timeout_s": 0.5, "fence_dir": str(tmp_path)}
+    host = create_handler(params_of(0, (3, 3), is_host=True, **config))
+    config |= {"node_index": 1, "join_timeout_s": 2.0}
+    other, heard = create_handler(params_of(host.store_port, (3, 3), **config)), list[Exception]()
+    thread = threading.Thread(target=refused, args=(other, heard))
+    thread.start()
+    refused(host, heard)
+    thread.join(10)
+    assert [type(error) for error in heard] == [RendezvousTimeoutError] * 2
+
+
+def test_in_a_store_to_which_nobody_came_nobody_waits(store: StoreProcess) -> None:
+    client = StoreClient(Endpoint(host="127.0.0.1", port=store.port), "run", timeout_s=5.0)
+    assert client.waiting() == ()
 
 
 def test_a_host_finds_the_store_that_its_supervisor_started(store: StoreProcess) -> None:

@@ -1,0 +1,67 @@
+"""The agent's own output: it is dropped where nobody can take it, and never ends the agent.
+
+A console file on a full disk, a closed pipe or a terminal that is gone refuse a write. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import sys
+from typing import TextIO
+
+_HOLD_S = 1.0
+"""How long a pipe that somebody made non-blocking is waited for."""
+
+
+def open_streams() -> None:
+    """Puts streams that never raise in the place of ``sys.stdout`` and ``sys.stderr``."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        setattr(sys, name, _open(old, fd))
+
+
+def _open(old: TextIO | None, fd: int) -> TextIO:
+    if not isinstance(old, io.TextIOWrapper):
+        # Closed when this process began: the number may be another file's by now.
+        return open(os.devnull, "w")
+    with contextlib.suppress(OSError):
+        old.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Unrefused(fd)),  # type: ignore[type-var]
+        encoding=old.encoding,
+        errors=old.errors,
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
+
+
+class _Unrefused(io.RawIOBase):
+    """A descriptor that takes everything; what it cannot pass on is lost."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def isatty(self) -> bool:
+        return os.isatty(self._fd)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        left = memoryview(data).cast("B")
+        while left:
+            try:
+                left = left[os.write(self._fd, left) :]
+            except BlockingIOError:
+                if not select.select((), (self._fd,), (), _HOLD_S)[1]:
+                    break
+            except OSError:
+                break
+        return len(data)

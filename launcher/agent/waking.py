@@ -1,0 +1,63 @@
+"""Continues the node's own helpers where one of them was stopped alone: nobody else would.
+
+A stopped fork server makes no workers and does not tell that one has ended, and neither does a
+stopped guard; a stopped agent tells nothing. Who waits for them would wait for ever. What stops
+all processes of a node, stops the one that looks here too. Standard library only.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Collection, Mapping
+
+from launcher.agent import processes
+from launcher.clock import Clock
+
+STOPPED_LIMIT_S = 5.0
+"""How long a helper may stand still before it is continued."""
+LOOK_S = 1.0
+
+
+class Waker:
+    """Remembers since when which process is stopped. Called by one thread."""
+
+    def __init__(self, clock: Clock, say: Callable[[str], None]) -> None:
+        self._clock, self._say = clock, say
+        self._since: dict[int, float] = {}
+
+    def look(self, helpers: Mapping[int, str]) -> None:
+        """``helpers`` are pids and what each is; those that stand still too long are continued."""
+        now = self._clock.monotonic()
+        stopped = {pid for pid in helpers if processes.is_stopped(pid)}
+        self._since = {pid: self._since.get(pid, now) for pid in stopped}
+        for pid in stopped:
+            if now - self._since[pid] >= STOPPED_LIMIT_S:
+                del self._since[pid]
+                self._say(f"{helpers[pid]} (pid {pid}) was stopped, and is continued")
+                processes.send(pid, signal.SIGCONT)
+
+
+def keep_awake(
+    server_pid: Callable[[], int | None],
+    workers: Callable[[], Collection[int]],
+    clock: Clock,
+    say: Callable[[str], None],
+) -> None:
+    """Looks after the fork server and the guards of ``workers`` from a thread, until this process
+    ends."""
+    waker = Waker(clock, say)
+
+    def look_on() -> None:
+        while True:
+            clock.sleep(LOOK_S)
+            helpers = {
+                guard: "the guard of a worker"
+                for guard in map(processes.parent_of, workers())
+                if guard is not None and guard > 1
+            }
+            if (server := server_pid()) is not None:
+                helpers[server] = "the process that forks workers"
+            waker.look(helpers)
+
+    threading.Thread(target=look_on, name="waker", daemon=True).start()

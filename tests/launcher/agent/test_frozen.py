@@ -1,0 +1,240 @@
+"""Helpers of a node that a signal has stopped, and an agent that nothing ends: real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.agent import processes, supervisor
+from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
+from launcher.agent.waking import STOPPED_LIMIT_S, Waker
+from launcher.clock import SystemClock
+from launcher.errors import ExitCode
+from launcher.state import Reason
+from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+
+WAITS = """
+import os, pathlib, time
+pathlib.Path("up-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).write_text(str(os.getpid()))
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+"""
+DIES_ONCE = (
+    WAITS
+    + """
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise SystemExit(3)
+"""
+)
+
+
+def freeze(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fresh", "fork"])
+def test_a_guard_that_was_stopped_is_continued_and_tells_how_its_script_ended(
+    place: Place, start: str
+) -> None:
+    place.write(WAITS)
+    place.plan(start=start)
+    process = place.start()
+    guard = psutil.Process(place.pid_in("up-0")).parent()
+    assert guard is not None
+    freeze(guard)
+    (place.folder / "go").touch()
+    assert process.wait(LIMIT_S) == 0
+    assert "the guard of a worker" in place.console()
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_was_stopped_is_continued_and_makes_the_next_workers(
+    place: Place,
+) -> None:
+    place.write(DIES_ONCE)
+    place.plan(start="fork")
+    process = place.start()
+    guard = psutil.Process(place.pid_in("up-0")).parent()
+    assert guard is not None
+    server = guard.parent()
+    assert server is not None
+    freeze(server)
+    (place.folder / "go").touch()
+    assert process.wait(LIMIT_S) == 0
+    assert place.outcome()["attempts"] == 2
+    assert "the process that forks workers" in place.console()
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_was_killed_ends_the_node_with_a_reason(place: Place) -> None:
+    place.write(WAITS)
+    place.plan(start="fork")
+    process = place.start()
+    guard = psutil.Process(place.pid_in("up-0")).parent()
+    assert guard is not None
+    server = guard.parent()
+    assert server is not None
+    server.kill()
+    (place.folder / "go").touch()
+    assert process.wait(LIMIT_S) == ExitCode.AGENT_FAILED
+    assert "the process that forks workers" in place.outcome()["detail"]
+    assert place.processes() == []
+
+
+@pytest.mark.slow
+def test_an_agent_that_was_stopped_is_continued(place: Place) -> None:
+    place.write(WAITS)
+    place.plan()
+    process = place.start()
+    place.pid_in("up-0")
+    (agent,) = psutil.Process(process.pid).children()
+    freeze(agent)
+    (place.folder / "go").touch()
+    assert process.wait(LIMIT_S) == 0
+    assert "the agent (pid" in place.console()
+
+
+@pytest.mark.slow
+def test_a_node_whose_agent_is_stopped_ends_within_its_grace(place: Place) -> None:
+    place.write(WAITS)
+    place.plan(stop_grace_s=1)
+    process = place.start()
+    place.pid_in("up-0")
+    (agent,) = psutil.Process(process.pid).children()
+    freeze(agent)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 143
+    assert place.processes() == []
+
+
+class Hours:
+    """A clock that goes as fast as it is asked to."""
+
+    def __init__(self) -> None:
+        self.now = 5e6
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, duration_s: float) -> None:
+        self.now += duration_s
+
+
+def test_only_what_a_signal_has_stopped_for_long_is_continued() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        clock, said = Hours(), list[str]()
+        waker = Waker(clock, said.append)
+        waker.look({child.pid: "a child"})
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_until(lambda: processes.is_stopped(child.pid))
+        waker.look({child.pid: "a child"})
+        clock.now += STOPPED_LIMIT_S / 2
+        waker.look({child.pid: "a child"})
+        assert processes.is_stopped(child.pid)
+        clock.now += STOPPED_LIMIT_S
+        waker.look({child.pid: "a child"})
+        wait_until(lambda: not processes.is_stopped(child.pid))
+        assert said == [f"a child (pid {child.pid}) was stopped, and is continued"]
+    finally:
+        child.kill()
+        child.wait()
+    waker.look({child.pid: "a child"})
+
+
+def test_an_agent_that_outlives_sigkill_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that hangs in the kernel cannot be made here: signals to this one are lost."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        node = supervisor.Supervisor.__new__(supervisor.Supervisor)
+        long_ago = time.monotonic() - 1e4
+        stop = Stop(reason=Reason.PREEMPTED, asked_at=long_ago, grace_s=1.0)
+        stop.killed_at = time.monotonic() - OUTLIVE_LIMIT_S + 1.0
+        vars(node).update(
+            _agent_pid=child.pid,
+            _clock=SystemClock(),
+            _stop=stop,
+            _files=supervisor.StopFiles(tmp_path),
+        )
+        monkeypatch.setattr(supervisor.processes, "send", lambda pid, signum: True)
+        began_at = time.monotonic()
+        assert os.waitstatus_to_exitcode(node._wait_for_agent()) == -signal.SIGKILL
+        assert 0.5 < time.monotonic() - began_at < 30
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+STEPS = """
+import os, pathlib, time
+import torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+for step in range(5 if again else 100000):
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    time.sleep(0.05)
+    if step == 5:
+        pathlib.Path("up-0").write_text(str(os.getpid()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_stopped_is_found_as_a_hang_and_started_again(place: Place) -> None:
+    place.write(STEPS)
+    place.plan(hang_min_s=1.5, hang_factor=3)
+    process = place.start()
+    freeze(psutil.Process(place.pid_in("up-0")))
+    assert process.wait(LIMIT_S) == 0
+    assert place.outcome()["restarts"] == {"hang": 1}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_its_node(place: Place) -> None:
+    place.write(WAITS)
+    place.plan(stop_grace_s=5)
+    process = place.start()
+    freeze(psutil.Process(place.pid_in("up-0")))
+    began_at = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 143
+    assert time.monotonic() - began_at < 20
+    assert place.processes() == []
+
+
+STOPPED_CHILD = """
+import os, signal, time
+from launcher.agent import processes
+processes.adopt_orphans()
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+while not processes.is_stopped(child):
+    time.sleep(0.01)
+assert processes.end_children(polite_s=0.2) == 1
+assert processes.children_of(os.getpid()) == ()
+assert processes.end_children() == 0
+"""
+
+
+def test_children_that_are_stopped_end_all_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED_CHILD], timeout=30, check=False)
+    assert done.returncode == 0

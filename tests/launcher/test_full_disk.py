@@ -1,0 +1,184 @@
+"""Runs whose folder lies on a small disk that fills up: what the launcher says, and leaves."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import proc
+from launcher.contract import NODE_INDEX, RUN_ID
+from launcher.targets.local import find_agents
+from tests.disks import Disk, is_full, mounted
+from tests.launcher.runner import Runner, wait_until
+
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+
+JOB = "name: tiny\nnproc_per_node: 2\nmax_restarts: 1000\nstop_grace_s: 5\n"
+TWO_NODES = JOB + "nnodes: 2\nagent: {disk_free_limit_s: 3}\n"
+FILL = """
+import os, pathlib, time
+def fill():
+    with open(os.path.join(os.environ["RUN_DIR"], "filler"), "ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+"""
+FILLING = (
+    FILL
+    + """
+if os.environ["RANK"] == "2":
+    fill()
+time.sleep(600)
+"""
+)
+FILLING_ONCE = (
+    FILL
+    + """
+if os.environ["RANK"] == "2" and os.environ["LAUNCHER_NODE_ATTEMPT"] == "0":
+    fill()
+if os.environ["LAUNCHER_NODE_ATTEMPT"] == "0":
+    time.sleep(600)
+print("done")
+"""
+)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with mounted(tmp_path / "small") as disk:
+        yield disk
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    (tmp_path / "runs").symlink_to(tmp_path / "small")
+    yield runner
+    left = runner.processes()
+    proc.send(tuple(left), signal.SIGKILL)
+    assert left == []
+
+
+def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(
+    launcher: Runner, disk: Disk
+) -> None:
+    launcher.write(FILLING, TWO_NODES)
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 198, done.stderr
+    outcome = launcher.outcome
+    assert (outcome["state"], outcome["reason"]) == ("failed", "disk-full")
+    headline = done.stderr.partition("FAILED")[2].splitlines()[0]
+    assert "disk-full (node " in headline
+    for part in ("8.0 MiB at", "0 bytes free", "most in filler (", "fault: platform"):
+        assert part in headline
+    first = outcome["failure"]["first"]
+    assert first["rank"] == 2
+    assert first["exception"] == "OSError: [Errno 28] No space left on device"
+    assert "guards it" not in done.stdout + done.stderr
+    assert disk.leftovers() == []
+
+
+def test_a_disk_that_is_freed_while_the_nodes_wait_lets_the_run_succeed(
+    launcher: Runner, disk: Disk
+) -> None:
+    launcher.write(FILLING_ONCE, TWO_NODES.replace("_s: 3}", "_s: 100}"))
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    wait_until(lambda: list(disk.path.glob("*/nodes/1/0/attempt-0/rank-2/exit.json")))
+    assert is_full(disk.path)
+    # No node starts its workers again as long as the disk is full.
+    ended = [time.monotonic()]
+    wait_until(lambda: time.monotonic() > ended[0] + 4)
+    assert not list(disk.path.glob("*/nodes/1/0/attempt-1"))
+    assert process.poll() is None
+    next(disk.path.glob("*-*/filler")).unlink()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert launcher.outcome["restarts"]["disk-full"] == 1
+    assert disk.leftovers() == []
+
+
+def test_a_disk_that_is_full_before_the_start_starts_nothing_and_leaves_nothing(
+    launcher: Runner, disk: Disk
+) -> None:
+    launcher.write("print('never')", TWO_NODES)
+    disk.fill()
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 198
+    error = done.stderr.partition("error: ")[2]
+    assert error.startswith("the disk of ")
+    assert "0 bytes free" in error
+    assert "fix: make room there, or name another folder (--runs DIR)" in error
+    assert [path.name for path in disk.path.iterdir()] == ["filler"]
+
+
+LATE = (
+    FILL
+    + """
+try: fill()
+except OSError: pass
+"""
+)
+
+
+@pytest.mark.parametrize("detached", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(
+    launcher: Runner, disk: Disk, detached: bool
+) -> None:
+    launcher.write(LATE, TWO_NODES)
+    done = launcher("run", "job.yaml", "--on", "local", *(["--detach"] if detached else []))
+    assert done.returncode == 0, done.stderr
+    wait_until((disk.path / "latest/outcome.json").exists)
+    assert launcher.outcome["state"] == "succeeded"
+    wait_until(lambda: not launcher.processes())
+    assert disk.leftovers() == []
+
+
+KILLED = (
+    FILL
+    + """
+import signal
+if os.environ["LAUNCHER_INCARNATION"] == "0" and os.environ["RANK"] == "2":
+    try: fill()
+    except OSError: pass
+    while not pathlib.Path("killed").exists(): time.sleep(0.05)
+while not pathlib.Path("freed").exists(): time.sleep(0.05)
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_room(
+    launcher: Runner, disk: Disk
+) -> None:
+    launcher.write(KILLED, TWO_NODES.replace("_s: 3}", "_s: 100, detection_limit_s: 2}"))
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    wait_until(lambda: is_full(disk.path))
+    (run_id,) = launcher.run_ids()
+    agents = find_agents(proc.find(**{RUN_ID: run_id, NODE_INDEX: "1"}))
+    proc.send(agents, signal.SIGKILL)
+    assert process.stderr is not None
+    told = next(line for line in process.stderr if b"waiting for room, at most 100 s" in line)
+    assert b"8.0 MiB at" in told
+    next(disk.path.glob("*-*/filler")).unlink()
+    wait_until(lambda: list(disk.path.glob("*-*/nodes/1/1/attempt-0/*")), 120)
+    (launcher.folder / "freed").touch()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert list(disk.path.glob("*-*/nodes/1/1/outcome.json"))
+    # The killed agent could not give up what it had set aside.
+    assert [path for path in disk.leftovers() if "/nodes/1/0/" not in path] == []
+
+
+def test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure(
+    launcher: Runner, disk: Disk
+) -> None:
+    static = "rdzv: {backend: static}\nengine: agent\nmax_restarts: 0\n"
+    launcher.write(FILLING, TWO_NODES.replace("max_restarts: 1000\n", static))
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 198, done.stderr
+    assert launcher.outcome["reason"] == "disk-full"
+    assert "8.0 MiB at" in launcher.outcome["detail"]
+    assert disk.leftovers() == []

@@ -1,0 +1,632 @@
+"""What is waited for stands still: an engine, a cluster, a host, a keeper, a launcher, a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher import contract, proc, scaling, tails
+from launcher.agent import guard
+from launcher.clock import SystemClock
+from launcher.errors import ExitCode, TargetError
+from launcher.host import keeper as host_keeper
+from launcher.host import leases, processes, requests
+from launcher.hosts import Host, HostFacts
+from launcher.inventory import Inventory
+from launcher.plan import LaunchPlan
+from launcher.runs import RunFolder
+from launcher.targets import (
+    docker_engine,
+    docker_play,
+    host_images,
+    host_line,
+    kubernetes_api,
+    ssh,
+)
+from launcher.targets.docker_engine import Engine
+from launcher.targets.host_line import HostLine, Pulse
+from launcher.targets.local import find_agents
+from launcher.targets.ssh import Session, Ssh
+from tests.launcher.runner import WAITING, Runner, wait_until
+
+ROOT = Path(__file__).parents[2]
+CLIENT = """#!/bin/sh
+for word; do :; done
+{before}
+exec sh -c "$word"
+"""
+FROZEN_MASTER = 'case "$*" in *ControlPath=none*) ;; *) exec sleep 600;; esac'
+HANGS = "#!/bin/sh\nexec sleep 600\n"
+
+
+@contextlib.contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    began_at = time.monotonic()
+    yield
+    assert time.monotonic() - began_at < limit_s
+
+
+def freeze(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def put_first(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+# -- a Docker engine ---------------------------------------------------------------------------
+
+
+class FrozenEngine:
+    """Answers the requests that it has an answer for, by method and end of the path; no others."""
+
+    def __init__(self, path: Path, answers: dict[str, Any]) -> None:
+        self._answers = answers
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen(64)
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = self._server.accept()
+                self._open.append(peer)
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        data = b""
+        while chunk := peer.recv(65536):
+            data += chunk
+            head, found, body = data.partition(b"\r\n\r\n")
+            method, path = head.split()[:2]
+            known = f"{method.decode()} {path.decode().partition('?')[0].rpartition('/')[2]}"
+            if not found or known not in self._answers:
+                continue
+            sizes = [h for h in head.lower().split(b"\r\n") if h.startswith(b"content-length:")]
+            if sizes and len(body) < int(sizes[0].partition(b":")[2]):
+                continue
+            told = json.dumps(self._answers[known]).encode()
+            kind = b"Content-Type: application/json\r\n"
+            peer.sendall(b"HTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n" % (kind, len(told)))
+            peer.sendall(told)
+            data = b""
+
+    def close(self) -> None:
+        for one in (self._server, *self._open):
+            one.close()
+
+
+VERSION = {"ApiVersion": "1.41", "Version": "20.10"}
+
+
+@pytest.fixture
+def frozen_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrozenEngine]:
+    created = {"Id": "c1", "Warnings": []}
+    answers = {"GET version": VERSION, "POST create": created, "POST start": {}}
+    engine = FrozenEngine(tmp_path / "engine", answers)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'engine'}")
+    monkeypatch.setattr(docker_engine, "REQUEST_TIMEOUT_S", 0.5)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.usefixtures("frozen_engine")
+def test_an_engine_that_stands_still_after_its_first_word_is_an_error() -> None:
+    engine = Engine(SystemClock())
+    with within(10), pytest.raises(TargetError, match="timed out"):
+        engine.list_containers("r")
+    held = docker_engine.Held(
+        id="c1",
+        run_id="r",
+        run_dir="",
+        node_index=0,
+        incarnation=0,
+        state=docker_engine.NodeState.RUNNING,
+    )
+    with within(10), pytest.raises(TargetError, match="timed out"):
+        engine.end(held, 0)
+    with within(10), pytest.raises(TargetError, match="timed out"):
+        engine.sweep([held])
+    with within(10), pytest.raises(TargetError, match="timed out"):
+        engine.sweep_networks("r")
+
+
+@pytest.mark.usefixtures("frozen_engine")
+def test_a_container_that_cleans_up_and_never_ends_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_play, "REMOVE_LIMIT_S", 0.5)
+    with within(10):
+        docker_play._remove_as_root(Engine(SystemClock()), "image", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_on_an_engine_that_stands_still_ends_as_not_reachable(
+    launcher: Runner, tmp_path: Path
+) -> None:
+    engine = FrozenEngine(tmp_path / "engine", {})
+    launcher.env["DOCKER_HOST"] = f"unix://{tmp_path / 'engine'}"
+    launcher.write(WAITING)
+    with within(60):
+        done = launcher("run", "job.yaml", "--on", "docker")
+    engine.close()
+    assert done.returncode == ExitCode.TARGET_UNREACHABLE, done.stderr
+
+
+# -- a cluster ---------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.getsockname()[1]}"}}
+            ],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(kubernetes_api, "REQUEST_LIMIT_S", 1.0)
+        monkeypatch.setattr(kubernetes_api, "STREAM_SILENCE_S", 1.0)
+        cluster = kubernetes_api.Cluster()
+        cluster.namespace  # noqa: B018 - the client and the configuration are read before
+        with within(3), pytest.raises(TargetError, match="does not answer"):
+            cluster.read_version()
+        with within(3), pytest.raises(TargetError, match="does not answer"):
+            next(cluster.watch_pods("a=b", "1", 1))
+        with within(3), pytest.raises(TargetError, match="does not answer"):
+            next(cluster.read_log("pod", {"follow": "true"}))
+
+
+# -- a host ------------------------------------------------------------------------------------
+
+
+def open_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") -> Ssh:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    put_first(monkeypatch, tmp_path / "bin", "ssh", CLIENT.format(before=before))
+    return Ssh(Inventory(hosts=()))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(name="gpu1", state_dir=str(tmp_path / "gpu1"), lease_dir=str(tmp_path / "leases"))
+
+
+def test_a_frozen_shared_connection_is_left_and_the_host_reached_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 1.0)
+    monkeypatch.setattr(ssh, "CONTROL_LIMIT_S", 0.5)
+    client = open_ssh(tmp_path, monkeypatch, FROZEN_MASTER)
+    with within(20), client.open(host) as session:
+        assert "at" in session.call("clock")
+        monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 30.0)
+        with within(20), client.open(host) as another:
+            assert "at" in another.call("clock")
+
+
+def test_a_host_that_never_says_its_first_word_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 0.5)
+    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; exec sleep 600")
+    with within(20), pytest.raises(TargetError, match="gpu1"):
+        client.open(host)
+
+
+@pytest.fixture
+def frozen_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> Iterator[Session]:
+    """A conversation with a host's program that a signal has stopped."""
+    with open_ssh(tmp_path, monkeypatch).open(host) as session:
+        freeze(session._talk._popen.pid)
+        yield session
+
+
+def test_a_host_that_stands_still_answers_no_question(frozen_session: Session) -> None:
+    with within(10), pytest.raises(TargetError, match="gpu1"):
+        frozen_session.call("clock", limit_s=0.5)
+
+
+def test_a_host_that_stands_still_takes_nothing(frozen_session: Session) -> None:
+    with within(10), pytest.raises(TargetError, match="gpu1"):
+        frozen_session.send({"op": "chunk"}, bytes(1 << 20), limit_s=0.5)
+
+
+def test_a_host_that_stands_still_is_not_copied_from_for_ever(
+    frozen_session: Session, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_line, "COPY_SILENCE_S", 0.5)
+    with within(10), pytest.raises(TargetError, match="gpu1"):
+        host_line.copy_once(frozen_session, facts_of(host), [0], "r", tmp_path)
+
+
+def facts_of(host: Host) -> HostFacts:
+    return HostFacts(
+        host=host,
+        address="127.0.0.1",
+        interface="lo",
+        cpu_count=1,
+        python=sys.executable,
+        torch_version="2.13.0",
+        state_dir=host.state_dir,
+    )
+
+
+def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
+    monkeypatch.setattr(host_line, "BEAT_S", 0.02)
+    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; sleep 2.5")
+    node = tmp_path / "gpu1/runs/r/nodes/0/0"
+    node.mkdir(parents=True)
+    line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
+    line.open()
+    pulse = Pulse(lambda: [line])
+    pulse.open()
+    try:
+        assert line.has_told.wait(15)
+    finally:
+        pulse.close()
+        line.close()
+
+
+def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
+    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; :")
+    (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
+    line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
+    line.open()
+    pulse = Pulse(lambda: [line])
+    pulse.open()
+    try:
+        assert line.has_told.wait(30)
+        first = line._session
+        assert first is not None
+        freeze(first._talk._popen.pid)
+        wait_until(lambda: line.silent_s() > 2.0)
+        wait_until(lambda: line.silent_s() < 1.5)
+        assert line._session is not first
+    finally:
+        pulse.close()
+        line.close()
+
+
+DOCKER = """#!/bin/sh
+case "$1" in
+save) {save};;
+load) {load};;
+image) echo other;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("save", "load"),
+    [("exec sleep 600", "cat"), ("head -c 9000000 /dev/zero", "exec sleep 600")],
+    ids=["engine here", "engine there"],
+)
+def test_an_image_that_gets_stuck_on_its_way_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, save: str, load: str
+) -> None:
+    put_first(monkeypatch, tmp_path / "docker", "docker", DOCKER.format(save=save, load=load))
+    monkeypatch.setattr(host_images, "SILENCE_LIMIT_S", 1.0)
+    monkeypatch.setattr(host_images, "SEND_LIMIT_S", 1.0)
+    image = host_images.Image(name="i", id="own")
+    with (
+        open_ssh(tmp_path, monkeypatch).open(host) as session,
+        within(20),
+        pytest.raises(TargetError, match="gpu1"),
+    ):
+        host_images.provide_image(image, session)
+
+
+def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_first(monkeypatch, tmp_path / "docker", "docker", HANGS)
+    monkeypatch.setattr(requests, "ENGINE_LIMIT_S", 0.5)
+    with within(10), pytest.raises(requests.RefusedError, match="does not answer"):
+        requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
+
+
+# -- a keeper, a lease ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a keeper of a node that runs ``argv``."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*argv: str) -> subprocess.Popen[bytes]:
+        spec = {
+            "run_id": "standing",
+            "node_index": 0,
+            "node_dir": str(tmp_path / "node"),
+            "lease_dir": str(tmp_path / "leases"),
+            "argv": list(argv),
+            "cwd": "/",
+            "unset": [],
+            "env": {},
+            "secrets": {},
+            "comes_back": False,
+            "detached": True,
+            "stop_grace_s": 1,
+        }
+        lease = {"run_id": "standing", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
+        leases.LeaseBook(spec["lease_dir"]).take(lease, 20.0, None)
+        (tmp_path / "node").mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "launcher.host", "keep"]
+        env = {**os.environ, contract.RUN_ID: "standing", contract.NODE_INDEX: "0"}
+        env[processes.KEEPER] = "1"
+        keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, env=env)
+        started.append(keeper)
+        assert keeper.stdin is not None
+        keeper.stdin.write(json.dumps(spec).encode())
+        keeper.stdin.close()
+        wait_until(lambda: host_keeper.read_state(tmp_path / "node")["state"] != "missing")
+        return keeper
+
+    yield start
+    for keeper in started:
+        keeper.kill()
+        keeper.wait()
+
+
+def test_a_keeper_that_was_stopped_is_continued_by_whoever_looks_and_tells_its_nodes_end(
+    tmp_path: Path, kept: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    keeper = kept("sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; exit 7")
+    freeze(keeper.pid)
+    (tmp_path / "go").touch()
+    node = tmp_path / "node"
+    wait_until(lambda: host_keeper.read_state(node)["state"] == "exited", limit_s=20)
+    assert host_keeper.read_state(node)["exit_code"] == 7
+
+
+def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(
+    tmp_path: Path, kept: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    keeper = kept("sleep", "600")
+    os.kill(keeper.pid, signal.SIGSTOP)
+    reaper = threading.Thread(target=keeper.wait, daemon=True)
+    reaper.start()
+    with within(20):
+        requests.end_nodes("standing", None, 0.5, in_containers=False)
+    assert processes.find("standing") == ()
+
+
+def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever() -> None:
+    code = "import launcher.host.__main__ as m; m.SPEC_LIMIT_S = 1; m.main(['host', 'keep'])"
+    keeper = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
+    assert keeper.wait(timeout=20) == -signal.SIGALRM
+
+
+HOLDS = """
+import fcntl, os, sys, time
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_lock_whose_holder_is_frozen_ends_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LOCK_LIMIT_S", 0.3)
+    book = leases.LeaseBook(str(tmp_path / "leases"))
+    lease = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
+    book.take(lease, -1.0, None)
+    lock = tmp_path / "leases" / leases.LOCK
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(lock)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        freeze(holder.pid)
+        with within(5):
+            assert book.renew("r", 10.0) == 1
+        with within(5), pytest.raises(OSError, match="held by another process"):
+            book.take(lease, 10.0, None)
+        with within(5):
+            book.release("r")
+    finally:
+        holder.kill()
+        holder.communicate()
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# -- a launcher ----------------------------------------------------------------------------------
+
+
+def is_up(launcher: Runner) -> bool:
+    return bool(list((launcher.folder / "runs").glob("*-*/up-0")))
+
+
+@pytest.mark.slow
+def test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_named(
+    launcher: Runner,
+) -> None:
+    launcher.write(WAITING)
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    try:
+        wait_until(lambda: is_up(launcher))
+        freeze(process.pid)
+        with within(25):
+            done = launcher("stop", *launcher.run_ids(), "--grace", "1")
+        assert done.returncode == 0
+        assert f"kill -9 {process.pid}" in done.stderr
+        assert launcher.processes() == [process.pid] or launcher.processes() == []
+        assert launcher.outcome["reason"] == "stop-requested"
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=60) == 143
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
+    wait_until(lambda: is_up(launcher))
+    (run_id,) = launcher.run_ids()
+    follower = RunFolder(launcher.folder / "runs" / run_id).launcher_pid()
+    assert follower is not None
+    shutil.rmtree(launcher.folder / "runs" / run_id)
+    try:
+        wait_until(lambda: not proc.find(**{contract.RUN_ID: run_id}))
+        wait_until(lambda: not proc.is_alive(follower))
+    finally:
+        proc.send((follower, *proc.find(**{contract.RUN_ID: run_id})), signal.SIGKILL)
+    assert not (launcher.folder / "runs" / run_id / contract.OUTCOME_FILE).exists()
+
+
+@pytest.mark.slow
+def test_a_node_of_this_machine_that_is_frozen_ends_with_its_run(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--set", "stop_grace_s=1")
+    wait_until(lambda: is_up(launcher))
+    (run_id,) = launcher.run_ids()
+    (node,) = find_agents(proc.find(**{contract.RUN_ID: run_id}))
+    freeze(node)
+    with within(25):
+        assert launcher("stop", run_id).returncode == 0
+    assert process.wait(timeout=60) == 143
+    process.communicate()
+    assert launcher.processes() == []
+
+
+def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(
+    tmp_path: Path, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    plan = replace(make_plan(nnodes="1:2"), run_dir=str(tmp_path / "run"))
+    run = RunFolder(tmp_path / "run")
+    run.create(plan, "", 0.0)
+    run.write_launcher()
+    clock = Hours()
+    with within(10), pytest.raises(TargetError, match="has not answered"):
+        scaling.scale_run(run, 1, clock)
+    assert clock.now > scaling.ANSWER_LIMIT_S
+
+
+class Hours:
+    """A clock that goes as fast as it is asked to."""
+
+    def __init__(self) -> None:
+        self.now = 5e6
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, duration_s: float) -> None:
+        self.now += duration_s
+
+
+def test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent(
+    tmp_path: Path,
+) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from launcher import proc
+def work(tell):
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "tells":
+        tell("up")
+print(repr(proc.in_background(work, Path(sys.argv[2]))))
+"""
+    for how, said in (("killed", "''"), ("ends", "''"), ("tells", "'up'")):
+        argv = [sys.executable, "-c", code, how, str(tmp_path / "log")]
+        done = subprocess.run(
+            argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.stdout.strip() == said, done.stderr
+
+
+def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "CHUNK_BYTES", 1 << 16)
+    run = RunFolder(tmp_path)
+    console = run.console(0, 0)
+    console.parent.mkdir(parents=True)
+    console.write_bytes(b"x" * 99 + b"\n")
+    ends = threading.Event()
+
+    def write_on() -> None:
+        with console.open("ab", buffering=0) as file:
+            while not ends.is_set() and file.tell() < 1 << 30:
+                file.write((b"x" * 99 + b"\n") * 10000)
+
+    writer = threading.Thread(target=write_on)
+    followed = tails.RunTails(run)
+    writer.start()
+    try:
+        wait_until(lambda: console.stat().st_size > 1 << 20)
+        with within(20):
+            assert 0 < len(list(followed.poll())) <= (1 << 16) / 100 + 1
+        assert followed.is_behind
+        with within(120):
+            assert len(list(followed.close())) > 1000
+    finally:
+        ends.set()
+        writer.join()
+
+
+def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path: Path) -> None:
+    now = time.time()
+    place = guard._Place(
+        folder=tmp_path,
+        node_dir=tmp_path,
+        heartbeat=tmp_path / "beat",
+        exit_grace_s=2.0,
+        rank=0,
+        local_rank=0,
+    )
+    request = {"reason": "preempted", "at": now + 7200, "deadline": now + 7230}
+    (tmp_path / contract.STOP_REQUEST_FILE).write_text(json.dumps(request))
+    assert guard._grace_s(place) <= 30
+    request = {"reason": "preempted", "at": now - 1, "deadline": now + 29}
+    (tmp_path / contract.STOP_REQUEST_FILE).write_text(json.dumps(request))
+    assert 25 < guard._grace_s(place) <= 29

@@ -1,0 +1,343 @@
+"""Every wait of agent, roster, follower, keeper and targets: for whom, what ends it, who holds it.
+
+A row holds for all functions that it names. Of the one waited for: has it ended well, has it ended
+badly, is it frozen, did it never come. Each case names the tests that hold it, or says why it
+cannot occur.
+"""
+
+from __future__ import annotations
+
+from tests.launcher.wait_table_targets import ROWS as OF_TARGETS
+from tests.launcher.wait_table_words import Cannot, Row, by
+
+BOUND = Cannot("the limit ends it, whatever they do")
+NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
+SHOWN = Cannot("holds up nobody but whoever reads it; Ctrl-C ends it, and a closed pipe too")
+
+AGENT, STAND = "launcher/agent/", "launcher/test_standstill.py::"
+FROZEN = AGENT + "test_frozen.py::"
+RESTARTS, NODES = AGENT + "test_restarts.py::", AGENT + "test_nodes.py::"
+SUPERVISOR, ENDINGS = AGENT + "test_supervisor.py::", AGENT + "test_worker_endings.py::"
+DECISIONS = AGENT + "test_agent_decisions.py::"
+ROSTER, STORE = AGENT + "test_roster_processes.py::", AGENT + "test_roster_store.py::"
+HANDLER, WORLD = AGENT + "test_roster_handler.py::", AGENT + "test_roster_world.py::"
+TAKEOVER = AGENT + "test_takeover.py::"
+LOCAL, RUN_LOCAL = "launcher/test_local_target.py::", "launcher/test_run_local.py::"
+UNREAD, OUTLET = "launcher/test_run_unread.py::", "launcher/test_outlet.py::"
+ALONE, CLUSTER = "launcher/test_kubernetes_alone.py::", "launcher/test_kubernetes_target.py::"
+
+IN_THE_NODE = (
+    Row(
+        functions="""agent.supervisor:Supervisor._wait_for_agent
+            agent.supervisor:Supervisor._take_signal""",
+        who="the supervisor, for the agent",
+        ends="the agent's end; after a stop its grace, 2 s, SIGKILL and OUTLIVE_LIMIT_S",
+        limit="none before a stop: as long as the training",
+        well=by(RESTARTS, "test_a_killed_worker_is_started_again_with_the_others"),
+        badly=by(SUPERVISOR, "test_nothing_is_left_after_the_agent_was_killed"),
+        frozen=by(
+            FROZEN,
+            "test_an_agent_that_was_stopped_is_continued",
+            "test_a_node_whose_agent_is_stopped_ends_within_its_grace",
+        ),
+        never=by(FROZEN, "test_an_agent_that_outlives_sigkill_is_left_behind"),
+    ),
+    Row(
+        functions="agent.guard:_run agent.guard:_Watch.wait agent.guard:_next_signal",
+        who="the guard, for its script",
+        ends="the script's end; its agent's end; after a signal the exit grace, then SIGKILL",
+        limit="none before a signal: the watchdog judges scripts",
+        well=by(ENDINGS, "test_a_guarded_script_ends_and_speaks_as_under_the_interpreter"),
+        badly=by(ENDINGS, "test_a_grandchild_that_ignores_sigterm_ends_with_its_script"),
+        frozen=by(
+            FROZEN,
+            "test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_its_node",
+            "test_a_worker_that_was_stopped_is_found_as_a_hang_and_started_again",
+        ),
+        never=by(ENDINGS, "test_a_guard_whose_agent_has_gone_ends_its_script"),
+    ),
+    Row(
+        functions="""agent.processes:end_children agent.processes:reap
+            agent.preload:_check_running""",
+        who="supervisor and guard, for what is left below them",
+        ends="no child is left",
+        limit="10 s: uninterruptible sleep outlives SIGKILL; looking (WNOHANG) waits for nobody",
+        well=by(FROZEN, "test_children_that_are_stopped_end_all_the_same"),
+        badly=by(ENDINGS, "test_a_grandchild_that_ignores_sigterm_ends_with_its_script"),
+        frozen=by(FROZEN, "test_children_that_are_stopped_end_all_the_same"),
+        never=by(FROZEN, "test_children_that_are_stopped_end_all_the_same"),
+    ),
+    Row(
+        functions="""agent.launch:run_elastic_agent agent.engine:run_rounds
+            agent.watched:WatchedHandler.next_rendezvous""",
+        who="the agent, for workers, fork server, guards and the other nodes",
+        ends="the workers' end, an ending of the group, SIGTERM, a lost store",
+        limit="as long as the training; stores are tried outer_limit times",
+        well=by(NODES, "test_a_worker_that_has_ended_is_not_taken_for_hanging_while_others_go_on"),
+        badly=(
+            *by(NODES, "test_a_run_that_is_given_up_on_one_node_ends_on_all_with_that_reason"),
+            *by(FROZEN, "test_a_fork_server_that_was_killed_ends_the_node_with_a_reason"),
+        ),
+        frozen=by(
+            FROZEN,
+            "test_a_guard_that_was_stopped_is_continued_and_tells_how_its_script_ended",
+            "test_a_fork_server_that_was_stopped_is_continued_and_makes_the_next_workers",
+            "test_a_worker_that_was_stopped_is_found_as_a_hang_and_started_again",
+        ),
+        never=by(NODES, "test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry"),
+    ),
+    Row(
+        functions="agent.gpu:GpuGate.wait agent.node:Node.wait_for_gpus",
+        who="the agent, for the dead workers' GPU memory",
+        ends="the memory is free",
+        limit="gpu_free_limit_s, then the reason gpu-busy",
+        well=by(DECISIONS, "test_a_restart_waits_until_the_dead_workers_memory_is_free"),
+        badly=by(DECISIONS, "test_memory_that_stays_in_use_is_a_clear_error"),
+        frozen=by(DECISIONS, "test_memory_that_stays_in_use_is_a_clear_error"),
+        never=Cannot("the workers were there: it is their memory"),
+    ),
+    Row(
+        functions="agent.watchdog:Watchdog._wait_for_stacks",
+        who="the watchdog, for the stacks of workers that hang",
+        ends="all stacks are written",
+        limit="STACKS_LIMIT_S",
+        well=by(RESTARTS, "test_a_hang_is_restarted_after_every_rank_s_stacks_were_written"),
+        badly=BOUND,
+        frozen=by(FROZEN, "test_a_worker_that_was_stopped_is_found_as_a_hang_and_started_again"),
+        never=BOUND,
+    ),
+    Row.alike(
+        "agent.watchdog:Watchdog._watch agent.waking:keep_awake.look_on",
+        "threads of the agent, between two looks",
+        NOBODY,
+    ),
+    Row.alike(
+        "agent.scratch:Scratch.__init__ agent.scratch:_sweep",
+        "the supervisor, for the lock of its own new folder",
+        Cannot("a file that nobody else knows yet; others' are tried without waiting"),
+    ),
+    Row.alike(
+        """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
+        agent.worker:_run_file agent.worker:_exit_code agent.guard:_flush""",
+        "a node's processes, for their console",
+        Cannot("a file of the run folder, or the log of the container's engine"),
+    ),
+)
+
+ROUNDS = (
+    Row(
+        functions="""agent.roster.shell:Shell.begin agent.roster.shell:Shell.next_word
+            agent.roster.shell:Shell.settle agent.roster.shell:Shell.end
+            agent.roster.handler:RosterHandler.next_rendezvous
+            agent.roster.store:StoreClient.__init__ agent.roster.store:connect""",
+        who="a node, for the store and what the others say there",
+        ends="the group's word; the store's silence; the join limit",
+        limit="connect_timeout_s, then the silence limit, then join_limit_s",
+        well=by(HANDLER, "test_a_node_that_shuts_down_after_success_closes_the_run"),
+        badly=by(ROSTER, "test_the_loss_of_the_store_reaches_all_nodes_as_a_connection_error"),
+        frozen=by(
+            ROSTER,
+            "test_a_frozen_store_reaches_all_nodes_as_a_connection_error_after_the_silence_limit",
+            "test_a_store_that_is_frozen_from_the_start_is_given_up_in_time",
+            "test_a_frozen_node_is_lost_and_rejoins_as_a_newcomer_under_a_later_generation",
+        ),
+        never=by(
+            HANDLER,
+            "test_no_store_raises_a_connection_error_within_the_limit",
+            "test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing",
+        ),
+    ),
+    Row(
+        functions="agent.roster.handler:RosterHandler._wait_for_the_others",
+        who="the host of the store, for the nodes that still use it",
+        ends="all have left, or are lost",
+        limit="the handler's own lingering",
+        well=by(HANDLER, "test_a_node_that_shuts_down_after_success_closes_the_run"),
+        badly=by(ROSTER, "test_survivors_of_a_killed_node_re_form_without_a_restart_counted"),
+        frozen=by(WORLD, "test_a_frozen_node_that_wakes_rejoins_as_a_newcomer"),
+        never=by(WORLD, "test_the_first_to_come_may_die_before_the_first_membership"),
+    ),
+    Row.alike("agent.roster.shell:Shell._pulse", "the roster's thread, between two pulses", NOBODY),
+    Row(
+        functions="""agent.roster.store:_fork_store agent.roster.store:StoreProcess.stop
+            agent.roster.store:_serve""",
+        who="the host of the store, for its process; that one, for its parent's end",
+        ends="the port is told; SIGKILL",
+        limit="READY_LIMIT_S, STARTS times",
+        well=by(HANDLER, "test_a_host_serves_the_store_itself_and_others_find_it"),
+        badly=by(STORE, "test_a_port_that_is_taken_is_an_error_that_names_it"),
+        frozen=by(STORE, "test_a_store_whose_process_hangs_at_its_start_is_started_again"),
+        never=by(STORE, "test_the_store_dies_with_the_process_that_started_it"),
+    ),
+    Row(
+        functions="""agent.roster.store:_answers agent.roster.store:_serves
+            agent.takeover:find_round""",
+        who="a node, for a store that serves the run already",
+        ends="one answers",
+        limit="LOOK_LIMIT_S for each candidate; RETURN_LIMIT_S in all",
+        well=by(TAKEOVER, "test_the_first_candidate_comes_back_and_finds_the_store_that_took_over"),
+        badly=by(TAKEOVER, "test_the_next_candidate_takes_over_and_the_one_after_it"),
+        frozen=by(
+            TAKEOVER, "test_a_store_that_freezes_is_replaced_and_its_woken_node_joins_the_others"
+        ),
+        never=by(
+            STORE, "test_the_store_that_serves_the_run_is_found_among_dead_frozen_and_closed_ones"
+        ),
+    ),
+    Row(
+        functions="agent.roster.fencing:Fence.take",
+        who="the leader, for a number of its own on shared storage",
+        ends="a name that nobody else has made",
+        limit="as many tries as others take numbers meanwhile",
+        well=by(AGENT, "test_roster_fencing.py::test_a_number_is_taken_once_however_many_ask"),
+        badly=by(HANDLER, "test_a_fence_that_cannot_be_written_is_a_state_error"),
+        frozen=by(WORLD, "test_a_leader_whose_shared_storage_hangs_gives_the_lead_away"),
+        never=by(HANDLER, "test_without_a_fence_the_majority_rule_is_said_aloud"),
+    ),
+    Row.alike(
+        "agent.roster.backend:create_handler",
+        "a node, for the resolver's word on its own name",
+        Cannot("asked where no address is given: the resolver's own limit ends it"),
+    ),
+)
+
+LAUNCHER = (
+    Row(
+        functions="follow:Follower._loop clock:SystemClock.sleep",
+        who="the launcher, for the nodes",
+        ends="an outcome, a request to stop, a signal, the removal of the run's folder",
+        limit="none: as long as the job lives",
+        well=by(RUN_LOCAL, "test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end"),
+        badly=by(
+            RUN_LOCAL,
+            "test_a_failing_script_is_exit_1_and_the_first_rank_is_named",
+            "test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used",
+        ),
+        frozen=(
+            *by(STAND, "test_a_node_of_this_machine_that_is_frozen_ends_with_its_run"),
+            "launcher/test_faults_docker.py::"
+            "test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes",
+        ),
+        never=(
+            *by(LOCAL, "test_a_program_that_is_missing_is_named_and_nothing_starts"),
+            *by(STAND, "test_a_detached_run_whose_folder_is_removed_ends"),
+        ),
+    ),
+    Row(
+        functions="targets.local:LocalTarget._end",
+        who="whoever stops a local run, for its processes",
+        ends="none is left",
+        limit="the grace, then SWEEP_LIMIT_S of SIGKILL",
+        well=by(LOCAL, "test_stopping_leaves_no_process_however_stubborn"),
+        badly=by(LOCAL, "test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended"),
+        frozen=by(STAND, "test_a_node_of_this_machine_that_is_frozen_ends_with_its_run"),
+        never=by(LOCAL, "test_stopping_leaves_no_process_however_stubborn"),
+    ),
+    Row(
+        functions="stopping:stop_run",
+        who="launcher stop, for the launcher that follows the run",
+        ends="the outcome; the launcher's end; a launcher that a signal has stopped",
+        limit="the grace and MARGIN_S; then it is done in its place",
+        well=by(RUN_LOCAL, "test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere"),
+        badly=by(
+            RUN_LOCAL,
+            "test_a_launcher_killed_with_sigkill_leaves_nothing_and_its_run_is_ended_later",
+        ),
+        frozen=by(
+            STAND, "test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_named"
+        ),
+        never=by(LOCAL, "test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended"),
+    ),
+    Row(
+        functions="scaling:scale_run",
+        who="launcher scale, for the launcher that follows the run",
+        ends="the request is taken up",
+        limit="ANSWER_LIMIT_S",
+        well=by("launcher/", "test_scaling.py::test_a_run_that_has_ended_cannot_be_scaled"),
+        badly=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
+        frozen=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
+        never=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
+    ),
+    Row(
+        functions="""outlet:Outlet.close outlet:Outlet._make_room outlet:Outlet._put
+            outlet:Outlet._write_on console:Console._put""",
+        who="the launcher, for whoever reads what it says",
+        ends="it is read, or left out with a word",
+        limit="HOLD_S while it runs, STALL_S at its end",
+        well=by(OUTLET, "test_at_the_end_a_slow_reader_is_waited_for"),
+        badly=by(OUTLET, "test_a_reader_that_has_gone_is_no_error"),
+        frozen=by(UNREAD, "test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads"),
+        never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
+    ),
+    Row(
+        functions="tails:_Tail.poll tails:_Tail.close report:_read_tail",
+        who="the launcher, for the end of what workers have written",
+        ends="CHUNK_BYTES were read; at the end what there was then",
+        limit="a part of each file at each look",
+        well=by(RUN_LOCAL, "test_output_is_whole_lines_whatever_bytes_a_worker_writes"),
+        badly=by(RUN_LOCAL, "test_a_failing_script_is_exit_1_and_the_first_rank_is_named"),
+        frozen=Cannot("a file's end is there at once"),
+        never=by(
+            STAND, "test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time"
+        ),
+    ),
+    Row(
+        functions="listing:_turns",
+        who="launcher logs --follow, for the run's end",
+        ends="the outcome, the launcher's end, Ctrl-C",
+        limit="none: as long as the run",
+        well=by(RUN_LOCAL, "test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end"),
+        badly=by(RUN_LOCAL, "test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere"),
+        frozen=Cannot("a person looks on: Ctrl-C; it holds up nobody"),
+        never=Cannot("a run that is not there is refused before"),
+    ),
+    Row(
+        functions="proc:in_background proc:_teller.tell",
+        who="launcher run --detach, for the background's first word",
+        ends="the word, or the background's end",
+        limit="that of the submission; Ctrl-C",
+        well=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
+        badly=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
+        frozen=Cannot("a person waits, and has the pid in launcher.json; Ctrl-C ends the wait"),
+        never=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
+    ),
+    Row(
+        functions="""proc:read_output proc:read_bytes host.commands:read_output
+            probes.program:_output""",
+        who="anybody, for a short command",
+        ends="its end",
+        limit="the caller's timeout_s, then SIGKILL",
+        well=by(LOCAL, "test_the_torch_of_another_interpreter_is_read"),
+        badly=by(LOCAL, "test_an_interpreter_without_torch_is_named_with_the_fix"),
+        frozen=by(STAND, "test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended"),
+        never=by(
+            "launcher/", "test_host_examine.py::test_an_engine_that_is_not_there_is_told_as_empty"
+        ),
+    ),
+    Row.alike(
+        """commands.doctor:_doctor commands.env:_env commands.hosts:_hosts commands.jobs:_render
+        commands.jobs:_render_kubernetes commands.runs:_ps commands.runs:_status
+        commands.runs:_report commands.schema:_schema commands.check:_check
+        listing:_write __main__:main""",
+        "a command, for whoever reads it (check: writes to it)",
+        SHOWN,
+    ),
+    Row.alike(
+        "job_problems:resolve joining:_take_index",
+        "nobody: loops over what is given, until a free name or the end of a chain",
+        Cannot("every turn takes one from what there is"),
+    ),
+    Row.alike(
+        "by_hand:read_local_addr",
+        "a command, for a route to the endpoint",
+        Cannot("UDP: no packet is sent, the kernel answers"),
+    ),
+    Row.alike(
+        """probes.program:measure probes.program:_check_shared probes.program:resolve
+        probes.program:resolve.look probes.program:""",
+        "the probe in a node, for the other nodes",
+        Cannot("it is a job's worker: the doctor's limit stops its run (probe_run.run_probe)"),
+    ),
+)
+
+TABLE: tuple[Row, ...] = (*IN_THE_NODE, *ROUNDS, *LAUNCHER, *OF_TARGETS)

@@ -1,0 +1,345 @@
+"""The part of the table of waits that is of Docker, hosts and their keepers, and Kubernetes."""
+
+from __future__ import annotations
+
+from tests.launcher.wait_table_words import Cannot, Row, by
+
+NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
+
+STAND = "launcher/test_standstill.py::"
+ENGINE, DOCKER = "launcher/test_docker_engine.py::", "launcher/test_docker_target.py::"
+PLAY, FAULTS = "launcher/test_play_docker.py::", "launcher/test_faults_docker.py::"
+SSH, COPY = "launcher/test_ssh_sessions.py::", "launcher/test_host_copy.py::"
+LEASES, LATE = "launcher/test_host_leases.py::", "launcher/test_host_late.py::"
+FACTS, EXAMINE = "launcher/test_host_facts.py::", "launcher/test_host_examine.py::"
+REVIVE, REQUESTS = "launcher/test_host_revive.py::", "launcher/test_host_requests.py::"
+ENDINGS, HARD = "hosts/test_endings.py::", "hosts/test_hard_faults.py::"
+CLUSTER, ALONE = "launcher/test_kubernetes_target.py::", "launcher/test_kubernetes_alone.py::"
+ELSEWHERE = "hosts/test_elsewhere.py::"
+STILL = "test_an_engine_that_stands_still_after_its_first_word_is_an_error"
+SILENT_CLUSTER = "test_a_cluster_that_accepts_and_never_answers_is_asked_once"
+STUCK_IMAGE = "test_an_image_that_gets_stuck_on_its_way_is_an_error"
+
+OF_DOCKER = (
+    Row(
+        functions="""targets.docker_engine:Engine.api targets.docker_engine:Engine.read_info
+            targets.docker_engine:Engine.read_image_labels
+            targets.docker_engine:Engine.list_containers targets.docker_engine:Engine._networks
+            targets.docker_engine:Engine.read_ending targets.docker_engine:Engine.create
+            targets.docker_engine:Engine._create targets.docker_engine:Engine.end
+            targets.docker_engine:Engine.remove targets.docker_engine:Engine._remove_network
+            targets.docker_engine:at_once""",
+        who="the launcher, for the Docker engine",
+        ends="its answer",
+        limit="CONNECT_TIMEOUT_S for its first word, REQUEST_TIMEOUT_S for each request",
+        well=by(DOCKER, "test_nodes_meet_by_name_over_the_private_network"),
+        badly=by(ENGINE, "test_an_engine_that_refuses_the_connection_is_an_error_with_the_fix"),
+        frozen=by(STAND, STILL, "test_a_run_on_an_engine_that_stands_still_ends_as_not_reachable"),
+        never=by(
+            ENGINE,
+            "test_an_engine_that_never_answers_is_an_error_within_seconds",
+            "test_an_engine_that_is_not_there_is_an_error_with_the_fix",
+        ),
+    ),
+    Row(
+        functions="targets.docker_engine:Engine._until_gone",
+        who="whoever stops, for the engine to remove what has ended",
+        ends="it is gone",
+        limit="SWEEP_LIMIT_S",
+        well=by(
+            DOCKER, "test_stop_lets_nodes_end_in_their_grace_keeps_their_output_and_leaves_nothing"
+        ),
+        badly=by(DOCKER, "test_stop_without_grace_kills_at_once"),
+        frozen=by(STAND, STILL),
+        never=by(DOCKER, "test_stop_may_be_called_again_and_for_a_run_that_is_not_known"),
+    ),
+    Row(
+        functions="""targets.docker_console:Consoles.save targets.docker_console:_follow
+            targets.docker_console:_complete""",
+        who="the launcher, for a container's output",
+        ends="the container's end",
+        limit="JOIN_LIMIT_S; the follower is a daemon of its own",
+        well=by(DOCKER, "test_the_console_file_holds_every_byte_that_the_node_printed"),
+        badly=by(DOCKER, "test_after_kill_9_of_the_launcher_another_call_finds_collects_and_stops"),
+        frozen=by(FAULTS, "test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes"),
+        never=by(DOCKER, "test_a_start_that_fails_half_way_leaves_nothing_behind"),
+    ),
+    Row(
+        functions="""player:Player.play player:Player._join player:Player._show
+            player:Player._follow player:_read_output""",
+        who="launcher play, for its pods",
+        ends="an outcome by the operator's rules; Ctrl-C",
+        limit="activeDeadlineSeconds, if the manifest has it; LAST_OUTPUT_S for output",
+        well=by(PLAY, "test_a_foreign_job_sees_the_environment_that_the_operator_would_give"),
+        badly=by(PLAY, "test_the_job_fails_when_restarts_reach_the_backoff_limit"),
+        frozen=(
+            *by(PLAY, "test_pods_are_restarted_while_nobody_reads"),
+            *by(PLAY, "test_an_interrupted_play_leaves_nothing_behind"),
+            *by("launcher/test_play.py::", "test_a_job_ends_at_its_deadline"),
+        ),
+        never=by(PLAY, "test_an_image_that_is_not_there_is_told_before_anything_is_left"),
+    ),
+    Row(
+        functions="targets.docker_play:_remove_as_root",
+        who="launcher play, for the container that removes what pods' users own",
+        ends="its end",
+        limit="REMOVE_LIMIT_S",
+        well=by(PLAY, "test_a_pod_that_is_removed_is_made_anew"),
+        badly=by(STAND, "test_a_container_that_cleans_up_and_never_ends_is_not_waited_for"),
+        frozen=by(STAND, "test_a_container_that_cleans_up_and_never_ends_is_not_waited_for"),
+        never=by(STAND, "test_a_container_that_cleans_up_and_never_ends_is_not_waited_for"),
+    ),
+)
+
+TO_HOSTS = (
+    Row(
+        functions="""targets.ssh:Session.__init__ targets.ssh:Session._skip_noise
+            targets.ssh:Session.send targets.ssh:Session.receive targets.ssh:Session._say
+            proc:Conversation.end""",
+        who="the launcher, for the program on a host, and the ssh client between them",
+        ends="its answer; the end of the connection",
+        limit="OPEN_LIMIT_S, then the request's own; a watch: SILENCE_LIMIT_S by its beats",
+        well=by(SSH, "test_conversations_that_are_kept_are_used_by_the_next_block"),
+        badly=by(SSH, "test_what_goes_wrong_early_is_told_when_it_is_asked_for"),
+        frozen=by(
+            STAND,
+            "test_a_host_that_stands_still_answers_no_question",
+            "test_a_host_that_stands_still_takes_nothing",
+            "test_a_frozen_shared_connection_is_left_and_the_host_reached_without_it",
+        ),
+        never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
+    ),
+    Row(
+        functions="""targets.ssh:Ssh.each targets.ssh:Ssh.open_early targets.ssh:Ssh.sessions
+            targets.hosts:HostsTarget.facts doctor_hosts:_HostsProbe._diagnose_pairs""",
+        who="the launcher, for all hosts at once",
+        ends="the last answer, or the last limit",
+        limit="the longest of the requests' own",
+        well=by(SSH, "test_conversations_are_opened_while_the_launcher_has_other_things_to_do"),
+        badly=by(SSH, "test_what_goes_wrong_early_is_told_when_it_is_asked_for"),
+        frozen=by(STAND, "test_a_host_that_stands_still_answers_no_question"),
+        never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
+    ),
+    Row(
+        functions="""targets.host_line:HostLine._run targets.host_line:HostLine._watch
+            targets.host_line:HostLine.close targets.host_line:HostLine.free
+            targets.hosts:HostsTarget.look_on""",
+        who="a line of the launcher, for what its host tells",
+        ends="the launcher's word; silence, after which the host is reached anew",
+        limit="SILENCE_LIMIT_S; FREE_LIMIT_S and 5 s to close; FIRST_WORD_LIMIT_S to look on",
+        well=by(ELSEWHERE, "test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine"),
+        badly=by(ENDINGS, "test_a_host_that_loses_its_power_is_a_lost_node"),
+        frozen=(
+            *by(STAND, "test_a_host_that_falls_silent_is_dropped_and_reached_anew"),
+            *by(HARD, "test_a_host_that_stands_still_is_lost_and_joins_again_when_it_wakes"),
+        ),
+        never=by(STAND, "test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same"),
+    ),
+    Row(
+        functions="targets.host_line:copy_once",
+        who="the launcher, for all files of a host",
+        ends="the host says that it is done",
+        limit="COPY_SILENCE_S between two messages",
+        well=by(COPY, "test_after_a_cut_the_copy_goes_on_where_it_broke"),
+        badly=by(ENDINGS, "test_a_host_that_loses_its_power_is_a_lost_node"),
+        frozen=by(STAND, "test_a_host_that_stands_still_is_not_copied_from_for_ever"),
+        never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
+    ),
+    Row.alike("targets.host_line:Pulse._run", "the launcher's beat, between two beats", NOBODY),
+    Row(
+        functions="targets.host_late:LateStarts.add.keep_trying",
+        who="the launcher, for a host that is away",
+        ends="the start; the run's end",
+        limit="BACK_LIMIT_S, where the run cannot do without it; else the run's life",
+        well=by(LATE, "test_a_node_starts_when_its_host_is_back"),
+        badly=by(LATE, "test_a_host_that_refuses_is_asked_once"),
+        frozen=by(HARD, "test_a_host_that_stands_still_is_lost_and_joins_again_when_it_wakes"),
+        never=by(LATE, "test_a_run_that_needs_the_host_gives_it_up_after_the_limit"),
+    ),
+    Row(
+        functions="targets.host_nodes:ask_on",
+        who="a command on one machine, for the launcher on another",
+        ends="its request is taken up",
+        limit="ANSWER_LIMIT_S",
+        well=by(ELSEWHERE, "test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine"),
+        badly=Cannot("of a launcher that has ended, the host refuses the request at once"),
+        frozen=Cannot("a launcher that beats no more is none after FOLLOWED_S: as ended badly"),
+        never=Cannot("a run that nobody follows is refused at once"),
+    ),
+    Row(
+        functions="proc:Conversation.read host.commands:feed host.__main__:read_chunks",
+        who="launcher and host, for the two engines that an image goes between",
+        ends="the last part",
+        limit="SILENCE_LIMIT_S for each part, SEND_LIMIT_S for the end; IDLE_LIMIT_S there",
+        well=by(
+            "hosts/test_run_docker.py::",
+            "test_an_image_travels_to_hosts_that_lack_it_and_two_hosts_train_together",
+        ),
+        badly=by(STAND, STUCK_IMAGE),
+        frozen=by(STAND, STUCK_IMAGE),
+        never=by(STAND, STUCK_IMAGE),
+    ),
+)
+
+ON_HOSTS = (
+    Row(
+        functions="""host.__main__:converse host.__main__:Held.answer_callers
+            host.frames:read_frame host.frames:write_frame
+            host.watch:Watch.run host.watch:Watch._hear
+            host.watch:Watch._tell_done host.watch:Watch.send_new host.watch:Watch._send_file""",
+        who="the program on a host, for its launcher",
+        ends="what it says; the end of the stream",
+        limit="SIGALRM: IDLE_LIMIT_S between requests, SILENCE_LIMIT_S in a watch",
+        well=by(COPY, "test_a_launcher_has_its_conversation_back_in_the_middle_of_a_large_file"),
+        badly=by(ENDINGS, "test_a_launcher_whose_network_is_cut_takes_its_nodes_along"),
+        frozen=by(COPY, "test_a_launcher_that_never_says_a_word_is_not_waited_for"),
+        never=by(COPY, "test_a_launcher_that_never_says_a_word_is_not_waited_for"),
+    ),
+    Row(
+        functions="host.commands:start_keeper",
+        who="a session, for the keeper to take its spec; the keeper, for the spec",
+        ends="it is handed over",
+        limit="the request's, by SIGALRM; SPEC_LIMIT_S for the keeper",
+        well=by(
+            STAND,
+            "test_a_keeper_that_was_stopped_is_continued_by_whoever_looks_and_tells_its_nodes_end",
+        ),
+        badly=by(REVIVE, "test_secrets_are_not_kept_for_the_next_keeper"),
+        frozen=by(STAND, "test_a_keeper_whose_starter_hangs_does_not_wait_for_ever"),
+        never=by(STAND, "test_a_keeper_whose_starter_hangs_does_not_wait_for_ever"),
+    ),
+    Row(
+        functions="host.keeper:_Keeper._follow host.keeper:_Keeper._close",
+        who="the keeper, for its node",
+        ends="the node's end; the lease's; a request to stop, with its grace and SIGKILL",
+        limit="none while the lease lives; SWEEP_LIMIT_S at the end",
+        well=by(
+            STAND,
+            "test_a_keeper_that_was_stopped_is_continued_by_whoever_looks_and_tells_its_nodes_end",
+        ),
+        badly=by(ENDINGS, "test_a_launcher_that_ends_takes_its_nodes_along"),
+        frozen=by(STAND, "test_a_keeper_that_is_stopped_does_not_hold_up_a_stop"),
+        never=by(REQUESTS, "test_what_a_node_holds_is_its_own_until_its_grace_is_over"),
+    ),
+    Row(
+        functions="host.keeper:_Keeper._may_come_back",
+        who="the keeper, for Docker to bring its container back",
+        ends="it runs again, or is gone",
+        limit="BACK_LIMIT_S, MAX_COMEBACKS times; 20 s for each word of the engine",
+        well=by("hosts/test_reboot.py::", "test_a_node_outlives_its_engine"),
+        badly=by(REVIVE, "test_a_container_that_is_gone_is_not_waited_for"),
+        frozen=by(REVIVE, "test_a_node_waits_for_its_engine_and_not_for_ever"),
+        never=by(REVIVE, "test_a_node_waits_for_its_engine_and_not_for_ever"),
+    ),
+    Row(
+        functions="host.requests:end_nodes",
+        who="a session that stops, for keepers and their nodes",
+        ends="none is left",
+        limit="the grace and 5 s, then SIGKILL and 5 s, then it is refused with the pids",
+        well=by(ENDINGS, "test_a_run_is_stopped_from_another_terminal"),
+        badly=by(STAND, "test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended"),
+        frozen=by(STAND, "test_a_keeper_that_is_stopped_does_not_hold_up_a_stop"),
+        never=by(STAND, "test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended"),
+    ),
+    Row(
+        functions="""host.leases:LeaseBook._locked host.leases:LeaseBook._try_lock
+            host.revive:revive""",
+        who="whoever takes a lease, for the lock; revive: tried without waiting",
+        ends="the lock is free: the kernel lets go of it with its holder",
+        limit="LOCK_LIMIT_S",
+        well=by(LEASES, "test_of_many_who_take_the_same_gpu_at_once_one_gets_it"),
+        badly=by(LEASES, "test_one_who_dies_while_the_lock_is_made_shuts_nobody_out"),
+        frozen=by(STAND, "test_a_lock_whose_holder_is_frozen_ends_no_node"),
+        never=by(LEASES, "test_the_last_lease_takes_its_folder_with_it"),
+    ),
+    Row(
+        functions="""host.facts:read_reachable host.facts:Calls.wait host.facts:Calls._hear
+            host.facts:Listener.answer""",
+        who="a host, for others at the addresses that they may have",
+        ends="each has answered; SETTLED_S after each host has",
+        limit="the request's wait_s",
+        well=by(FACTS, "test_a_host_greets_its_callers_while_it_calls_others"),
+        badly=by(FACTS, "test_a_listener_with_another_token_is_somebody_else"),
+        frozen=by(FACTS, "test_an_address_that_never_answers_of_a_host_that_did_is_not_waited_for"),
+        never=by(
+            FACTS,
+            "test_many_hosts_are_called_with_few_descriptors_and_silent_ones_hold_up_none",
+        ),
+    ),
+    Row(
+        functions="host.examine:read_tokens",
+        who="a host, for the others' files in a shared folder",
+        ends="all are seen",
+        limit="the request's wait_s",
+        well=by(EXAMINE, "test_tokens_are_seen_and_go_with_the_folders_that_were_made_for_them"),
+        badly=by(EXAMINE, "test_a_folder_that_is_not_there_shows_no_tokens"),
+        frozen=Cannot("a file is there or is not: as never came"),
+        never=by(EXAMINE, "test_a_folder_that_is_not_there_shows_no_tokens"),
+    ),
+)
+
+OF_CLUSTERS = (
+    Row(
+        functions="""targets.kubernetes_api:Cluster._call targets.kubernetes_api:Cluster._open
+            targets.kubernetes_api:Cluster._stream_lines targets.kubernetes_api:Cluster.read_log
+            targets.kubernetes_watch:PodWatch.wait_listed""",
+        who="the launcher, for the API server",
+        ends="its answer; a stream's end",
+        limit="REQUEST_LIMIT_S for each request, STREAM_SILENCE_S in a stream",
+        well=by(CLUSTER, "test_a_log_is_followed_to_its_end", "test_pods_come_change_and_go"),
+        badly=by(CLUSTER, "test_what_the_server_refuses_is_told_with_its_words_and_a_fix"),
+        frozen=by(STAND, SILENT_CLUSTER),
+        never=by(CLUSTER, "test_an_unreachable_server_is_told_with_the_fix"),
+    ),
+    Row(
+        functions="follow_kubernetes:ClusterFollower._loop",
+        who="the launcher, for the job's object",
+        ends="its end, its removal, a stop, a signal",
+        limit="none: as long as the job lives; a silent cluster is waited for",
+        well=by(CLUSTER, "test_a_run_is_followed_through_a_lost_pod_to_its_end"),
+        badly=by(CLUSTER, "test_a_failed_run_says_why_and_keeps_its_object"),
+        frozen=(
+            *by(CLUSTER, "test_a_server_that_fails_for_a_while_is_asked_again"),
+            *by(STAND, SILENT_CLUSTER),
+        ),
+        never=by(CLUSTER, "test_a_job_that_somebody_deleted_ends_the_run"),
+    ),
+    Row(
+        functions="targets.kubernetes:KubernetesTarget.stop",
+        who="whoever stops, for the pods' end",
+        ends="none is left",
+        limit="the grace and STOP_MARGIN_S",
+        well=by(CLUSTER, "test_a_stopped_run_is_deleted_and_its_claims_are_not_touched"),
+        badly=by(
+            ALONE,
+            "test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it",
+        ),
+        frozen=by(CLUSTER, "test_pods_that_do_not_end_are_told_after_the_limit"),
+        never=by(CLUSTER, "test_a_job_that_somebody_deleted_ends_the_run"),
+    ),
+    Row(
+        functions="""targets.kubernetes_logs:LogFollower.finish
+            targets.kubernetes_logs:LogFollower._run targets.kubernetes_watch:PodWatch._run""",
+        who="the launcher, for the last lines of a pod; its threads, between two tries",
+        ends="the log's end",
+        limit="LOG_LIMIT_S",
+        well=by(CLUSTER, "test_a_log_is_followed_to_its_end"),
+        badly=by(CLUSTER, "test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line"),
+        frozen=by(STAND, SILENT_CLUSTER),
+        never=by(CLUSTER, "test_a_log_that_is_gone_with_its_pod_ends_the_reading"),
+    ),
+    Row.alike(
+        """targets.kubernetes_output:PodOutput.take
+        targets.kubernetes_output:ConsoleWriter._is_held
+        targets.kubernetes_logs:LogFollower._lines""",
+        "nobody: a lock that is tried without waiting, a file, and lines that are there",
+        Cannot("the kernel answers at once"),
+    ),
+    Row.alike(
+        "targets.kubernetes_config:open_client",
+        "the launcher, for the login command of the person's context",
+        Cannot("it may ask the person at the terminal, who ends it with Ctrl-C"),
+    ),
+)
+
+ROWS: tuple[Row, ...] = (*OF_DOCKER, *TO_HOSTS, *ON_HOSTS, *OF_CLUSTERS)
