@@ -288,7 +288,7 @@ class MissingPods:
     def __init__(self, target: KubernetesTarget, plan: LaunchPlan) -> None:
         self._target, self._plan = target, plan
         self._since: float | None = None
-        self._next_at = 0.0
+        self._next_at = float("-inf")
         self._told: set[str] = set()
         self._any_pod = False
 

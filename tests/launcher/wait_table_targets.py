@@ -14,6 +14,7 @@ LEASES, LATE = "launcher/test_host_leases.py::", "launcher/test_host_late.py::"
 FACTS, EXAMINE = "launcher/test_host_facts.py::", "launcher/test_host_examine.py::"
 REVIVE, REQUESTS = "launcher/test_host_revive.py::", "launcher/test_host_requests.py::"
 ENDINGS, HARD = "hosts/test_endings.py::", "hosts/test_hard_faults.py::"
+FAULTS = "launcher/test_kubernetes_faults.py::"
 CLUSTER, ALONE = "launcher/test_kubernetes_target.py::", "launcher/test_kubernetes_alone.py::"
 ELSEWHERE = "hosts/test_elsewhere.py::"
 STILL = "test_an_engine_that_stands_still_after_its_first_word_is_an_error"
@@ -302,10 +303,10 @@ OF_CLUSTERS = (
             *by(CLUSTER, "test_a_server_that_fails_for_a_while_is_asked_again"),
             *by(STAND, SILENT_CLUSTER),
         ),
-        never=by(CLUSTER, "test_a_job_that_somebody_deleted_ends_the_run"),
+        never=by(CLUSTER, "test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault"),
     ),
     Row(
-        functions="targets.kubernetes:KubernetesTarget.stop",
+        functions="targets.kubernetes:KubernetesTarget.wait_gone",
         who="whoever stops, for the pods' end",
         ends="none is left",
         limit="the grace and STOP_MARGIN_S",
@@ -315,7 +316,27 @@ OF_CLUSTERS = (
             "test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it",
         ),
         frozen=by(CLUSTER, "test_pods_that_do_not_end_are_told_after_the_limit"),
-        never=by(CLUSTER, "test_a_job_that_somebody_deleted_ends_the_run"),
+        never=by(CLUSTER, "test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault"),
+    ),
+    Row(
+        functions="follow_kubernetes:ClusterFollower._insist",
+        who="the launcher, for the cluster to end a job",
+        ends="it takes the word",
+        limit="the grace, LEAST_TRIES_S at least; then STILL RUNNING",
+        well=by(FAULTS, "test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job"),
+        badly=by(FAULTS, "test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to"),
+        frozen=by(FAULTS, "test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped"),
+        never=by(FAULTS, "test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs"),
+    ),
+    Row(
+        functions="targets.kubernetes_watch:PodWatch.wait_endings",
+        who="the launcher, for the last events of pods that are gone",
+        ends="each has told its end",
+        limit="ENDINGS_LIMIT_S",
+        well=by(FAULTS, "test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline"),
+        badly=by(CLUSTER, "test_a_run_is_followed_through_a_lost_pod_to_its_end"),
+        frozen=by(FAULTS, "test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped"),
+        never=by(CLUSTER, "test_a_failed_run_says_why_and_keeps_its_object"),
     ),
     Row(
         functions="""targets.kubernetes_logs:LogFollower.finish
@@ -331,7 +352,7 @@ OF_CLUSTERS = (
     Row.alike(
         """targets.kubernetes_output:PodOutput.take
         targets.kubernetes_output:ConsoleWriter._is_held
-        targets.kubernetes_logs:LogFollower._lines""",
+        targets.kubernetes_logs:LogFollower._accept""",
         "nobody: a lock that is tried without waiting, a file, and lines that are there",
         Cannot("the kernel answers at once"),
     ),
