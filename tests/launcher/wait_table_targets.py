@@ -14,7 +14,7 @@ LEASES, LATE = "launcher/test_host_leases.py::", "launcher/test_host_late.py::"
 FACTS, EXAMINE = "launcher/test_host_facts.py::", "launcher/test_host_examine.py::"
 REVIVE, REQUESTS = "launcher/test_host_revive.py::", "launcher/test_host_requests.py::"
 ENDINGS, HARD = "hosts/test_endings.py::", "hosts/test_hard_faults.py::"
-FAULTS = "launcher/test_kubernetes_faults.py::"
+K8S_FAULTS = "launcher/test_kubernetes_faults.py::"
 CLUSTER, ALONE = "launcher/test_kubernetes_target.py::", "launcher/test_kubernetes_alone.py::"
 ELSEWHERE = "hosts/test_elsewhere.py::"
 STILL = "test_an_engine_that_stands_still_after_its_first_word_is_an_error"
@@ -323,19 +323,21 @@ OF_CLUSTERS = (
         who="the launcher, for the cluster to end a job",
         ends="it takes the word",
         limit="the grace, LEAST_TRIES_S at least; then STILL RUNNING",
-        well=by(FAULTS, "test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job"),
-        badly=by(FAULTS, "test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to"),
-        frozen=by(FAULTS, "test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped"),
-        never=by(FAULTS, "test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs"),
+        well=by(K8S_FAULTS, "test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job"),
+        badly=by(K8S_FAULTS, "test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to"),
+        frozen=by(K8S_FAULTS, "test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped"),
+        never=by(K8S_FAULTS, "test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs"),
     ),
     Row(
         functions="targets.kubernetes_watch:PodWatch.wait_endings",
         who="the launcher, for the last events of pods that are gone",
         ends="each has told its end",
         limit="ENDINGS_LIMIT_S",
-        well=by(FAULTS, "test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline"),
+        well=by(
+            K8S_FAULTS, "test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline"
+        ),
         badly=by(CLUSTER, "test_a_run_is_followed_through_a_lost_pod_to_its_end"),
-        frozen=by(FAULTS, "test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped"),
+        frozen=by(K8S_FAULTS, "test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped"),
         never=by(CLUSTER, "test_a_failed_run_says_why_and_keeps_its_object"),
     ),
     Row(
