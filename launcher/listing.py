@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from launcher.choose import KUBERNETES, open_target
 from launcher.clock import SystemClock
@@ -182,14 +182,30 @@ def render_status(status: dict[str, Any]) -> str:
 
 
 def show_logs(
-    run: RunFolder, stream: TextIO, *, follow: bool, rank: int | None, agents: bool
+    run: RunFolder,
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+    *,
+    follow: bool,
+    rank: int | None,
+    agents: bool,
 ) -> None:
-    """Prints a run's output from its beginning; with ``follow`` until it has ended."""
+    """Prints a run's output from its beginning; with ``follow`` until it has ended.
+
+    The workers' stderr and the agents' lines go to ``stderr``. Raises ``BrokenPipeError`` where the
+    reader has gone.
+    """
     plan = run.read_plan()
-    tails = RunTails(run, workers_in_consoles=plan.target == KUBERNETES)
+    tails = RunTails(
+        run,
+        workers_in_consoles=plan.target == KUBERNETES,
+        agents=agents and rank is None,
+        keeps_returns=not stdout.isatty(),
+    )
+    streams = {"stdout": stdout, "stderr": stderr}
     for _ in _turns(run, plan, follow=follow):
-        _write(tails.poll(), plan, stream, rank, agents)
-    _write(tails.close(), plan, stream, rank, agents)
+        _write(tails.poll(), plan, streams, rank)
+    _write(tails.close(), plan, streams, rank)
 
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
@@ -240,14 +256,17 @@ def goes_on(run: RunFolder, plan: LaunchPlan, target: Target) -> bool:
 
 
 def _write(
-    outputs: Iterable[Output], plan: LaunchPlan, stream: TextIO, rank: int | None, agents: bool
+    outputs: Iterable[Output], plan: LaunchPlan, streams: Mapping[str, BinaryIO], rank: int | None
 ) -> None:
     for output in outputs:
         if output.worker is None:
-            if agents and rank is None:
-                stream.write(f"[{output.node_index}/agent] {output.line.text}\n")
-            continue
-        own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
-        if rank in (None, own) and not output.line.is_progress:
-            stream.write(f"[{output.node_index}/{own}] {output.line.text}\n")
-    stream.flush()
+            who = "agent"
+        else:
+            own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
+            if rank not in (None, own) or output.block.is_progress:
+                continue
+            who = str(own)
+        stream = streams[output.stream]
+        stream.write(output.block.with_prefix(f"[{output.node_index}/{who}] ".encode()))
+        # At once: of two streams into one file, each shall wait for the other.
+        stream.flush()

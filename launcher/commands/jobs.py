@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import shlex
@@ -47,7 +46,6 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from launcher import launch
-    from launcher.outlet import Outlet
 
     choice, plan = planned(arguments)
     plan = dataclasses.replace(plan, detached=arguments.detach)
@@ -55,8 +53,8 @@ def _run(arguments: argparse.Namespace) -> int:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
         return _run_in_background(choice, plan, launch.open_console(sys.stderr))
     shows = f"{program_name()} logs {plan.run_id}"
-    with contextlib.closing(Outlet(sys.stderr, shows=shows)) as outlet:
-        return _run_here(arguments, choice, plan, launch.open_console(outlet))
+    with launch.open_streams(shows=shows) as console:
+        return _run_here(arguments, choice, plan, console)
 
 
 def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,12 @@ from launcher.commands.arguments import add_command
 from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from launcher.console import Console
+    from launcher.lines import Block
     from launcher.manifest_source import Together, Value
     from launcher.play import PlayOutcome
-    from launcher.player import Player, Say
+    from launcher.player import Player, Stage
+    from launcher.tails import Stream
 
 
 def add(commands: Any) -> None:
@@ -49,32 +53,44 @@ def _play(arguments: argparse.Namespace) -> int:
     claims = dict(_claim(text) for text in arguments.claim)
     engine = Engine(SystemClock(), label=LABEL)
     play = plan_play(item, together, _read_machine(engine), arguments.image)
-    console = open_console(sys.stdout)
+    console = open_console(sys.stderr, sys.stdout, goes_on="the job goes on")
     names = [pod.name for pod in play.pods]
-
-    def say(pod: str, line: str) -> None:
-        if pod:
-            short = pod.removeprefix(f"{play.job_name}-")
-            console.line(line, prefix=f"[{short}]", colour_key=names.index(pod))
-        else:
-            console.note(line)
-
+    stage = _Stage(console, play.job_name, names)
     for note in play.notes:
         console.note(note)
     console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
     play_id = new_run_id(play.job_name, os.urandom(3))
     with raise_on_signals():
         player = Player(play, play_id, engine, SystemClock(), claims)
-        outcome = _play_to_end(player, say)
+        outcome = _play_to_end(player, stage)
     console.note(f"{'Succeeded' if outcome.succeeded else 'Failed'}: {outcome.why}")
     return int(ExitCode.OK if outcome.succeeded else ExitCode.TRAINING_FAILED)
 
 
-def _play_to_end(player: Player, say: Say) -> PlayOutcome:
+class _Stage:
+    """A console; each pod's lines behind its name."""
+
+    def __init__(self, console: Console, job_name: str, names: list[str]) -> None:
+        self._console, self._job_name, self._names = console, job_name, names
+
+    def note(self, text: str) -> None:
+        self._console.note(text)
+
+    def show(self, pod: str, stream: Stream, block: Block) -> None:
+        lines = replace(block, data=block.data + b"\n") if block.is_progress else block
+        self._console.show(
+            lines,
+            stream=stream,
+            prefix=f"[{pod.removeprefix(f'{self._job_name}-')}]",
+            colour_key=self._names.index(pod),
+        )
+
+
+def _play_to_end(player: Player, stage: Stage) -> PlayOutcome:
     try:
-        return player.play(say)
+        return player.play(stage)
     finally:
-        player.close(say)
+        player.close(stage)
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:

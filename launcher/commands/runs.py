@@ -132,7 +132,12 @@ def _logs(arguments: argparse.Namespace) -> int:
 
     run = find(arguments)
     show_logs(
-        run, sys.stdout, follow=arguments.follow, rank=arguments.rank, agents=arguments.verbose
+        run,
+        sys.stdout.buffer,
+        sys.stderr.buffer,
+        follow=arguments.follow,
+        rank=arguments.rank,
+        agents=arguments.verbose,
     )
     return int(ExitCode.OK)
 

@@ -49,9 +49,9 @@ def attempts_of(run: RunFolder, tmp_path: Path, node_index: int, incarnation: in
 
 def shown(tails: RunTails) -> list[str]:
     return [
-        f"{out.node_index}/{'agent' if out.worker is None else out.worker.rank_on(0, 1)}"
-        f" {out.line.text}"
+        f"{out.node_index}/{'agent' if out.worker is None else out.worker.rank_on(0, 1)} {line}"
         for out in tails.poll()
+        for line in out.block.data.decode().splitlines()
     ]
 
 
@@ -78,7 +78,7 @@ def test_lines_are_followed_over_attempts_and_incarnations(run: RunFolder, tmp_p
     append(worker.folder / "stdout", "replaced\n")
     assert shown(tails) == ["1/1 replaced"]
     append(worker.folder / "stdout", "unfinished")
-    assert [out.line.text for out in tails.close()] == ["unfinished"]
+    assert [out.block.data for out in tails.close()] == [b"unfinished\n"]
 
 
 @pytest.mark.parametrize("copied", ["", "[0/0] hello\n"])
