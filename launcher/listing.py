@@ -150,6 +150,7 @@ def read_status(run: RunFolder) -> dict[str, Any]:
         "state": state,
         "attempt": plan.attempt,
         "launcher_pid": run.launcher_pid(),
+        "launcher_death": run.launcher_death(),
         "folder": str(run.path),
         "nodes": nodes,
         "metrics": run.read_metrics(),
@@ -177,7 +178,12 @@ def render_status(status: dict[str, Any]) -> str:
     lines += [f"  {key}: {value}" for key, value in status["metrics"].items()]
     lines.append(f"  folder: {status['folder']}")
     if status["state"] == ORPHANED:
-        lines.append(f"  its launcher has died; end it: launcher stop {status['run_id']}")
+        proof = status["launcher_death"]
+        lines.append(
+            f"  its launcher has died ({proof}); end it: launcher stop {status['run_id']}"
+            if proof
+            else "  its launcher cannot be seen from here"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -64,7 +64,7 @@ def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> in
     launch.follow_in_background(run, plan, choice.target)
     console.note(f"detached; see: {program_name()} logs --follow {run.run_id}")
     print(run.run_id, flush=True)
-    _note_left_behind(choice, console.note)
+    _note_left_behind(choice, run.path.parent, console.note)
     return int(ExitCode.OK)
 
 
@@ -82,7 +82,7 @@ def _run_here(
         console,
         verbose=arguments.verbose,
         # Looks at every process of the machine: while the agent starts, that costs no time.
-        on_submitted=functools.partial(_note_left_behind, choice, console.note),
+        on_submitted=functools.partial(_note_left_behind, choice, run.path.parent, console.note),
     )
     summary = render_summary(
         outcome,
@@ -141,13 +141,19 @@ def _render_kubernetes(arguments: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _note_left_behind(choice: Choice, note: Callable[[str], None]) -> None:
+def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -> None:
+    """Names what a dead launcher has left on the target, where its death is proven.
+
+    A run whose folder or launcher cannot be seen from here may be anybody's, and alive.
+    """
     from launcher.runs import RunFolder
 
     for live in choice.target.live_runs():
-        if RunFolder(Path(live.run_dir)).launcher_pid() is None:
-            fix = f"{program_name()} stop {live.run_id}"
-            note(f"left behind by a launcher that died: {live.run_id}; end it: {fix}")
+        run = RunFolder(Path(live.run_dir))
+        if run.run_id == live.run_id and (proof := run.launcher_death()):
+            where = "" if run.path.parent == runs.absolute() else f" --runs {run.path.parent}"
+            fix = f"{program_name()} stop {live.run_id}{where}"
+            note(f"left behind: {live.run_id}; its launcher has died ({proof}); end it: {fix}")
 
 
 def _size_of(plan: LaunchPlan) -> str:

@@ -193,7 +193,7 @@ def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
     launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n", MOUNTED)
     argv = ("run", "job.yaml", "--on", "docker", "--nnodes", "2")
     processes = [launcher.start(*argv) for _ in range(2)]
-    outputs = [process.communicate(timeout=150)[1].decode() for process in processes]
+    outputs = [process.communicate(timeout=150)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert all("[1/1] world 2" in output for output in outputs)
 

@@ -204,6 +204,7 @@ def test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere(launcher: 
     assert [r["run_id"] for r in json.loads(launcher("ps", "--json").stdout)] == [run_id]
     status = json.loads(launcher("status", run_id, "--json").stdout)
     assert (status["state"], status["outcome"]) == ("running", None)
+    assert [node["state"] for node in status["nodes"]] == ["running"]
     assert psutil.pid_exists(status["launcher_pid"])
     assert launcher("logs", run_id).stdout == "[0/0] up\n"
     done = launcher("stop", run_id)
