@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 from launcher import contract
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.heartbeat import Beat, create_heartbeat, read_heartbeat
-from launcher.agent.report import read_ends, read_oom_kills
+from launcher.agent.report import has_succeeded, read_ends, read_oom_kills
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,17 @@ class Attempts:
         """The present attempt's."""
         return self.node_dir / contract.ATTEMPT_FOLDER.format(attempt=self.number)
 
-    def end(self) -> tuple[WorkerEnd, ...]:
-        """How the workers that failed in the present attempt ended, causes first."""
+    def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
+        """How the workers that failed in the present attempt ended, causes first.
+
+        Where the agent ended them itself because it ``regroups``, some may not have begun yet.
+        """
+        ends = self._recorded_ends()
+        if regroups or any(end.cause != "terminated" for end in ends):
+            return ends
+        return (*self._never_began(), *ends)
+
+    def _recorded_ends(self) -> tuple[WorkerEnd, ...]:
         return read_ends(
             self.folder(),
             self.number,
@@ -82,6 +92,12 @@ class Attempts:
             workers = self.workers
         return tuple(w for w in workers if not (w.folder / contract.EXIT_FILE).exists())
 
+    def have_succeeded(self) -> bool:
+        """Whether all workers ended well, and none of them because it was asked to end."""
+        with self._lock:
+            workers = self.workers
+        return bool(workers) and all(has_succeeded(w.folder / contract.EXIT_FILE) for w in workers)
+
     def steps(self) -> int:
         """Optimizer steps of the present attempt, of the worker that made most."""
         return max((beat.steps for beat in self.beats().values()), default=0)
@@ -90,6 +106,23 @@ class Attempts:
         """Says of a worker that is about to be killed why."""
         with self._lock:
             self._hung.add(rank)
+
+    def _never_began(self) -> tuple[WorkerEnd, ...]:
+        """Workers that left no record at all: the process that starts them died, or could not."""
+        return tuple(
+            WorkerEnd(
+                attempt=self.number,
+                rank=worker.rank,
+                local_rank=worker.local_rank,
+                exit_code=1,
+                at=time.time(),
+                cause="exit",
+                message="it ended before its script began",
+                log=os.path.relpath(worker.folder, self._run_dir),
+            )
+            for worker in self.workers
+            if not (worker.folder / contract.EXIT_FILE).exists()
+        )
 
     def _killed_with_their_guards(self) -> list[dict[str, Any]]:
         """A guard whose script has begun blocks all other signals: it fell to SIGKILL."""

@@ -18,6 +18,8 @@ COLLATERAL = re.compile(
 )
 """What a worker says when another one has gone: true of it, but not the cause."""
 
+LOST_PEER = "lost-peer"
+"""Cause of a restart after failures that all name another worker."""
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 PEERS_FACTOR = 3
 """Losing peers without progress may take this much longer to be given up than an own failure."""
@@ -102,16 +104,25 @@ class FaultBook:
 
     def __init__(self, *, max_restarts: int, same_failure_limit: int) -> None:
         self.restarts: Counter[str] = Counter()
-        self._max_restarts = max_restarts
+        self.max_restarts = max_restarts
         self._same_failure_limit = same_failure_limit
         self._last: _Failure | None = None
         self._same = 0
 
-    def judge(self, ends: tuple[WorkerEnd, ...], steps: int) -> Restart | GiveUp:
-        """What follows an attempt of ``steps`` optimizer steps that ended so."""
+    def recount_as_fault(self) -> None:
+        """No node went, as had been thought when the last attempt was judged."""
+        self.restarts[LOST_PEER] -= 1
+        self.restarts["worker-fault"] += 1
+
+    def judge(
+        self, ends: tuple[WorkerEnd, ...], steps: int, *, regroups: bool = False
+    ) -> Restart | GiveUp:
+        """What follows an attempt of ``steps`` optimizer steps that ended so.
+
+        ``regroups``: the agent itself ended the workers, because the group is another one now.
+        """
         causes = [end for end in sort_ends(ends) if not end.is_collateral]
-        if all(end.cause == "terminated" for end in ends):
-            # The agent itself ended them, because the group is another one now.
+        if regroups and all(end.cause == "terminated" for end in ends):
             return self._restart(Restart(cause="membership"))
         if causes and all(end.has_left for end in causes):
             return self._restart(Restart(cause="preempted"))
@@ -121,20 +132,21 @@ class FaultBook:
         if give_up := self._judge_progress(first, steps):
             return give_up
         if first is None:
-            return self._restart(Restart(cause="lost-peer"))
+            # As the workers say. Whether a node went is known when the group has formed again.
+            return self._restart(Restart(cause=LOST_PEER))
         cause = "hang" if first.cause == "hang" else "worker-fault"
         return self._restart(Restart(cause=cause, counts=True))
 
     def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
         """Ends the run once the whole job has had more worker faults than the user allows."""
-        if faults <= self._max_restarts:
+        if faults <= self.max_restarts:
             return None
         detail = describe(last) if last else "a worker of another node failed"
         if last is not None and last.cause == "out-of-memory":
             return GiveUp(reason=Reason.OUT_OF_MEMORY, detail=detail)
-        if self._max_restarts == 0:
+        if self.max_restarts == 0:
             return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)
-        used = f"all {self._max_restarts} restarts are used up; last: {detail}"
+        used = f"all {self.max_restarts} restarts are used up; last: {detail}"
         return GiveUp(reason=Reason.RESTARTS_EXHAUSTED, detail=used)
 
     def _restart(self, restart: Restart) -> Restart:

@@ -116,6 +116,11 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
         case NodeEnding(reason=reason, detail=detail):
             return reason, detail
         case SignalException():
+            if node.attempts.have_succeeded():
+                # Stopped while it waited for the others: its own work is done.
+                if node.link:
+                    node.link.leave()
+                return Reason.COMPLETED, ""
             if node.link:
                 # The others re-form at once, and need not find out.
                 node.link.leave()

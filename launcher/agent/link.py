@@ -48,6 +48,29 @@ class Link:
         if self._roster is not None:
             self._roster.close("failed")
 
+    def finish(self) -> None:
+        """Says that this node's workers have all succeeded."""
+        if self._roster is not None:
+            self._roster.finish()
+
+    def wait_until_closed(self) -> None:
+        """Blocks until the others have finished too, or the run has ended otherwise."""
+        if self._roster is not None:
+            self._roster.wait_until_closed()
+
+    def is_stranded_by_fault(self) -> bool:
+        """Whether a worker failed after other nodes had finished, too many to go on without."""
+        roster = self._roster
+        return roster is not None and roster.closed_reason == "stranded" and roster.cause == "fault"
+
+    def fell_with_a_node(self) -> bool:
+        """Whether the present group was formed because a node went, and not for a worker's fault.
+
+        Stock handlers do not know; what a worker said is all there is to go by.
+        """
+        membership = self._roster.membership if self._roster is not None else None
+        return membership is None or membership.cause.value != "fault"
+
     def leave(self) -> None:
         """Says that this node goes, so that the others need not find out."""
         if self._roster is not None:
@@ -83,4 +106,5 @@ class Link:
             "nodes_before": str(len(self._roster.membership.members)),
             "faults_before": str(self._roster.counts.get("fault", 0)),
             "generation_before": str(self._roster.membership.generation),
+            "finished_before": str(self._roster.finished),
         }

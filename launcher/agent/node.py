@@ -80,10 +80,13 @@ class Node:
             world_size=num_nodes,
         )
 
-    def judge(self) -> tuple[tuple[WorkerEnd, ...], Restart | GiveUp]:
-        """How the last attempt ended, and what follows."""
+    def judge(self, *, regroups: bool) -> tuple[tuple[WorkerEnd, ...], Restart | GiveUp]:
+        """How the last attempt ended, and what follows.
+
+        ``regroups``: the agent itself ended the workers, because the group is another one now.
+        """
         self.enter("restart")
-        self.ends = self.attempts.end()
+        self.ends = self.attempts.end(regroups=regroups)
         for end in self.ends:
             self.ledger.write(
                 "worker-ended",
@@ -92,7 +95,7 @@ class Node:
                 exit_code=end.exit_code,
                 cause=end.cause,
             )
-        return self.ends, self.book.judge(self.ends, self.attempts.steps())
+        return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
 
     def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
         """The workers will be started again."""

@@ -100,6 +100,14 @@ def read_ends(
     return sort_ends(found)
 
 
+def has_succeeded(exit_file: Path) -> bool:
+    """Whether a worker ended well by itself; False where it left no record."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record = json.loads(exit_file.read_text())
+        return record["exit_code"] == 0 and not record["terminated"]
+    return False
+
+
 def _read_end(
     record: Mapping[str, Any],
     attempt_folder: Path,

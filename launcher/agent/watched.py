@@ -24,8 +24,9 @@ from torch.distributed.elastic.rendezvous import (
 
 from launcher import contract
 from launcher.agent.admission import Admission, is_for_resize
-from launcher.agent.faults import FaultBook, GiveUp, WorkerEnd, describe
+from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp, WorkerEnd, describe
 from launcher.agent.link import Link, register
+from launcher.agent.roster.exit_barrier import ARRIVED_KEY
 from launcher.clock import SystemClock
 from launcher.state import Reason
 
@@ -65,7 +66,8 @@ def register_watched(backend: str, node: Node) -> str:
                 **config,
             )
         )
-        return WatchedHandler(name, inner, node)
+        fixed_size = params.min_nodes == params.max_nodes
+        return WatchedHandler(name, inner, node, fixed_size=fixed_size)
 
     with contextlib.suppress(ValueError):
         rendezvous_handler_registry.register(name, create)
@@ -75,12 +77,17 @@ def register_watched(backend: str, node: Node) -> str:
 class WatchedHandler(RendezvousHandler):
     """Delegates to the real handler, and tells the node what happens."""
 
-    def __init__(self, name: str, inner: RendezvousHandler, node: Node) -> None:
+    def __init__(
+        self, name: str, inner: RendezvousHandler, node: Node, *, fixed_size: bool
+    ) -> None:
         self._name, self._inner, self._node = name, inner, node
+        self._fixed_size = fixed_size
         self._link = node.link = Link(inner)
         self._admission = Admission(node.attempts.node_dir, self._link.admit, SystemClock())
         self._faults = JobFaults(node.book)
         self._has_run = False
+        self._regroups = False
+        self._blamed_peer: tuple[WorkerEnd, ...] = ()
 
     def get_backend(self) -> str:
         return self._name
@@ -102,6 +109,8 @@ class WatchedHandler(RendezvousHandler):
         except RendezvousClosedError:
             self._raise_verdict()
             raise
+        self._regroups = False
+        self._tell_lost_peer()
         node.on_rendezvous(info.rank, info.world_size)
         if not self._link.counts_faults and (give_up := self._faults.share(info)):
             self._end(give_up)
@@ -114,12 +123,34 @@ class WatchedHandler(RendezvousHandler):
         if (node_dir / contract.STOP_REQUEST_FILE).exists() and not is_for_resize(node_dir):
             # Not an error: the others re-form, so the rendezvous must stay open.
             raise SignalException("asked to stop", signal.SIGTERM)
-        ends, verdict = node.judge()
+        if node.attempts.have_succeeded():
+            # The group re-forms, but this node's work was done before its workers could be stopped.
+            self._link.finish()
+            self._link.wait_until_closed()
+            raise NodeEnding(Reason.COMPLETED, "")
+        ends, verdict = node.judge(regroups=self._regroups)
         if isinstance(verdict, GiveUp):
             self._end(verdict)
         if verdict.counts and (give_up := self._faults.count(ends)):
             self._end(give_up)
-        node.on_restart(verdict.cause, ends)
+        failed = verdict.counts or verdict.cause == LOST_PEER
+        if failed and self._fixed_size and self._faults.a_peer_has_finished():
+            self._end(GiveUp(reason=Reason.TRAINING_FAILED, detail=describe(ends[0])))
+        if verdict.cause == LOST_PEER:
+            self._blamed_peer = ends
+        else:
+            node.on_restart(verdict.cause, ends)
+
+    def _tell_lost_peer(self) -> None:
+        """Workers blamed a peer; the group has formed again, so it is known whether a node went."""
+        ends, self._blamed_peer = self._blamed_peer, ()
+        if not ends:
+            return
+        if self._link.fell_with_a_node():
+            self._node.on_restart(LOST_PEER, ends)
+        else:
+            self._node.book.recount_as_fault()
+            self._node.on_restart("worker-fault", ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
         self._faults.tell(give_up)
@@ -129,15 +160,22 @@ class WatchedHandler(RendezvousHandler):
     def _raise_verdict(self) -> None:
         """Where another node ended the run, or both did by count, its reason is ours."""
         told = self._faults.told() or self._link.closed_reason()
-        if told is Reason.COMPLETED or told is None:
-            return
         ends = self._node.ends
-        detail = f"last: {describe(ends[0])}" if ends else "another node ended the run"
-        raise NodeEnding(told, detail) from None
+        if told is Reason.COMPLETED:
+            raise NodeEnding(told, "the other nodes finished the run") from None
+        if self._link.is_stranded_by_fault() and any(end.cause != "terminated" for end in ends):
+            raise NodeEnding(Reason.TRAINING_FAILED, describe(ends[0])) from None
+        if told is Reason.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:
+            told = Reason.TRAINING_FAILED
+        if told is not None:
+            detail = f"last: {describe(ends[0])}" if ends else "another node ended the run"
+            raise NodeEnding(told, detail) from None
 
     def num_nodes_waiting(self) -> int:
         self._admission.look(self._link.newcomers())
-        return self._inner.num_nodes_waiting()
+        waiting = self._inner.num_nodes_waiting()
+        self._regroups = self._regroups or waiting > 0
+        return waiting
 
     def is_closed(self) -> bool:
         return self._inner.is_closed()
@@ -164,12 +202,13 @@ class JobFaults:
         self._own = 0
         self._round: Store | None = None
         self._job: Store | None = None
+        self._agents: Store | None = None
         self._last: WorkerEnd | None = None
 
     def count(self, ends: tuple[WorkerEnd, ...]) -> GiveUp | None:
         """One more fault on this node; judges what is known of the whole job."""
         self._own += 1
-        self._last = ends[0]
+        self._last = ends[0] if ends else None
         total = self._with_store(self._add, 0)
         return self._book.judge_count(max(self._own, total), self._last)
 
@@ -178,6 +217,7 @@ class JobFaults:
         if info.world_size == 1 and self._job is None:
             return None
         self._round = PrefixStore("launcher", info.store)
+        self._agents = info.store
         self._job = PrefixStore("launcher/job", _base_of(info.store))
         total = self._with_store(lambda job, _: int(job.add(_FAULTS_KEY, 0)), 0)
         return self._book.judge_count(max(self._own, total), self._last)
@@ -193,6 +233,16 @@ class JobFaults:
             return Reason(job.get(_VERDICT_KEY).decode()) if job.check([_VERDICT_KEY]) else None
 
         return self._with_store(read, None)
+
+    def a_peer_has_finished(self) -> bool:
+        """Whether the workers of another node of this round have all succeeded.
+
+        Its agent then waits at torch's exit barrier, and joins no further round.
+        """
+        agents = self._agents
+        if agents is None:
+            return False
+        return self._with_store(lambda *_: bool(agents.check([ARRIVED_KEY])), False)
 
     def _add(self, job: Store, round_store: Store) -> int:
         first_to_say_so = int(round_store.add(_FAULT_IN_ROUND_KEY, 1)) == 1

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from launcher.agent.roster import head as heads
 from launcher.agent.roster.head import Cause, Head, Phase, index_of, rank_order
-from launcher.agent.roster.view import State, status_in
+from launcher.agent.roster.view import State, may_form, status_in
 from launcher.agent.roster.watch import silent
 from launcher.agent.roster.words import Rules
 
@@ -33,32 +33,59 @@ def decide_change(state: State, now: float) -> Head | None:
     if state.leaving:
         return _without_me(state, head)
     return (
-        _without_the_lost(state, head)
+        _with_the_finished(state, head, now)
+        or _without_the_lost(state, head)
         or _without_the_replaced(state, head)
         or (_reopened(state, head, now) if head.phase is Phase.SEALED else None)
         or (_handed_over(state, head, now) if head.phase is Phase.FORMING else None)
     )
 
 
+# -- who has finished --------------------------------------------------------------------------
+def _with_the_finished(state: State, head: Head, now: float) -> Head | None:
+    """The leader records who has finished; anyone closes a run in which nobody can work on."""
+    known = {*head.finished}
+    new = tuple(s for s in state.finished_seats if s not in known) if state.leads else ()
+    if new:
+        head = heads.finish(head, new)
+        state = replace(state, head=head)
+    end = _end_of(state, head, now)
+    return heads.close(head, end) if end else head if new else None
+
+
+def _end_of(state: State, head: Head, now: float) -> str:
+    """Why no further round can or need be formed; empty where one may."""
+    if not head.finished and not state.rules.finished_before:
+        return ""
+    working = state.unfinished
+    lost = [s for s in state.members if s in head.gone and s not in head.finished]
+    if head.members and not working and (not lost or len(head.finished) >= state.rules.min_nodes):
+        return heads.FINISHED
+    if head.phase is not Phase.FORMING:
+        return ""
+    nobody_comes = not working and now - state.phase_at >= state.rules.join_timeout_s
+    return heads.STRANDED if nobody_comes or not may_form(state) else ""
+
+
 # -- who is gone -------------------------------------------------------------------------------
 def _without_me(state: State, head: Head) -> Head | None:
     heir = _heir(state, head) if state.leads else head.leader
-    if state.belongs:
+    if state.belongs and not state.has_finished:
         return heads.strike(head, {state.seat: Cause.LEFT}, heir or head.leader)
     return heads.lead(head, heir) if state.leads and heir else None
 
 
 def _heir(state: State, head: Head) -> str | None:
-    """Who leads after this leader: a living member, else whoever waits."""
+    """Who leads after this leader: a living member that works, else whoever waits or lives."""
     quiet = silent(state.beats, state.rules.detection_limit_s)
-    others = [s for s in (*state.members, *arrived(state)) if s != state.seat]
+    others = [s for s in (*state.unfinished, *arrived(state), *state.members) if s != state.seat]
     return next((s for s in others if s not in head.gone and s not in quiet), None)
 
 
 def _without_the_lost(state: State, head: Head) -> Head | None:
     quiet = silent(state.beats, state.rules.detection_limit_s)
-    lost = {s: Cause.LOST for s in state.members if s in quiet and s not in head.gone}
-    if not (state.belongs or state.waiting):
+    lost = {s: Cause.LOST for s in state.unfinished if s in quiet}
+    if not (state.belongs or state.waiting or state.has_finished):
         return None
     orphaned = head.leader in quiet
     if lost:
@@ -84,7 +111,10 @@ def replaced(state: State) -> tuple[str, ...]:
     for seat in state.seats:
         if seat in present:
             newest[index_of(seat)] = seat
-    return tuple(s for s in state.seats if s in present and newest[index_of(s)] != s)
+    assert state.head is not None
+    finished = state.head.finished
+    superseded = (s for s in state.seats if s in present and newest[index_of(s)] != s)
+    return tuple(s for s in superseded if s not in finished)
 
 
 # -- a sealed round that has to open again -------------------------------------------------------
@@ -96,8 +126,9 @@ def _reopened(state: State, head: Head, now: float) -> Head | None:
     if state.belongs and head.newcomers and _may_admit(state, head, now):
         return heads.open_round(head, Cause.JOINED)
     if state.leads:
-        room = state.rules.max_nodes - head.nodes
-        newcomers = min(room, len(waiters(state)))
+        # Once a member has finished, the others are near their end too: nobody restarts them.
+        ending = any(s in head.finished for s in state.members)
+        newcomers = 0 if ending else min(_room(state) - head.nodes, len(waiters(state)))
         return heads.announce(head, newcomers) if newcomers != head.newcomers else None
     return None
 
@@ -133,7 +164,8 @@ def _handed_over(state: State, head: Head, now: float) -> Head | None:
     if not state.leads:
         return None
     rules = state.rules
-    absent = not state.waiting and now - state.phase_at >= rules.regroup_limit_s
+    slow = not state.waiting and now - state.phase_at >= rules.regroup_limit_s
+    absent = slow or state.has_finished
     stuck = state.taking and now - state.taking_at >= rules.detection_limit_s
     if not (absent or stuck or state.seat in head.gone):
         return None
@@ -166,12 +198,12 @@ def decide_members(state: State, now: float) -> tuple[str, ...]:
     if not (state.leads and state.waiting) or head.phase is not Phase.FORMING:
         return ()
     here = arrived(state)
-    survivors = tuple(s for s in state.members if s not in head.gone)
+    survivors, room = state.unfinished, _room(state)
     kept = tuple(s for s in survivors if s in here)
-    chosen = (kept + tuple(s for s in here if s not in survivors))[: rules.max_nodes]
+    chosen = (kept + tuple(s for s in here if s not in survivors))[:room]
     if state.seat not in here or len(chosen) < rules.min_nodes or not quorate(state, kept, chosen):
         return ()
-    full = len(chosen) == rules.max_nodes
+    full = len(chosen) == room
     waited_s = now - state.phase_at
     if not head.members:
         ready = full or now - state.arrived_at >= _last_call_s(rules, len(chosen))
@@ -181,6 +213,12 @@ def decide_members(state: State, now: float) -> tuple[str, ...]:
         on_their_way = waited_s < COMING_INTERVALS * rules.interval_s and _coming(state, here)
         ready = full or not on_their_way
     return tuple(sorted(chosen, key=rank_order)) if ready else ()
+
+
+def _room(state: State) -> int:
+    """How many nodes a group may have: those that finished leave no place behind."""
+    assert state.head is not None
+    return state.rules.max_nodes - state.rules.finished_before - len(state.head.finished)
 
 
 def _last_call_s(rules: Rules, nodes: int) -> float:
@@ -202,14 +240,15 @@ def _coming(state: State, here: tuple[str, ...]) -> bool:
 
 
 def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> bool:
-    """Without fencing: more than half of the last membership, those who left on purpose apart."""
+    """Without fencing: more than half of the last membership, who left or finished apart."""
     head, rules = state.head, state.rules
     assert head is not None
     if rules.fenced:
         return True
     if not head.members:
         return 2 * len(chosen) > rules.nodes_before
-    left = [s for s in state.members if head.gone.get(s) == Cause.LEFT.value]
+    away = {s for s, why in head.gone.items() if why == Cause.LEFT.value} | {*head.finished}
+    left = [s for s in state.members if s in away]
     return 2 * len(kept) > len(state.members) - len(left)
 
 

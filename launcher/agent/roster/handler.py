@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStateError,
@@ -25,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from launcher.agent.roster.exit_barrier import AgentStore
 from launcher.agent.roster.fencing import Fence, Taken
 from launcher.agent.roster.head import (
     FAILED,
@@ -37,13 +39,14 @@ from launcher.agent.roster.head import (
 from launcher.agent.roster.settings import Settings
 from launcher.agent.roster.shell import Shell
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
-from launcher.agent.roster.view import State, nodes_waiting, status_in
+from launcher.agent.roster.view import State, may_form, nodes_waiting, status_in
 from launcher.agent.roster.watch import Beat, listen, silent
 from launcher.agent.roster.words import (
     Admit,
     Close,
     Deliver,
     Fenced,
+    Finish,
     Generation,
     Join,
     Leave,
@@ -56,8 +59,8 @@ BACKEND = "roster"
 FENCE_LOOK_S = 5.0
 CONNECT_SLACK_S = 1.0
 PARTING_LIMIT_S = 2.0
-LINGER_LIMIT_S = 10.0
 LINGER_STEP_S = 0.05
+FINISH_LOOK_S = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -160,7 +163,12 @@ class RosterHandler(RendezvousHandler):
 
         Raises ``RendezvousConnectionError`` when the store is gone or silent for too long.
         """
-        self._shell.check()
+        try:
+            self._shell.check()
+        except RendezvousConnectionError:
+            if self._ends_without_store():
+                return 0
+            raise
         self._look_at_fence()
         state = self._shell.state
         waiting = nodes_waiting(state)
@@ -182,9 +190,9 @@ class RosterHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """Ends this node's part, once; what the others learn depends on how it ends.
 
-        After success the run is closed and nobody is disturbed. While ``ChildFailedError``
-        propagates, the run is closed and the others stop. With any other exception, or when this
-        node is no member, it just leaves and the others re-form.
+        After success it waits, however long, until the others have finished too: the store may run
+        here. While ``ChildFailedError`` propagates, the run is closed and the others stop. With any
+        other exception, or when this node is no member, it just leaves and the others re-form.
         """
         error = sys.exc_info()[1]
         state = self._shell.state
@@ -197,8 +205,9 @@ class RosterHandler(RendezvousHandler):
         else:
             if isinstance(error, ChildFailedError):
                 self.close(FAILED)
-            elif error is None and current:
-                self.close(FINISHED)
+            elif error is None and (current or state.finishing):
+                self.finish()
+                self.wait_until_closed()
             parted = self.leave()
         self._linger(parted)
         self._shell.end()
@@ -224,6 +233,18 @@ class RosterHandler(RendezvousHandler):
         return head.closed if head else ""
 
     @property
+    def cause(self) -> str:
+        """Why the latest round was opened: a value of ``Cause``; empty before the first."""
+        head = self._shell.state.head
+        return head.cause.value if head else ""
+
+    @property
+    def finished(self) -> int:
+        """How many nodes have finished, under earlier stores too."""
+        head = self._shell.state.head
+        return self._settings.finished_before + (len(head.finished) if head else 0)
+
+    @property
     def newcomers(self) -> int:
         """Nodes that could be admitted; with ``hold_newcomers``, commit and call ``admit``."""
         head = self._shell.state.head
@@ -243,12 +264,33 @@ class RosterHandler(RendezvousHandler):
         self._shell.post(Leave())
         return self._shell.settle(_has_parted, PARTING_LIMIT_S)
 
+    def finish(self) -> None:
+        """This node's workers have all succeeded: it joins no further round. Idempotent."""
+        self._shell.post(Finish())
+
+    def wait_until_closed(self) -> None:
+        """Blocks until nobody can join another round, or the store is gone.
+
+        The run is closed when all members have finished, when it failed, or when those that have
+        not finished cannot form a group. Signal handlers run meanwhile, and may raise.
+        """
+        with contextlib.suppress(RendezvousError):
+            while not self._shell.settle(_is_closed, FINISH_LOOK_S):
+                self._shell.check()
+
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
         self._shell.post(Close(reason))
         return self._shell.settle(_is_closed, PARTING_LIMIT_S)
 
     # -- within --------------------------------------------------------------------------------
+    def _ends_without_store(self) -> bool:
+        """Whether the workers go on to their end, as no other group can be formed anyway."""
+        state = self._shell.state
+        if state.head is None or not state.belongs or state.entered != state.head.epoch:
+            return False
+        return state.head.closed == FINISHED or not may_form(state)
+
     def _entered(self, membership: Membership) -> RendezvousInfo:
         self._membership = membership
         first = membership.members[0]
@@ -264,7 +306,12 @@ class RosterHandler(RendezvousHandler):
             self._on_membership(membership)
         assert self._caller is not None
         return RendezvousInfo(
-            self._caller.part(f"agent-{membership.epoch}"),
+            AgentStore(
+                f"agent-{membership.epoch}",
+                self._caller.part(""),
+                self.finish,
+                self.wait_until_closed,
+            ),
             membership.rank,
             len(membership.members),
             RendezvousStoreInfo(first.addr, first.port),
@@ -303,7 +350,7 @@ class RosterHandler(RendezvousHandler):
         return newest
 
     def _linger(self, parted: bool) -> None:
-        """The host's store outlives the others' need of it, within a limit."""
+        """Keeps the host's store for the others, until the last has parted or is lost."""
         if self._store is None:
             return
         if parted and self.is_closed():
@@ -312,13 +359,14 @@ class RosterHandler(RendezvousHandler):
         self._store.stop()
 
     def _wait_for_the_others(self) -> None:
-        """Until each other member has parted or is silent."""
+        """Until each other member has parted or is silent; one that lives parts within seconds."""
         assert self._caller is not None
-        others = tuple(s for s in self._shell.state.members if s != self._shell.state.seat)
+        state = self._shell.state
+        finished = state.head.finished if state.head else ()
+        others = tuple({*state.members, *finished} - {state.seat})
         limit_s = self._settings.detection_limit_s
-        end = self._clock.monotonic() + LINGER_LIMIT_S
         beats: dict[str, Beat] = {}
-        while others and self._clock.monotonic() < end:
+        while others:
             beats = listen(beats, self._caller.beats_of(others), LINGER_STEP_S)
             quiet = silent(beats, limit_s)
             if all(s in quiet or status_in(b.text) == "l" for s, b in beats.items()):
@@ -346,7 +394,8 @@ class _HeldPort:
 
 def _has_parted(state: State) -> bool:
     closed = state.head is not None and state.head.phase is Phase.CLOSED
-    return state.said == "l" and (closed or not state.belongs)
+    parts = closed or not state.belongs or (state.has_finished and not state.leads)
+    return state.said == "l" and parts
 
 
 def _is_closed(state: State) -> bool:

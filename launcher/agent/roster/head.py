@@ -44,6 +44,8 @@ REPLACED = Cause.REPLACED.value
 FINISHED = "finished"
 EXHAUSTED = "restarts-exhausted"
 FAILED = "failed"
+STRANDED = "stranded"
+"""Some nodes have finished, and those that have not are too few to form a group."""
 FENCED_OUT = "fenced"
 
 
@@ -58,8 +60,9 @@ class Head:
     ``epoch`` is the number of the round being formed or sealed. ``members`` is the key under
     which the last sealed membership lies, empty before the first; ``nodes`` its size. ``gone``
     maps those of its seats that were lost or left to why. ``newcomers`` is how many nodes wait
-    that could be admitted. ``counts`` holds sealed rounds by cause. ``origin`` tells one store
-    of a run from the next.
+    that could be admitted. ``counts`` holds sealed rounds by cause. ``finished`` are the seats, of
+    any round, whose workers have all succeeded: they join no further one. ``origin`` tells one
+    store of a run from the next.
     """
 
     origin: str
@@ -74,6 +77,7 @@ class Head:
     gone: Mapping[str, str] = field(default_factory=dict)
     newcomers: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+    finished: tuple[str, ...] = ()
     closed: str = ""
 
 
@@ -110,7 +114,8 @@ def parse_head(text: str) -> Head:
         data = json.loads(text)
         if set(data) != {f.name for f in fields(Head)}:
             raise HeadError(f"the roster's head has other fields than expected: {text[:200]}")
-        return Head(**data | {"phase": Phase(data["phase"]), "cause": Cause(data["cause"])})
+        typed = {"phase": Phase(data["phase"]), "cause": Cause(data["cause"])}
+        return Head(**data | typed | {"finished": tuple(data["finished"])})
     except (TypeError, ValueError) as error:
         raise HeadError(f"the roster's head cannot be read: {text[:200]}") from error
 
@@ -211,6 +216,11 @@ def seal(
         newcomers=0,
         counts=counts,
     )
+
+
+def finish(head: Head, seats: tuple[str, ...]) -> Head:
+    """The workers of these seats have all succeeded; no round opens."""
+    return replace(head, version=head.version + 1, finished=(*head.finished, *seats))
 
 
 def close(head: Head, reason: str) -> Head:

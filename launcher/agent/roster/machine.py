@@ -27,6 +27,7 @@ from launcher.agent.roster.head import (
     format_members,
 )
 from launcher.agent.roster.view import (
+    FINISHED_MARK,
     State,
     answered,
     beat_key,
@@ -45,6 +46,7 @@ from launcher.agent.roster.words import (
     Enlist,
     Event,
     Fenced,
+    Finish,
     Generation,
     Join,
     Leave,
@@ -88,6 +90,9 @@ def _take_in(state: State, event: Event, now: float) -> State:
             return _pulse(replace(state, waiting=True, card=card, carded="", waited_s=0.0))
         case Leave():
             return _pulse(replace(state, leaving=True))
+        case Finish():
+            at = state.finishing_at if state.finishing else now
+            return _pulse(replace(state, finishing=True, finishing_at=at))
         case Close(reason):
             return _pulse(replace(state, closing=reason))
         case Admit():
@@ -182,6 +187,8 @@ def _next(state: State, now: float) -> tuple[State, Action | None]:
         return state, Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
     if state.waiting and state.enlisted != state.seat:
         return state, Enlist(state.seat)
+    if state.finishing and not state.told_finished:
+        return state, Enlist(FINISHED_MARK + state.seat)
     if not state.looked:
         return state, Read(keys_to_look_at(state))
     if head.members != state.ring_key:

@@ -57,6 +57,8 @@ class Settings:
     """Restarts by worker faults under earlier stores."""
     generation_before: int = 0
     """The last generation under an earlier store; counts only without ``fence_dir``."""
+    finished_before: int = 0
+    """Nodes that had finished under an earlier store: they do not come back."""
     host: str = field(default="0.0.0.0")
     """With ``is_host``, the address to listen on."""
 
@@ -92,6 +94,7 @@ class Settings:
             nodes_before=self.nodes_before,
             faults_before=self.faults_before,
             generation_before=self.generation_before,
+            finished_before=self.finished_before,
         )
 
 

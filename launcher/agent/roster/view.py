@@ -33,6 +33,8 @@ from launcher.agent.roster.words import (
 
 HEAD = "head"
 SEATS = "seats"
+FINISHED_MARK = "+"
+"""Before a seat in the list of seats: its workers have all succeeded."""
 FAST_FOR_S = 5.0
 
 
@@ -49,6 +51,8 @@ class State:
     # wishes
     waiting: bool = False
     leaving: bool = False
+    finishing: bool = False
+    finishing_at: float = 0.0
     closing: str = ""
     admitted: int = 0
     fenced_out: Fenced | None = None
@@ -62,6 +66,7 @@ class State:
     ring_key: str = ""
     beats: Mapping[str, Beat] = field(default_factory=dict)
     seats: tuple[str, ...] = ()
+    finished_seats: tuple[str, ...] = ()
     cautious: bool = False
     looked_at: float | None = None
     phase_at: float = 0.0
@@ -77,6 +82,7 @@ class State:
     due: bool = False
     carded: str = ""
     enlisted: str = ""
+    told_finished: bool = False
     looked: bool = True
     swaps: int = 0
     # the seal under way, of the leader only
@@ -102,6 +108,25 @@ class State:
         return (
             self.head is not None and self.seat in self.members and self.seat not in self.head.gone
         )
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the run knows that this node's workers have all succeeded."""
+        return self.head is not None and self.seat in self.head.finished
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The members that nobody struck off and whose workers have not all succeeded."""
+        assert self.head is not None
+        away = {*self.head.gone, *self.head.finished}
+        return tuple(seat for seat in self.members if seat not in away)
+
+
+def may_form(state: State) -> bool:
+    """Whether the nodes that have not finished could still form a group."""
+    head, rules = state.head, state.rules
+    finished = rules.finished_before + (len(head.finished) if head else 0)
+    return finished == 0 or rules.max_nodes - finished >= rules.min_nodes
 
 
 def status_of(state: State) -> str:
@@ -136,11 +161,13 @@ def nodes_waiting(state: State) -> int:
 
 
 def pause_s(state: State, now: float) -> float:
-    """Seconds until the next pulse: quick while a round forms, but never for long."""
+    """Seconds until the next pulse: quick while a round forms or the run ends, never for long."""
     head, rules = state.head, state.rules
-    if head is None or head.phase is not Phase.FORMING or not state.waiting:
+    if head is None:
         return rules.interval_s
-    if now - state.phase_at > FAST_FOR_S:
+    forms = head.phase is Phase.FORMING and state.waiting and now - state.phase_at <= FAST_FOR_S
+    ends = state.finishing and now - state.finishing_at <= FAST_FOR_S
+    if not (forms or ends):
         return rules.interval_s
     return min(rules.interval_s, max(0.02, rules.max_nodes * 0.0005))
 
@@ -174,8 +201,13 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
     beats = listen(state.beats, heard, elapsed_s)
     state = replace(state, beats=beats, looked=True, looked_at=now)
-    if SEATS in values and (seats := tuple(values[SEATS].split())) != state.seats:
-        state = replace(state, seats=seats, looked=False)  # who is new is looked at right away
+    if SEATS in values:
+        listed = values[SEATS].split()
+        finished = tuple(s.removeprefix(FINISHED_MARK) for s in listed if s[0] == FINISHED_MARK)
+        seats = tuple(s for s in listed if s[0] != FINISHED_MARK)
+        if seats != state.seats:
+            state = replace(state, looked=False)  # who is new is looked at right away
+        state = replace(state, seats=seats, finished_seats=finished)
     state = adopt(state, values[HEAD], now)
     if state.waiting and state.head and state.head.phase is Phase.FORMING:
         state = replace(state, waited_s=state.waited_s + elapsed_s)
@@ -191,11 +223,13 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
         heard = tuple(dict.fromkeys((*state.seats, *state.members)))
         if head.phase is Phase.SEALED:
             heard = tuple(s for s in heard if s not in state.members)
-    elif head.phase is Phase.FORMING or not state.belongs:
+    elif head.phase is Phase.FORMING or not state.belongs or head.leader in head.finished:
         heard = (head.leader,)
-    if state.belongs:
+    if state.belongs or state.has_finished:
         suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
-        heard += plan_watched(state.members, state.seat, head.gone, suspects, state.rules.width)
+        ring = state.members if state.seat in state.members else (*state.members, state.seat)
+        skipped = {*head.gone, *head.finished}
+        heard += plan_watched(ring, state.seat, skipped, suspects, state.rules.width)
     beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)
     return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
@@ -210,6 +244,8 @@ def answered(state: State, event: Done | Values | Swapped, now: float) -> State:
             return replace(state, carded=asked.text)
         case Write(), Done():
             return replace(state, said=status_in(asked.text), due=False, count=state.count + 1)
+        case Enlist(seat), Done() if seat.startswith(FINISHED_MARK):
+            return replace(state, told_finished=True, looked=False)
         case Enlist(seat), Done():
             return replace(state, enlisted=seat)
         case Swap(), Swapped(text):

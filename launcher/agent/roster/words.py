@@ -14,7 +14,8 @@ class Rules:
 
     ``fenced``: generations come from shared storage; else a strict majority of the last
     membership is needed to re-form. ``held``: newcomers wait until some node admits them, at most
-    ``admit_limit_s``. ``before``: what an earlier store of the same job left behind.
+    ``admit_limit_s``. ``before``: what an earlier store of the same job left behind;
+    ``finished_before`` counts the nodes that had finished.
     """
 
     min_nodes: int
@@ -33,6 +34,7 @@ class Rules:
     nodes_before: int = 0
     faults_before: int = 0
     generation_before: int = 0
+    finished_before: int = 0
 
 
 # -- events ------------------------------------------------------------------------------------
@@ -51,6 +53,11 @@ class Join:
 @dataclass(frozen=True)
 class Leave:
     """This node goes, on purpose; the others shall re-form without it."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """This node's workers have all succeeded; it joins no further round."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,9 @@ class Swapped:
     text: str
 
 
-Event = Pulse | Join | Leave | Close | Admit | Fenced | Generation | Done | Values | Swapped
+Event = (
+    Pulse | Join | Leave | Finish | Close | Admit | Fenced | Generation | Done | Values | Swapped
+)
 
 
 # -- actions -----------------------------------------------------------------------------------
@@ -112,7 +121,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Enlist:
-    """Append the seat to the list of all that ever came."""
+    """Append to the list of all seats that ever came: one, or ``+`` and one that has finished."""
 
     seat: str
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from launcher.agent.roster.head import Membership, format_card, parse_head
+from launcher.agent.roster.head import Membership, Phase, format_card, parse_head
 from launcher.agent.roster.machine import start, step
 from launcher.agent.roster.view import State, nodes_waiting, pause_s
 from launcher.agent.roster.words import (
@@ -22,6 +22,7 @@ from launcher.agent.roster.words import (
     Done,
     Enlist,
     Event,
+    Finish,
     Generation,
     Join,
     Leave,
@@ -77,6 +78,7 @@ class Node:
     dead: bool = False
     left: bool = False
     running: Membership | None = None
+    finished: bool = False
     refused: Refuse | None = None
     joining: bool = False
     storage_hangs: bool = False
@@ -155,7 +157,7 @@ class Node:
         self.world.entered(self, membership)
 
     def rejoin(self, delay_s: float = 0.0) -> None:
-        if not self.joining and not self.left and not self.refused:
+        if not self.joining and not self.left and not self.refused and not self.finished:
             self.running, self.joining = None, True
             self.at(delay_s, lambda: self.handle(Join(format_card(self.name, 1))))
 
@@ -178,6 +180,17 @@ class Node:
         self.running = None
         self.handle(Leave())
         self.at(2.0, lambda: setattr(self, "left", True))
+
+    def finish(self) -> None:
+        """Its workers have all succeeded: it waits at the exit barrier."""
+        self.running, self.finished = None, True
+        self.handle(Finish())
+
+    def has_ended(self) -> bool:
+        """Whether its agent's process would be gone by now."""
+        head = self.state.head
+        waits = self.finished and not (head and head.phase is Phase.CLOSED)
+        return self.dead or self.refused is not None or (self.finished and not waits)
 
     def admit(self) -> None:
         self.handle(Admit())
@@ -250,6 +263,7 @@ class World:
         assert indexes == sorted(set(indexes)), "ranks are in order of index"
         assert seats[membership.rank] == node.state.seat
         assert self.rules.min_nodes <= len(seats) <= self.rules.max_nodes
+        assert not node.finished, "finished work is never started again"
 
     def commit(self, node: Node, membership: Membership) -> None:
         """A commit counts only under the newest generation; that is what fencing is for."""

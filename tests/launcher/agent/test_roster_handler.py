@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,8 @@ def test_a_host_serves_the_store_itself_and_others_find_it(tmp_path: Path) -> No
     port = host.store_port
     other = create_handler(params_of(port, (2, 2), node_index=1, fence_dir=str(tmp_path)))
     assert [info.rank for info in together(host, other)] == [0, 1]
-    assert other.shutdown()
-    assert host.shutdown()
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(lambda handler: handler.shutdown(), (host, other)))
 
 
 def test_a_host_finds_the_store_that_its_supervisor_started(store: StoreProcess) -> None:

@@ -1,0 +1,42 @@
+"""The end of a node's work, as torch's agent comes to it: its exit barrier.
+
+torch's agent waits there for the others for 300 s at most, in one call of the store during which
+no signal handler runs; then it goes, and takes the store with it. Here the wait lasts as long as
+any other member works, and a signal ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed
+
+PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
+
+EXIT_BARRIER = "torchelastic/agent/terminal_state"
+"""What the barrier's keys begin with. If torch renamed it, the barrier would be torch's again."""
+ARRIVED_KEY = f"{EXIT_BARRIER}/num_members"
+"""Counts the agents at the barrier."""
+
+
+class AgentStore(PrefixStore):  # type: ignore[misc]
+    """What torch's agent gets with a membership; only the barrier differs from a plain store."""
+
+    def __init__(
+        self, prefix: str, store: Any, finish: Callable[[], None], wait: Callable[[], None]
+    ) -> None:
+        super().__init__(prefix, store)
+        self._finish, self._wait = finish, wait
+
+    def add(self, key: str, amount: int) -> int:
+        if not key.startswith(EXIT_BARRIER):
+            return int(super().add(key, amount))
+        self._finish()
+        return 0
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        if any(key.startswith(EXIT_BARRIER) for key in keys):
+            self._wait()
+        else:
+            super().wait(keys, *timeout)
