@@ -66,15 +66,19 @@ class Console:
         else:
             self._put(sink, data)
 
-    def progress(self, text: str, *, stream: Stream = "stderr") -> None:
-        """An update of the one live line; without a terminal a plain line now and then."""
+    def progress(self, text: str, *, stream: Stream = "stderr", prefix: str = "") -> None:
+        """An update of the one live line; without a terminal a plain line now and then.
+
+        ``prefix`` is for the plain line: the live one may be as wide as the screen.
+        """
         sink = self._sink(stream)
         if self._terminal and sink is self._stream:
             self._progress = text
             self._write(b"")
         elif self._clock.monotonic() - self._last_progress_at >= PROGRESS_INTERVAL_S:
             self._last_progress_at = self._clock.monotonic()
-            self._put(sink, f"{text.strip()}\n".encode())
+            text = f"{prefix} {text.strip()}".lstrip()
+            self._put(sink, f"{text}\n".encode())
 
     def close(self) -> None:
         """Leaves the last progress on the screen and the cursor on a line of its own."""

@@ -198,7 +198,7 @@ class Follower:
         if output.block.is_progress:
             if rank == 0:
                 text = output.block.data.decode()
-                self._console.progress(f"{prefix} {text}" if prefix else text, stream=output.stream)
+                self._console.progress(text, stream=output.stream, prefix=prefix)
             return
         if rank == 0:
             self._console.end_progress(output.stream)
@@ -216,8 +216,10 @@ def write_outcome(
     run: RunFolder, plan: LaunchPlan, reason: Reason, detail: str, finished_at: float
 ) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
+    report = read_report(run, plan) if STATE_OF_REASON[reason] is RunState.FAILED else None
     if plan.agent is not None:
-        reason, detail = refine_reason(reason, detail, read_outcomes_of(run, plan))
+        first_node = report.first.node_index if report and report.first else None
+        reason, detail = refine_reason(reason, detail, read_outcomes_of(run, plan), first_node)
     failed = STATE_OF_REASON[reason] is RunState.FAILED
     started_at = run.submitted_at()
     outcome = Outcome(
@@ -233,7 +235,7 @@ def write_outcome(
         finished_at=finished_at,
         duration_s=round(finished_at - started_at, 3),
         metrics=run.read_metrics(),
-        failure=read_report(run, plan).to_jsonable() if failed else None,
+        failure=(report or read_report(run, plan)).to_jsonable() if failed else None,
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},

@@ -169,7 +169,7 @@ def render_status(status: dict[str, Any]) -> str:
         lines.append(
             f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s"
         )
-        lines += render_failure(outcome["failure"]) if outcome["failure"] else []
+        lines += render_failure(outcome["failure"], outcome["reason"]) if outcome["failure"] else []
     for node in status["nodes"]:
         ended = "" if node["exit_code"] is None else f", exit code {node['exit_code']}"
         said = f"; {node['detail']}" if node["detail"] else ""
