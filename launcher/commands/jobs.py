@@ -30,10 +30,15 @@ if TYPE_CHECKING:
     from launcher.runs import RunFolder
 
 
+STREAMS = """The workers' stdout goes to stdout; their stderr and the launcher's own lines go to
+stderr. With more than one worker every line has the prefix [node/rank]."""
+
+
 def add(commands: Any) -> None:
     """Adds the commands to the program's parser."""
     run = add_command(commands, "run", _run, "start a job, follow it, exit with its outcome")
     add_job(run)
+    run.epilog = STREAMS
     run.add_argument(
         "--detach", action="store_true", help="follow in the background, print the run id"
     )

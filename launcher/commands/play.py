@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
     text = "run a PyTorchJob's manifest in local containers, as the training operator would"
     play = add_command(commands, "play", _play, text)
+    play.epilog = "The pods' stdout goes to stdout; their stderr and what happens go to stderr."
     play.add_argument(
         "files", nargs="+", metavar="FILE", help="the job's manifest, and those it refers to"
     )
