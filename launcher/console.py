@@ -38,7 +38,7 @@ class Console:
         self._colour = colour
         self._clock = clock or SystemClock()
         self._goes_on, self._lost = goes_on, set[int]()
-        self._progress = ""
+        self._progress, self._progress_of = "", "stderr"
         self._last_progress_at = float("-inf")
 
     @property
@@ -73,7 +73,7 @@ class Console:
         """
         sink = self._sink(stream)
         if self._terminal and sink is self._stream:
-            self._progress = text
+            self._progress, self._progress_of = text, stream
             self._write(b"")
         elif self._clock.monotonic() - self._last_progress_at >= PROGRESS_INTERVAL_S:
             self._last_progress_at = self._clock.monotonic()
@@ -87,8 +87,8 @@ class Console:
             self._put(self._stream, b"\n")
 
     def end_progress(self, stream: Stream = "stderr") -> None:
-        """Drops the live line: what it counted is over. Not for what goes elsewhere."""
-        if self._sink(stream) is self._stream:
+        """Drops the live line of a stream: what it counted is over."""
+        if self._progress_of == stream:
             self._progress = ""
 
     def has_room(self, stream: Stream) -> bool:
