@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.agent.settings import ROSTER
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, name_exit_code
 from launcher.node_plan import Elastic
 from launcher.plan import LaunchPlan
 from launcher.state import RETRY_FROM, NodeState, Reason, reason_of_exit_code
@@ -64,20 +64,24 @@ def decide_action(
     *,
     replaced: Mapping[int, int],
     since_first_exit_s: float,
+    working: frozenset[int] = frozenset(),
 ) -> Action:
     """The next step of a run, from the nodes that it is meant to have now.
 
     ``replaced`` counts the replacements of each node index so far; ``since_first_exit_s`` is how
-    long ago the first node of the present situation was seen to have ended.
+    long ago the first node of the present situation was seen to have ended; ``working`` are the
+    node indices whose present incarnation has started workers.
     """
+    late = since_first_exit_s > FINISH_S and _only_latecomers_live(plan, observation, working)
     ended = [node for node in observation.nodes if _has_ended(node)]
     bad = [node for node in ended if node.exit_code != 0]
     if not ended:
         return Wait()
     if not bad:
-        return _decide_finished(plan, ended, len(observation.nodes), since_first_exit_s)
+        finished = len(ended) == len(observation.nodes) or (plan.is_elastic and late)
+        return Finish(reason=Reason.COMPLETED) if finished else Wait()
     if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
-        return _decide_agents(plan, observation, since_first_exit_s)
+        return _decide_agents(plan, observation, since_first_exit_s, late=late)
     if plan.is_elastic and (action := _decide_elastic(plan, observation, bad, replaced)):
         return action
     if len(ended) < len(observation.nodes) and since_first_exit_s < FALL_S:
@@ -95,12 +99,18 @@ def is_lost(node: NodeObservation) -> bool:
     return node.state is NodeState.MISSING or (node.exit_code or 0) > 128
 
 
-def _decide_finished(
-    plan: LaunchPlan, ended: list[NodeObservation], nodes: int, since_first_exit_s: float
-) -> Action:
-    # Elastic: a node that was about to join may never come back from a finished rendezvous.
-    finished = len(ended) == nodes or (plan.is_elastic and since_first_exit_s > FINISH_S)
-    return Finish(reason=Reason.COMPLETED) if finished else Wait()
+def _only_latecomers_live(
+    plan: LaunchPlan, observation: Observation, working: frozenset[int]
+) -> bool:
+    """Whether no node that lives can have work to do, once another one has finished.
+
+    Agents with the roster end only when all members of the group have finished: who still lives was
+    about to join, or is frozen. Other agents end after torch's exit barrier of 300 s, whatever the
+    others do, so that a node with workers may still be at work.
+    """
+    if _is_roster(plan):
+        return True
+    return not any(n.node_index in working for n in observation.nodes if not _has_ended(n))
 
 
 def _decide_elastic(
@@ -143,7 +153,16 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
 # -- nodes under the agent: exit codes are those of ``state.EXIT_CODE_OF_REASON`` ---------------
 
 
-def _decide_agents(plan: LaunchPlan, observation: Observation, since_exit_s: float) -> Action:
+def _is_roster(plan: LaunchPlan) -> bool:
+    rendezvous = plan.nodes[0].rendezvous
+    return (
+        plan.agent is not None and isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
+    )
+
+
+def _decide_agents(
+    plan: LaunchPlan, observation: Observation, since_exit_s: float, *, late: bool
+) -> Action:
     """At least one node has ended badly. The agents have used up ``max_restarts`` themselves."""
     live = [node for node in observation.nodes if not _has_ended(node)]
     bad = [node for node in observation.nodes if _has_ended(node) and node.exit_code != 0]
@@ -153,7 +172,8 @@ def _decide_agents(plan: LaunchPlan, observation: Observation, since_exit_s: flo
     closed = [node for node in bad if node.exit_code == ExitCode.RENDEZVOUS_CLOSED]
     lost = [node for node in bad if node not in closed]
     if finished:
-        return _decide_partly_finished(plan, finished, len(live), lost, since_exit_s)
+        away = bad if _is_roster(plan) else lost
+        return _decide_partly_finished(plan, finished, len(live), away, late=late)
     if not live:
         return _restart_all(plan, lost or closed)
     # Closed by a node that ends; where none does, that node is simply not among the others.
@@ -162,15 +182,18 @@ def _decide_agents(plan: LaunchPlan, observation: Observation, since_exit_s: flo
 
 
 def _decide_partly_finished(
-    plan: LaunchPlan, finished: int, live: int, lost: list[NodeObservation], since_exit_s: float
+    plan: LaunchPlan, finished: int, live: int, away: list[NodeObservation], *, late: bool
 ) -> Action:
-    """A finished node has closed the rendezvous: nobody can come in any more."""
+    """A node has finished: nobody can come in any more.
+
+    ``away`` ended without their work done. A newcomer that the roster refused because all had
+    finished is none of them: it ends well. Other backends do not tell.
+    """
     if live:
-        late = plan.is_elastic and since_exit_s > FINISH_S
-        return Finish(reason=Reason.COMPLETED) if late else Wait()
-    if not lost or finished >= plan.nodes[0].min_nodes:
+        return Finish(reason=Reason.COMPLETED) if plan.is_elastic and late else Wait()
+    if not away or finished >= plan.nodes[0].min_nodes:
         return Finish(reason=Reason.COMPLETED)
-    return _restart_all(plan, lost)
+    return _restart_all(plan, away)
 
 
 def _decide_lost(
@@ -248,7 +271,7 @@ def describe(node: NodeObservation) -> str:
     if node.state is NodeState.MISSING:
         return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
     why = "out of memory" if node.out_of_memory else node.detail
-    return f"node {node.node_index} ended with exit code {node.exit_code}" + (
+    return f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}" + (
         f" ({why})" if why else ""
     )
 

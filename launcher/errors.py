@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 
 
 class Fault(enum.Enum):
@@ -33,6 +34,30 @@ class ExitCode(enum.IntEnum):
     STORE_LOST = 195
     AGENT_FAILED = 196
     GPU_BUSY = 197
+
+
+SIGNAL_BASE = 128
+"""A shell's exit code for signal n is this much more than n."""
+
+
+def name_signal(number: int) -> str:
+    """``SIGSEGV (11)``; without a name where this machine knows none for the number."""
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def name_ending(code: int) -> str:
+    """How a process ended, from a code that is negative for a signal."""
+    return name_signal(-code) if code < 0 else f"exit code {code}"
+
+
+def name_exit_code(code: int | None) -> str:
+    """A shell's exit code, with the signal that it stands for: ``139, SIGSEGV (11)``."""
+    number = (code or 0) - SIGNAL_BASE
+    known = number in signal.valid_signals() and number < signal.SIGRTMIN
+    return f"{code}, {name_signal(number)}" if known else f"{code}"
 
 
 class LauncherError(Exception):

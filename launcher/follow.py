@@ -121,6 +121,15 @@ class Follower:
             observation,
             replaced=self._replaced,
             since_first_exit_s=0.0 if self._first_exit_at is None else now - self._first_exit_at,
+            working=self._working() if ended else frozenset(),
+        )
+
+    def _working(self) -> frozenset[int]:
+        """The nodes whose present incarnation has started workers."""
+        incarnations = {node.node_index: node.incarnation for node in self._plan.nodes}
+        logs = self._run.worker_logs()
+        return frozenset(
+            log.node_index for log in logs if incarnations.get(log.node_index) == log.incarnation
         )
 
     def _asked_to_stop(self) -> Reason | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from launcher.clock import Clock
 from launcher.console import Console
-from launcher.errors import InputError, LauncherError, TargetError
+from launcher.errors import InputError, LauncherError, TargetError, name_exit_code
 from launcher.follow import STOP_REQUEST_FILE, write_outcome
 from launcher.plan import LaunchPlan
 from launcher.pod_states import JobEnd, PodView, describe_trouble, reason_of_end
@@ -116,7 +116,7 @@ class ClusterFollower:
                 self._console.note(word)
 
     def _word(self, pod: PodView) -> str:
-        ended = "" if pod.exit_code is None else f" with {pod.exit_code}"
+        ended = "" if pod.exit_code is None else f" with {name_exit_code(pod.exit_code)}"
         again = f" (restart {pod.restarts})" if pod.restarts else ""
         states = {NodeState.PENDING: "is starting", NodeState.RUNNING: "runs"}
         return f"{pod.name} {states.get(pod.state, 'ended')}{ended}{again}"

@@ -285,6 +285,9 @@ def parse_variable(name: str) -> str:
     is_launchers = name in _BY_LAUNCHER or name.startswith("LAUNCHER_")
     owner = "the launcher sets this one" if is_launchers else "torchrun sets this one"
     fix = f"use the key {_KEY_INSTEAD[name]}" if name in _KEY_INSTEAD else "remove it"
+    if name in (contract.RUN_DIR, contract.CHECKPOINT_DIR):
+        # Names that a script may well have had before it met the launcher.
+        fix += f"; if it is the script's own, rename it there and here: MY_{name}"
     raise RefusedError(f"names of your own; {owner} for every worker", fix=fix, found=name)
 
 

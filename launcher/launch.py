@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -86,6 +86,23 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, target.render(plan).shell(), SystemClock().wall())
     return run
+
+
+def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for each variable of the caller that its workers find with another value. Pure.
+
+    Only local processes inherit what the caller has, and only a person's own is worth a word: in a
+    worker of another run these variables are that run's.
+    """
+    if plan.target != "local" or contract.RUN_ID in environ:
+        return ()
+    env = dict(plan.nodes[0].env)
+    return tuple(
+        f"{name}={environ[name]} of this environment does not reach the workers, who find "
+        f"{name}={env[name]}; if it is the script's own, rename it: MY_{name}"
+        for name in (contract.RUN_DIR, contract.CHECKPOINT_DIR)
+        if environ.get(name, env[name]) != env[name]
+    )
 
 
 def _check_here(plan: LaunchPlan) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from launcher.choose import KUBERNETES, open_target
 from launcher.clock import SystemClock
-from launcher.errors import InputError, TargetError
+from launcher.errors import InputError, TargetError, name_exit_code
 from launcher.follow import fold
 from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder
@@ -171,7 +171,9 @@ def render_status(status: dict[str, Any]) -> str:
         )
         lines += render_failure(outcome["failure"], outcome["reason"]) if outcome["failure"] else []
     for node in status["nodes"]:
-        ended = "" if node["exit_code"] is None else f", exit code {node['exit_code']}"
+        ended = (
+            "" if node["exit_code"] is None else f", exit code {name_exit_code(node['exit_code'])}"
+        )
         said = f"; {node['detail']}" if node["detail"] else ""
         name = f"{node['node_index']}.{node['incarnation']}"
         lines.append(f"  node {name}: {node['state']}{ended}{said}")

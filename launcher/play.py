@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from launcher.errors import InputError
+from launcher.errors import InputError, name_exit_code
 from launcher.manifest_source import Together, Value, count_gpus, parse_quantity
 from launcher.node_plan import Env
 from launcher.play_values import (
@@ -319,7 +319,8 @@ def decide_outcome(
     for pod, state in named:
         if state.ended is Next.FAILED:
             policy = pod.restart_policy
-            why = f"{pod.name} ended with {state.exit_code}, which {policy} does not restart"
+            ended = f"{pod.name} ended with {name_exit_code(state.exit_code)}"
+            why = f"{ended}, which {policy} does not restart"
             return PlayOutcome(succeeded=False, why=why)
     return None
 

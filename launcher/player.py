@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.clock import Clock
+from launcher.errors import name_exit_code
 from launcher.lines import Block, BlockSplitter
 from launcher.play import Next, Play, PlayOutcome, PodState, decide_next, decide_outcome
 from launcher.state import NodeState
@@ -118,7 +119,7 @@ class Player:
         named, policy = self._play.pods[index].name, self._play.pods[index].restart_policy
         following = decide_next(policy, ending.exit_code)
         killed = "; out of memory" if ending.out_of_memory else ""
-        stage.note(f"{named} ended with {ending.exit_code}{killed}")
+        stage.note(f"{named} ended with {name_exit_code(ending.exit_code)}{killed}")
         if following in (Next.SUCCEEDED, Next.FAILED):
             pod.state = replace(pod.state, ended=following, exit_code=ending.exit_code)
             return

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from launcher.errors import name_exit_code
 from launcher.state import NodeState, Reason, reason_of_exit_code
 
 Object = Mapping[str, Any]
@@ -211,6 +212,7 @@ def reason_of_end(end: JobEnd, pods: tuple[PodView, ...]) -> tuple[Reason, str]:
         outcome = parse_outcome(failed[0].message)
         said = str(outcome.get("detail", "")) if outcome else failed[0].message
         last = " ".join(said.splitlines()[-MESSAGE_LINES:])
+        last = last or f"ended with exit code {name_exit_code(failed[0].exit_code)}"
         return reason_of_exit_code(failed[0].exit_code or 0), f"{failed[0].name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message

@@ -13,6 +13,7 @@ from typing import Any
 from launcher import contract
 from launcher.agent.faults import COLLATERAL, WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends
+from launcher.errors import name_signal
 from launcher.host import keeper
 from launcher.node_outcomes import read_node_outcome
 from launcher.node_plan import NodePlan
@@ -198,7 +199,7 @@ def _describe_end(end: WorkerEnd) -> str:
 
 def _describe_code(exit_code: int) -> str:
     if exit_code < 0:
-        return f"killed by signal {-exit_code}"
+        return f"killed by {name_signal(-exit_code)}"
     return f"exit code {exit_code}, no exception in its log"
 
 

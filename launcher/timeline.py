@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.errors import name_ending
+
 Event = Mapping[str, Any]
 """One line of an agent's ledger; its keys are in ``contract``."""
 
@@ -60,8 +62,7 @@ def tell_event(event: Event) -> str:
 
 
 def _tell_worker_end(event: Event) -> str:
-    code = event["exit_code"]
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    how = name_ending(event["exit_code"])
     cause = event["cause"]
     return f"rank {event['rank']} ended: {how}" + (
         "" if cause in ("exit", "signal") else f" ({cause})"
@@ -74,6 +75,18 @@ def _tell_start(event: Event) -> str:
     return f"workers started (attempt {event['attempt']}, {named})"
 
 
+def _tell_hang(event: Event) -> str:
+    told = f"silent for {event['silent_s']:.1f} s, limit {event['limit_s']:.1f} s"
+    # An older agent's has no more than that.
+    if "cpu_share" in event:
+        first, second = event["read_at"]
+        told += (
+            f"; beat {event['beat']} twice in {second - first:.1f} s"
+            f", {event['cpu_share']:.1%} of a core"
+        )
+    return f"rank {event['rank']} hangs: {told}"
+
+
 _WORDS: Mapping[str, Callable[[Event], str]] = {
     "agent-started": lambda e: "agent started",
     "rendezvous-began": lambda e: "",
@@ -84,9 +97,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "workers-started": _tell_start,
     "first-step": lambda e: "first step",
     "worker-ended": _tell_worker_end,
-    "hang": lambda e: (
-        f"rank {e['rank']} hangs: silent for {e['silent_s']:.1f} s, limit {e['limit_s']:.1f} s"
-    ),
+    "hang": _tell_hang,
     "gpu-wait": lambda e: f"waited {e['waited_s']:.1f} s for GPU memory",
     "restart": lambda e: f"restart: {e['cause']}",
     "stop-requested": lambda e: f"stop requested: {e['reason']}",

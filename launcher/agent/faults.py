@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, name_ending
 from launcher.state import Reason
 
 COLLATERAL = re.compile(
@@ -118,11 +118,6 @@ class FaultBook:
         self._last: _Failure | None = None
         self._same = 0
 
-    def recount_as_fault(self) -> None:
-        """No node went, as had been thought when the last attempt was judged."""
-        self.restarts[LOST_PEER] -= 1
-        self.restarts["worker-fault"] += 1
-
     def judge(
         self, ends: tuple[WorkerEnd, ...], steps: int, *, regroups: bool = False
     ) -> Restart | GiveUp:
@@ -132,9 +127,9 @@ class FaultBook:
         """
         causes = [end for end in sort_ends(ends) if not end.is_collateral]
         if regroups and all(end.cause == "terminated" for end in ends):
-            return self._restart(Restart(cause="membership"))
+            return Restart(cause="membership")
         if causes and all(end.has_left for end in causes):
-            return self._restart(Restart(cause="preempted"))
+            return Restart(cause="preempted")
         if causes and causes[0].exit_code == ExitCode.BAD_INPUT:
             return GiveUp(reason=Reason.BAD_INPUT, detail=describe(causes[0]))
         first = causes[0] if causes else None
@@ -142,9 +137,9 @@ class FaultBook:
             return give_up
         if first is None:
             # As the workers say. Whether a node went is known when the group has formed again.
-            return self._restart(Restart(cause=LOST_PEER))
+            return Restart(cause=LOST_PEER)
         cause = "hang" if first.cause == "hang" else "worker-fault"
-        return self._restart(Restart(cause=cause, counts=True))
+        return Restart(cause=cause, counts=True)
 
     def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
         """Ends the run once the whole job has had more worker faults than the user allows."""
@@ -158,9 +153,9 @@ class FaultBook:
         used = f"all {self.max_restarts} restarts are used up; last: {detail}"
         return GiveUp(reason=Reason.RESTARTS_EXHAUSTED, detail=used)
 
-    def _restart(self, restart: Restart) -> Restart:
-        self.restarts[restart.cause] += 1
-        return restart
+    def count_restart(self, cause: str) -> None:
+        """The workers are started again."""
+        self.restarts[cause] += 1
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
         signature = (first.cause, first.exit_code, first.message) if first else ("lost-peer",)
@@ -186,7 +181,7 @@ def _are_same(one: _Failure, other: _Failure) -> bool:
 
 def describe(end: WorkerEnd) -> str:
     """One worker's ending in words."""
-    how = f"signal {-end.exit_code}" if end.exit_code < 0 else f"exit code {end.exit_code}"
+    how = name_ending(end.exit_code)
     if end.cause == "hang":
         how = "it hung"
     if end.cause == "out-of-memory":

@@ -115,10 +115,13 @@ class _Watch:
 
     def wait(self) -> int:
         """The script's wait status."""
+        signum: int | None = None
         while True:
+            # Before the signal is acted on: a script that ended by itself was not asked to.
             if (status := processes.reap().get(self._pid)) is not None:
                 return status
-            self._on_signal(_next_signal(self._kill_at))
+            self._on_signal(signum)
+            signum = _next_signal(self._kill_at)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 processes.send(self._pid, signal.SIGKILL)
                 self._kill_at = time.monotonic() + 1.0

@@ -2,17 +2,22 @@
 
 The worker entry beats after every optimizer step, of any script; a training that knows the
 contract announces phases and how long they may take. Layout: ``contract.HEARTBEAT_FORMAT``.
+
+A reader may look at any instant, so a beat counts only with its checksum. The writer fills two
+slots in turn: one of them is whole even while the other is written, or was when its writer died.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import itertools
 import mmap
 import os
 import struct
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +27,11 @@ from typing import Any
 from launcher import contract
 
 _LAYOUT = struct.Struct(contract.HEARTBEAT_FORMAT)
+_CHECKSUM = struct.Struct(contract.HEARTBEAT_CHECKSUM_FORMAT)
+_SLOT_BYTES = _LAYOUT.size + _CHECKSUM.size
+_FILE_BYTES = _SLOT_BYTES * contract.HEARTBEAT_SLOTS
+_READS = 20
+"""Both slots are torn only where the reader is held up between the two; it reads again."""
 _MAGIC = contract.HEARTBEAT_MAGIC
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
@@ -30,10 +40,12 @@ _OPTIMIZER_MODULE = "torch.optim.optimizer"
 class Beat:
     """What a worker last said. Times are seconds of the machine's monotonic clock.
 
-    ``until`` is the end that the worker itself gave its phase, 0 where it gave none.
+    ``until`` is the end that the worker itself gave its phase, 0 where it gave none. ``number``
+    counts the worker's beats: two reads of one number are reads of one beat.
     """
 
     pid: int
+    number: int
     steps: int
     at: float
     until: float
@@ -45,8 +57,9 @@ class HeartbeatWriter:
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+            self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
         self._steps = 0
+        self._numbers = itertools.count(1)
         self.enter("start", 0.0)
 
     def step(self) -> None:
@@ -59,28 +72,48 @@ class HeartbeatWriter:
         self._write(phase, time.monotonic() + limit_s if limit_s else 0.0)
 
     def _write(self, phase: str, until: float) -> None:
+        number = next(self._numbers)
         now = time.monotonic()
-        _LAYOUT.pack_into(
-            self._map, 0, _MAGIC, os.getpid(), self._steps, now, until, phase.encode()
-        )
+        beat = _LAYOUT.pack(_MAGIC, os.getpid(), number, self._steps, now, until, phase.encode())
+        start = number % contract.HEARTBEAT_SLOTS * _SLOT_BYTES
+        # In one copy: pack_into would clear the slot first, for every reader to see.
+        self._map[start : start + _SLOT_BYTES] = beat + _CHECKSUM.pack(zlib.crc32(beat))
 
 
 def create_heartbeat(path: Path) -> None:
     """Makes an empty heartbeat file for a worker that is about to start."""
-    path.write_bytes(bytes(_LAYOUT.size))
+    path.write_bytes(bytes(_FILE_BYTES))
 
 
 def read_heartbeat(path: Path) -> Beat | None:
-    """None before the worker first wrote, or where the file is gone or half written."""
-    try:
-        data = path.read_bytes()
-        magic, pid, steps, at, until, phase = _LAYOUT.unpack(data)
-    except (OSError, struct.error):
+    """The latest beat that was written whole; None before the first, or where the file is gone."""
+    for _ in range(_READS):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        slots = [data[at : at + _SLOT_BYTES] for at in range(0, _FILE_BYTES, _SLOT_BYTES)]
+        beats = [beat for slot in slots if (beat := _parse_slot(slot))]
+        if beats:
+            # By time: a process that the script has forked goes on with numbers of its own.
+            return max(beats, key=lambda beat: (beat.at, beat.number))
+        if not any(data):
+            return None
+    return None
+
+
+def _parse_slot(slot: bytes) -> Beat | None:
+    """None where the slot is empty or half written."""
+    if len(slot) != _SLOT_BYTES:
         return None
+    packed = slot[: _LAYOUT.size]
+    if _CHECKSUM.unpack(slot[_LAYOUT.size :]) != (zlib.crc32(packed),):
+        return None
+    magic, pid, number, steps, at, until, phase = _LAYOUT.unpack(packed)
     if magic != _MAGIC:
         return None
     name = phase.rstrip(b"\0").decode(errors="replace")
-    return Beat(pid=pid, steps=steps, at=at, until=until, phase=name)
+    return Beat(pid=pid, number=number, steps=steps, at=at, until=until, phase=name)
 
 
 def beat_after_steps(writer: HeartbeatWriter) -> None:

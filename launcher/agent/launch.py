@@ -26,6 +26,7 @@ from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
 from launcher.agent.settings import ROSTER, NodeTask
 from launcher.agent.watched import NodeEnding, register_watched
+from launcher.errors import name_signal
 from launcher.node_plan import Static
 from launcher.state import Reason
 
@@ -64,6 +65,8 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "max_nodes": plan.max_nodes,
         "nproc_per_node": plan.nproc_per_node,
         "run_id": plan.rendezvous.id,
+        # torchrun's own default, not that of LaunchConfig.
+        "role": "default",
         "rdzv_endpoint": _endpoint(task),
         "rdzv_backend": "static" if static else register_watched(_backend(task), node),
         "rdzv_configs": _rdzv_configs(task),
@@ -119,12 +122,12 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             if node.attempts.have_succeeded():
                 # Stopped while it waited for the others: its own work is done.
                 if node.link:
-                    node.link.leave()
+                    node.link.leave_finished()
                 return Reason.COMPLETED, ""
             if node.link:
                 # The others re-form at once, and need not find out.
                 node.link.leave()
-            return Reason.PREEMPTED, str(error)
+            return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
         case ChildFailedError():
             node.ends = node.attempts.end()
             return Reason.TRAINING_FAILED, ""

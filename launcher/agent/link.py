@@ -53,6 +53,11 @@ class Link:
         if self._roster is not None:
             self._roster.finish()
 
+    def leave_finished(self) -> None:
+        """Says so, and that this node goes without waiting for the others."""
+        if self._roster is not None:
+            self._roster.leave_finished()
+
     def wait_until_closed(self) -> None:
         """Blocks until the others have finished too, or the run has ended otherwise."""
         if self._roster is not None:

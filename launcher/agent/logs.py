@@ -11,6 +11,8 @@ from launcher.agent import guard
 from launcher.agent.attempts import WorkerPlace
 from launcher.agent.node import Node
 
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
 
 class RunFolderLogs(LogsSpecs):
     """One new folder for every attempt and rank; also where workers get the agent's variables.
@@ -55,6 +57,9 @@ class RunFolderLogs(LogsSpecs):
         generation = self._node.link.generation() if self._node.link else None
         if generation is not None:
             env[contract.GENERATION] = str(generation)
+        # torch sets it for the whole agent, which a process that was forked before does not see.
+        if signals := os.environ.get(_SIGNALS):
+            env[_SIGNALS] = signals
         env.update(
             {
                 "TORCHELASTIC_ERROR_FILE": str(worker.folder / contract.ERROR_FILE),

@@ -99,6 +99,7 @@ class Node:
 
     def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
         """The workers will be started again."""
+        self.book.count_restart(cause)
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 

@@ -16,6 +16,7 @@ from launcher.clock import Clock
 from launcher.state import Reason
 
 TAIL_BYTES = 4096
+_FATAL = "Fatal Python error: "
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -157,7 +158,9 @@ def _read_message(folder: Path, exit_code: int) -> str:
         pass
     if exit_code != -6:
         return ""
-    lines = read_tail(folder / contract.STDERR_FILE).splitlines()
+    # Behind this comes faulthandler's account of all threads, whose last line says nothing.
+    told, fatal, stacks = read_tail(folder / contract.STDERR_FILE).partition(_FATAL)
+    lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     return lines[-1][:500] if lines else ""
 
 

@@ -32,7 +32,7 @@ from launcher.agent.scratch import Scratch
 from launcher.agent.settings import NodeTask, parse_task
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
 from launcher.clock import SystemClock
-from launcher.errors import ExitCode, InputError
+from launcher.errors import ExitCode, InputError, name_ending
 from launcher.state import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
 
 NODE_PLAN = "LAUNCHER_NODE_PLAN"
@@ -102,6 +102,8 @@ class Supervisor:
         for name in contract.STALE_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(node.env)
+        # Meant for torchrun; a script that starts one of its own would hand it on.
+        os.environ.pop(contract.LINE_PREFIX_TEMPLATE, None)
         os.environ[contract.NODE_INDEX] = str(node.node_index)
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(contract.CHECKPOINT_DIR):
@@ -159,7 +161,7 @@ class Supervisor:
             return report
         if code == -signal.SIGKILL and oom_killed:
             return AgentReport(reason=Reason.OUT_OF_MEMORY, detail="the agent itself")
-        detail = f"the agent ended with {code} and without a report"
+        detail = f"the agent ended with {name_ending(code)} and without a report"
         reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
         return AgentReport(reason=reason, detail=detail)
 

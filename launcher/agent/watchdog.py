@@ -26,6 +26,8 @@ STACKS_LIMIT_S = 1.0
 """How long stacks may take to be written before the workers are killed."""
 BUSY_SHARE = 0.05
 """Of one processor: a worker tree that uses more is computing, not waiting for ever."""
+PROOF_S = 1.0
+"""No verdict from one look: all beats must be the same ones in a second look so much later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,37 @@ class Silence:
     phase: str
     silent_s: float
     limit_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was read at one instant at which all workers were silent; ``at`` is monotonic."""
+
+    at: float
+    beats: Mapping[int, Beat]
+    cpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The same beats in two looks; ``cpu_share`` is each worker's, of one core, between them."""
+
+    read_at: tuple[float, float]
+    cpu_share: float
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the workers compute."""
+        return self.cpu_share > BUSY_SHARE
+
+
+def compare_looks(first: Look, second: Look) -> Proof | None:
+    """None where a worker has beaten between the two, or where they are too close to tell. Pure."""
+    passed_s = second.at - first.at
+    if first.beats != second.beats or passed_s < PROOF_S:
+        return None
+    share = (second.cpu_s - first.cpu_s) / passed_s / max(1, len(second.beats))
+    return Proof(read_at=(first.at, second.at), cpu_share=share)
 
 
 class SilenceBook:
@@ -122,7 +155,7 @@ class Watchdog:
         self._attempt = -1
         self._ended_attempt = -1
         self._has_stepped = False
-        self._cpu: tuple[float, float] | None = None
+        self._first: Look | None = None
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -140,7 +173,7 @@ class Watchdog:
     def look(self) -> None:
         """One look at the present attempt; kills its workers where they hang."""
         if self._attempts.number != self._attempt:
-            self._attempt, self._has_stepped, self._cpu = self._attempts.number, False, None
+            self._attempt, self._has_stepped, self._first = self._attempts.number, False, None
             self.book.new_attempt()
         beats = self._attempts.beats()
         if self._ended_attempt == self._attempt:
@@ -151,47 +184,38 @@ class Watchdog:
         workers = self._attempts.running()
         beats = {worker.rank: beats[worker.rank] for worker in workers if worker.rank in beats}
         silent = self.book.find_silent(beats, self._clock.monotonic())
-        busy = self._is_busy(beats) if len(silent) == len(workers) > 0 else self._forget_cpu()
-        hung = decide_hung(silent, len(workers), busy, self._limits)
-        if hung is not None:
-            self._end(hung, beats, workers)
+        if not workers or len(silent) < len(workers):
+            self._first = None
+            return
+        proof = self._look_again(beats)
+        hung = proof and decide_hung(silent, len(workers), proof.is_busy, self._limits)
+        if proof and hung:
+            self._end(hung, proof, beats, workers)
 
     def _note_first_step(self, beats: Mapping[int, Beat]) -> None:
         if not self._has_stepped and any(beat.steps for beat in beats.values()):
             self._has_stepped = True
             self._ledger.write("first-step", attempt=self._attempt)
 
-    def _forget_cpu(self) -> bool:
-        self._cpu = None
-        return True
-
-    def _is_busy(self, beats: Mapping[int, Beat]) -> bool:
-        """Whether the workers compute; True until there are two looks to compare."""
+    def _look_again(self, beats: Mapping[int, Beat]) -> Proof | None:
+        """What this look proves together with an earlier one, which it then takes the place of."""
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]
-        used_s = sum(processes.cpu_seconds(tree) for tree in trees)
-        now, last = self._clock.monotonic(), self._cpu
-        if last is None:
-            self._cpu = (now, used_s)
-            return True
-        if now - last[0] < 4 * POLL_S:
-            return True
-        self._cpu = (now, used_s)
-        return used_s - last[1] > BUSY_SHARE * (now - last[0]) * max(1, len(beats))
+        cpu_s = sum(processes.cpu_seconds(tree) for tree in trees)
+        look = Look(at=self._clock.monotonic(), beats=beats, cpu_s=cpu_s)
+        first = self._first
+        proof = compare_looks(first, look) if first else None
+        if first is None or first.beats != beats or proof:
+            self._first = look
+        return proof
 
     def _end(
-        self, hung: Silence, beats: Mapping[int, Beat], workers: tuple[WorkerPlace, ...]
+        self,
+        hung: Silence,
+        proof: Proof,
+        beats: Mapping[int, Beat],
+        workers: tuple[WorkerPlace, ...],
     ) -> None:
-        say(
-            f"rank {hung.rank} has hung for {hung.silent_s:.1f} s in phase {hung.phase} "
-            f"(limit {hung.limit_s:.1f} s); stacks are in {self._attempts.folder()}"
-        )
-        self._ledger.write(
-            "hang",
-            attempt=self._attempt,
-            rank=hung.rank,
-            silent_s=hung.silent_s,
-            limit_s=hung.limit_s,
-        )
+        self._tell(hung, proof, beats[hung.rank])
         for worker in workers:
             self._attempts.mark_hung(worker.rank)
         for beat in beats.values():
@@ -201,6 +225,29 @@ class Watchdog:
         for beat in beats.values():
             processes.send(beat.pid, signal.SIGKILL)
         self._ended_attempt = self._attempt
+
+    def _tell(self, hung: Silence, proof: Proof, beat: Beat) -> None:
+        limit_s = self._limits.max_s if proof.is_busy else hung.limit_s
+        first, second = proof.read_at
+        say(
+            f"rank {hung.rank} has hung for {hung.silent_s:.1f} s in phase {hung.phase} "
+            f"(limit {limit_s:.1f} s): beat {beat.number}, at step {beat.steps}, was its last in "
+            f"two reads {second - first:.1f} s apart, between which each worker used "
+            f"{proof.cpu_share:.1%} of a core; stacks are in {self._attempts.folder()}"
+        )
+        self._ledger.write(
+            "hang",
+            attempt=self._attempt,
+            rank=hung.rank,
+            phase=hung.phase,
+            silent_s=hung.silent_s,
+            limit_s=limit_s,
+            steps=beat.steps,
+            beat=beat.number,
+            beat_at=beat.at,
+            read_at=proof.read_at,
+            cpu_share=proof.cpu_share,
+        )
 
     def _wait_for_stacks(self, workers: tuple[WorkerPlace, ...]) -> None:
         deadline = self._clock.monotonic() + STACKS_LIMIT_S

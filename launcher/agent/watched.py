@@ -38,6 +38,9 @@ T = TypeVar("T")
 _FAULTS_KEY = "worker-faults"
 _FAULT_IN_ROUND_KEY = "launcher/worker-fault"
 _VERDICT_KEY = "verdict"
+PEER_FINISHES_S = 5.0
+"""How long after a failure another agent may take to see that its own workers have succeeded."""
+PEER_LOOK_S = 0.1
 
 
 class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
@@ -134,12 +137,27 @@ class WatchedHandler(RendezvousHandler):
         if verdict.counts and (give_up := self._faults.count(ends)):
             self._end(give_up)
         failed = verdict.counts or verdict.cause == LOST_PEER
-        if failed and self._fixed_size and self._faults.a_peer_has_finished():
+        if failed and self._fixed_size and self._a_peer_finishes():
             self._end(GiveUp(reason=Reason.TRAINING_FAILED, detail=describe(ends[0])))
         if verdict.cause == LOST_PEER:
             self._blamed_peer = ends
         else:
             node.on_restart(verdict.cause, ends)
+
+    def _a_peer_finishes(self) -> bool:
+        """Whether a peer stands at torch's exit barrier, or comes to it soon; stock backends only.
+
+        The peer may have ended well just before this node's worker failed because of it.
+        """
+        clock = SystemClock()
+        end = clock.monotonic() + PEER_FINISHES_S
+        while self._faults.knows_the_barrier():
+            if self._faults.a_peer_has_finished():
+                return True
+            if clock.monotonic() >= end:
+                break
+            clock.sleep(PEER_LOOK_S)
+        return False
 
     def _tell_lost_peer(self) -> None:
         """Workers blamed a peer; the group has formed again, so it is known whether a node went."""
@@ -149,7 +167,6 @@ class WatchedHandler(RendezvousHandler):
         if self._link.fell_with_a_node():
             self._node.on_restart(LOST_PEER, ends)
         else:
-            self._node.book.recount_as_fault()
             self._node.on_restart("worker-fault", ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
@@ -234,14 +251,17 @@ class JobFaults:
 
         return self._with_store(read, None)
 
+    def knows_the_barrier(self) -> bool:
+        """Whether ``a_peer_has_finished`` may be asked: there is a round with other nodes."""
+        return self._agents is not None
+
     def a_peer_has_finished(self) -> bool:
         """Whether the workers of another node of this round have all succeeded.
 
         Its agent then waits at torch's exit barrier, and joins no further round.
         """
         agents = self._agents
-        if agents is None:
-            return False
+        assert agents is not None
         return self._with_store(lambda *_: bool(agents.check([ARRIVED_KEY])), False)
 
     def _add(self, job: Store, round_store: Store) -> int:

@@ -62,6 +62,7 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _reset_signals()
         prepare()
         _open_streams()
+        _show_crashes()
         _open_stacks(script.folder)
         _start_heartbeat()
     except BaseException:
@@ -214,9 +215,18 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+def _show_crashes() -> None:
+    """The Python stack of a segfault on stderr, for who has asked the interpreter for it."""
+    # Set anew: torch switches it on in what it forks, and a forked worker's variables may be
+    # others than those that its interpreter was started with.
+    if os.environ.get("PYTHONFAULTHANDLER") or sys.flags.dev_mode:
+        faulthandler.enable(file=2)
+    else:
+        faulthandler.disable()
+
+
 def _open_stacks(folder: Path) -> None:
     """Python stacks on demand, also while a thread is stuck in C code."""
-    faulthandler.disable()
     with contextlib.suppress(OSError, ValueError):
         file = (folder / contract.STACKS_FILE).open("w")
         _kept_open.append(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -104,6 +105,8 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     from launcher import launch
 
     console.note(f"running on {choice.why}")
+    for line in launch.find_overruled(plan, os.environ):
+        console.note(line)
     run = launch.create_run(plan, choice.target)
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run

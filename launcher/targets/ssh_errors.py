@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from launcher.errors import name_ending
+
 SSH_FAILED = 255
 """The client's own exit code; any other is the remote command's."""
 
@@ -83,6 +85,6 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
     if exit_code != SSH_FAILED and last:
         return f"{name}: the remote end failed: {last}", f"to try: ssh {name} python3 --version"
     return (
-        f"{name}: ssh ended with code {exit_code}{f': {last}' if last else ''}",
+        f"{name}: ssh ended with {name_ending(exit_code)}{f': {last}' if last else ''}",
         f"to try: ssh -v {name} true",
     )

@@ -44,9 +44,19 @@ def observe(*nodes: int | str) -> Observation:
 
 
 def decide(
-    plan: LaunchPlan, *nodes: int | str, replaced: dict[int, int] | None = None, since: float = 1e9
+    plan: LaunchPlan,
+    *nodes: int | str,
+    replaced: dict[int, int] | None = None,
+    since: float = 1e9,
+    working: frozenset[int] = frozenset(),
 ) -> Action:
-    return decide_action(plan, observe(*nodes), replaced=replaced or {}, since_first_exit_s=since)
+    return decide_action(
+        plan,
+        observe(*nodes),
+        replaced=replaced or {},
+        since_first_exit_s=since,
+        working=working,
+    )
 
 
 def test_running_nodes_are_waited_for(make_plan: MakePlan) -> None:
@@ -65,6 +75,13 @@ def test_an_elastic_node_that_joins_too_late_is_not_waited_for_for_ever(
     plan = make_plan(nnodes="1:2")
     assert decide(plan, 0, RUNS, since=FINISH_S - 1) == Wait()
     assert decide(plan, 0, RUNS, since=FINISH_S + 1) == Finish(reason=Reason.COMPLETED)
+
+
+def test_a_node_that_works_when_another_has_finished_gets_all_the_time_it_needs(
+    make_plan: MakePlan,
+) -> None:
+    plan = make_plan(nnodes="1:2")
+    assert decide(plan, 0, RUNS, since=100 * FINISH_S, working=frozenset({1})) == Wait()
 
 
 @pytest.mark.parametrize("ending", [1, 137, GONE])

@@ -137,3 +137,42 @@ def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(
     process.terminate()
     process.communicate(timeout=90)
     assert containers(engine, run_id) == []
+
+
+EARLY = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    os._exit(0)
+dist.all_reduce(torch.ones(1))
+"""
+DRIFTING = """
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(20)
+print("rank", os.environ["RANK"], "is done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run(
+    launcher: Runner,
+) -> None:
+    launcher.write(EARLY, JOB)
+    argv = ("--on", "docker", "--nnodes", "2", "--set", "engine=agent", "--set", "max_restarts=0")
+    process = launcher.start("run", "job.yaml", *argv)
+    process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert launcher.outcome["reason"] == "training-failed"
+    assert launcher.outcome["failure"]["first"]["rank"] == 1
+
+
+@pytest.mark.slow
+def test_a_node_that_finishes_early_keeps_the_store_for_the_others(launcher: Runner) -> None:
+    launcher.write(DRIFTING, JOB)
+    argv = ("--on", "docker", "--nnodes", "2", "--set", "engine=agent")
+    process = launcher.start("run", "job.yaml", *argv)
+    _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 0, stderr.decode()
+    assert launcher.outcome["restarts"] == {}

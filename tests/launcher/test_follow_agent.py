@@ -121,14 +121,16 @@ def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(
     assert target.plans[1].nodes[0].incarnation == 1
     assert target.plans[1].nodes[1].incarnation == 0
     assert target.plans[1].attempt == 0
-    assert "node 0 ended with exit code 137 (killed); replacing it, the others wait for it" in said
+    ended = "node 0 ended with exit code 137, SIGKILL (9) (killed)"
+    assert f"{ended}; replacing it, the others wait for it" in said
 
 
 def test_where_enough_nodes_are_left_they_are_said_to_go_on(
     follow: Follow,
 ) -> None:
     _, _, said = follow("1:2", (0, [RUNS, 143]), (1, [RUNS, RUNS]), (1, [0, 0]))
-    assert "node 1 ended with exit code 143 (preempted); replacing it, the others go on" in said
+    ended = "node 1 ended with exit code 143, SIGTERM (15) (preempted)"
+    assert f"{ended}; replacing it, the others go on" in said
 
 
 def test_where_nobody_is_left_all_start_again_and_the_note_counts_what_is_left(

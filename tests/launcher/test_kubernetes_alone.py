@@ -251,9 +251,9 @@ UNSCHEDULABLE: Object = {
         ({"state": waiting("CrashLoopBackOff"), "restarts": 4, "last": ended(1)},
          "pending; d-0: CrashLoopBackOff; launcher logs tells why"),
         ({"phase": "Failed", "state": {}, "reason": "Evicted", "message": "low on memory"},
-         "exited, exit code 137; d-0: Evicted: low on memory; kubectl describe node"),
+         "exited, exit code 137, SIGKILL (9); d-0: Evicted: low on memory; kubectl describe node"),
         ({"phase": "Failed", "state": ended(137, "OOMKilled")},
-         "exited, exit code 137; d-0: OOMKilled; raise resources.memory"),
+         "exited, exit code 137, SIGKILL (9); d-0: OOMKilled; raise resources.memory"),
     ],
 )  # fmt: skip
 def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(

@@ -30,7 +30,7 @@ from launcher.targets.ssh_errors import explain
         (1, "python3 is 3.6 there, 3.9 is needed\n", "gpu1: python3 is 3.6 there, 3.9 is needed",
          "install a newer python3 there"),
         (1, "OSError: [Errno 28] No space left on device", "No space left on device", "df -h"),
-        (255, "", "ssh ended with code 255", "ssh -v gpu1 true"),
+        (255, "", "ssh ended with exit code 255", "ssh -v gpu1 true"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_host_the_cause_and_the_fix(

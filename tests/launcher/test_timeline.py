@@ -27,11 +27,23 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
-        "rank 3 ended: signal 9 (hang)",
+        "rank 3 ended: SIGKILL (9) (hang)",
     ),
     (
         {"event": "hang", "rank": 2, "silent_s": 12.34, "limit_s": 10},
         "rank 2 hangs: silent for 12.3 s, limit 10.0 s",
+    ),
+    (
+        {
+            "event": "hang",
+            "rank": 2,
+            "silent_s": 12.34,
+            "limit_s": 10,
+            "beat": 31,
+            "read_at": [15.34, 17.34],
+            "cpu_share": 0.0042,
+        },
+        "rank 2 hangs: silent for 12.3 s, limit 10.0 s; beat 31 twice in 2.0 s, 0.4% of a core",
     ),
     ({"event": "gpu-wait", "waited_s": 3}, "waited 3.0 s for GPU memory"),
     ({"event": "restart", "cause": "lost-peer"}, "restart: lost-peer"),

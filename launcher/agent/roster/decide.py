@@ -30,11 +30,12 @@ def decide_change(state: State, now: float) -> Head | None:
         return heads.close(head, state.closing) if worse else None
     if state.closing:
         return heads.close(head, state.closing)
+    if finished := _with_the_finished(state, head, now):
+        return finished
     if state.leaving:
         return _without_me(state, head)
     return (
-        _with_the_finished(state, head, now)
-        or _without_the_lost(state, head)
+        _without_the_lost(state, head)
         or _without_the_replaced(state, head)
         or (_reopened(state, head, now) if head.phase is Phase.SEALED else None)
         or (_handed_over(state, head, now) if head.phase is Phase.FORMING else None)

@@ -265,8 +265,20 @@ class RosterHandler(RendezvousHandler):
         return self._shell.settle(_has_parted, PARTING_LIMIT_S)
 
     def finish(self) -> None:
-        """This node's workers have all succeeded: it joins no further round. Idempotent."""
+        """This node's workers have all succeeded: it joins no further round.
+
+        Idempotent, takes <= 2 s.
+        """
         self._shell.post(Finish())
+        self._shell.settle(_knows_that_this_has_finished, PARTING_LIMIT_S)
+
+    def leave_finished(self) -> None:
+        """This node was stopped while it waited for the others to finish; they go on."""
+        self.finish()
+        self.leave()
+        if self._store is not None:
+            # The others learn that this one has finished with their next pulse, from this store.
+            self._clock.sleep(2 * self._settings.interval_s)
 
     def wait_until_closed(self) -> None:
         """Blocks until nobody can join another round, or the store is gone.
@@ -396,6 +408,10 @@ def _has_parted(state: State) -> bool:
     closed = state.head is not None and state.head.phase is Phase.CLOSED
     parts = closed or not state.belongs or (state.has_finished and not state.leads)
     return state.said == "l" and parts
+
+
+def _knows_that_this_has_finished(state: State) -> bool:
+    return state.has_finished or _is_closed(state)
 
 
 def _is_closed(state: State) -> bool:

@@ -266,7 +266,7 @@ def test_a_static_rendezvous_has_no_second_store() -> None:
 
 
 def beat(at: float, *, steps: int = 1, until: float = 0.0, phase: str = "step") -> Beat:
-    return Beat(pid=1, steps=steps, at=at, until=until, phase=phase)
+    return Beat(pid=1, number=steps, steps=steps, at=at, until=until, phase=phase)
 
 
 LIMITS = Limits(factor=10, min_s=5, max_s=60)
@@ -322,7 +322,7 @@ def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Any) -> None:
     writer.enter("evaluate", 60)
     found = heartbeat.read_heartbeat(path)
     assert found is not None
-    assert (found.steps, found.phase) == (1, "evaluate")
+    assert (found.number, found.steps, found.phase) == (3, 1, "evaluate")
     assert found.until == pytest.approx(found.at + 60)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -162,6 +163,25 @@ def test_a_hang_is_restarted_after_every_rank_s_stacks_were_written(
     events = [e["event"] for e in place.events()]
     assert events.count("first-step") == 2
     assert events.count("hang") == 1
+
+
+def test_a_hang_is_told_with_what_proved_it(place: Place) -> None:
+    place.write(HANGING)
+    place.plan(hang_min_s=1.5, hang_factor=3)
+    assert place.run() == 0
+    assert re.search(
+        r"rank 0 has hung for \d+\.\d s in phase step \(limit 1\.5 s\): beat 6, at step 5, was its "
+        r"last in two reads \d+\.\d s apart, between which each worker used \d\.\d% of a core; "
+        r"stacks are in ",
+        place.console(),
+    )
+    (hang,) = [event for event in place.events() if event["event"] == "hang"]
+    assert (hang["rank"], hang["phase"], hang["steps"], hang["beat"]) == (0, "step", 5, 6)
+    first, second = hang["read_at"]
+    assert second - first >= 1.0
+    assert hang["beat_at"] + hang["limit_s"] < first
+    assert hang["silent_s"] == pytest.approx(second - hang["beat_at"], abs=0.5)
+    assert hang["cpu_share"] < 0.05
 
 
 def test_a_preload_that_starts_threads_falls_back_with_one_line(place: Place) -> None:

@@ -90,11 +90,6 @@ OTHERWISE = {
     "TORCHELASTIC_RUN_ID",
     "RUN_DIR",
     "LAUNCHER_RUN_ID",
-    "ROLE_NAME",
-    # torch's agent sets it for itself, when the warm process has been started already.
-    "TORCHELASTIC_SIGNALS_TO_HANDLE",
-    # A fork server is told where the preparation of the warm process ends.
-    "PYTHONPATH",
 }
 """What differs from run to run, or for a reason."""
 

@@ -14,6 +14,7 @@ import pytest
 
 from launcher import contract
 from launcher.agent import guard
+from launcher.agent.heartbeat import create_heartbeat
 from tests.launcher.agent.place import wait_until
 
 pytestmark = pytest.mark.slow
@@ -66,7 +67,7 @@ class Guarded:
         self.folder, self.archive = folder, archive
         self.rank_dir = folder / "rank-0"
         self.rank_dir.mkdir()
-        (folder / "heartbeat").write_bytes(bytes(80))
+        create_heartbeat(folder / "heartbeat")
         self.plain = {name: value for name, value in os.environ.items() if "PYTHON" not in name}
         self.env = {
             **self.plain,
