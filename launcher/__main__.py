@@ -19,8 +19,9 @@ def main() -> None:
 
     code = run_command(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
+        if stream is not None:  # its descriptor was closed
+            with contextlib.suppress(OSError):
+                stream.flush()
     # Not sys.exit: taking pydantic's classes apart, one by one, lasts as long as the planning.
     os._exit(code)
 

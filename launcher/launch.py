@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -27,10 +28,50 @@ if TYPE_CHECKING:
     from launcher.follow_kubernetes import ClusterFollower
 
 
-def open_console(stream: TextIO | Outlet) -> Console:
-    """A console on a stream, as its terminal and NO_COLOR allow."""
-    terminal = stream.isatty()
-    return Console(stream, terminal=terminal, colour="NO_COLOR" not in os.environ)
+def open_console(
+    stream: TextIO | Outlet, out: TextIO | Outlet | None = None, *, goes_on: str = "it goes on"
+) -> Console:
+    """A console on stderr's stream and stdout's, as terminals and NO_COLOR allow."""
+    colour = "NO_COLOR" not in os.environ
+    return Console(stream, out=out, terminal=stream.isatty(), colour=colour, goes_on=goes_on)
+
+
+@contextlib.contextmanager
+def open_streams(*, shows: str) -> Iterator[Console]:
+    """A console on this process' stdout and stderr whose readers may pause, or go.
+
+    Everything is written when it closes, for as long as somebody reads. ``shows`` is the command
+    that prints a run's output.
+    """
+    goes_on = f"the run goes on; its output: {shows}"
+    # A closed descriptor: Python has no stream for it.
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    stderr = Outlet(sys.stderr or nowhere, shows=shows)
+    is_one = sys.stdout is not None and _are_one(sys.stdout, sys.stderr)
+    # A lambda, as the console is made of what calls it.
+    stdout = (
+        stderr
+        if is_one
+        else Outlet(sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why))
+    )
+    console = open_console(stderr, stdout, goes_on=goes_on)
+    if sys.stdout is None:
+        console.tell_lost("it is closed")
+    try:
+        yield console
+    finally:
+        try:
+            if stdout is not stderr and not stdout.close():
+                console.note(f"not all of stdout was read; all of it: {shows}")
+        finally:
+            stderr.close()
+
+
+def _are_one(stdout: TextIO, stderr: TextIO | None) -> bool:
+    """Whether both lead to the same terminal, pipe or file: then one order is kept."""
+    if stderr is None:
+        return False
+    return os.path.samestat(os.fstat(stdout.fileno()), os.fstat(stderr.fileno()))
 
 
 def create_run(plan: LaunchPlan, target: Target) -> RunFolder:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.agent.faults import COLLATERAL, WorkerEnd, name_cause
+from launcher.agent.faults import COLLATERAL, WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends
 from launcher.errors import name_signal
 from launcher.host import keeper
@@ -76,8 +76,12 @@ class FailureReport:
 
 
 def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]) -> FailureReport:
-    """Orders failures: causes before collateral, earlier before later, lower ranks first."""
-    ordered = sorted(failures, key=lambda f: (f.is_collateral, f.failed_at, f.rank))
+    """Orders failures: causes before collateral, earlier before later, lower ranks first.
+
+    Those that were ended by their agent are last: they have nothing to say.
+    """
+    order = lambda f: (f.is_collateral, f.cause == "terminated", f.failed_at, f.rank)  # noqa: E731
+    ordered = sorted(failures, key=order)
     return FailureReport(
         first=ordered[0] if ordered else None,
         collateral=tuple(ordered[1:]),
@@ -245,16 +249,18 @@ def _of_worker(
         failed_at=failed_at,
         log=log,
         log_tail=tail,
-        cause=_cause_of(failure.exit_code),
+        cause=_cause_of(failure.exit_code, exception),
         attempt=worker.attempt if worker else 0,
     )
 
 
-def _cause_of(exit_code: int) -> str:
-    """In the agent's words: torchrun ends a failed worker's siblings by SIGTERM."""
-    return name_cause(
-        exit_code, terminated=exit_code == SIGTERM_EXIT, hung=False, out_of_memory=False
-    )
+def _cause_of(exit_code: int, exception: str) -> str:
+    """In the agent's words: torchrun ends a failed worker's siblings by SIGTERM.
+
+    One that had failed by itself may still be on its way out then.
+    """
+    terminated = exit_code == SIGTERM_EXIT and not is_own_failure(exception)
+    return name_cause(exit_code, terminated=terminated, hung=False, out_of_memory=False)
 
 
 def _unreported(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -183,7 +184,8 @@ class RunFolder:
 
     def write_launcher(self) -> None:
         """Records this process as the one that follows the run."""
-        mark = {"pid": os.getpid(), "start": process_start(os.getpid())}
+        start = process_start(os.getpid())
+        mark = {"pid": os.getpid(), "start": start, "sees": process_space()}
         write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
     @property
@@ -201,6 +203,33 @@ class RunFolder:
                 return int(mark["pid"])
         return None
 
+    def launcher_death(self) -> str:
+        """What proves that the launcher has died before the run had ended; "" where nothing does.
+
+        That of another machine, container or boot cannot be looked for from here, and a run without
+        a record may be anybody's.
+        """
+        if self.read_outcome() is not None:
+            return ""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            mark = json.loads((self.path / LAUNCHER_FILE).read_text())
+            pid, start = mark["pid"], process_start(mark["pid"])
+            if mark["sees"] == process_space() and mark["start"] != start:
+                return (
+                    f"there is no process {pid} any more"
+                    if start is None
+                    else f"process {pid} is another one by now"
+                )
+        return ""
+
+
+def process_space() -> str:
+    """The same for processes that know each other by the same pids: of one boot and container."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
 
 def process_start(pid: int) -> str | None:
     """What tells a process from all others that ever had its pid; None where there is none.
@@ -210,9 +239,15 @@ def process_start(pid: int) -> str | None:
     """
     with contextlib.suppress(OSError):
         # The name, in parentheses, may hold spaces; the 20th field after it is the start.
-        tick = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{tick}"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] in _DEAD:
+            return None
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{fields[19]}"
     return None if Path("/proc/self").exists() else _process_start_elsewhere(pid)
+
+
+_DEAD = ("Z", "X")
+"""States of a process that has ended and was not taken note of by its parent yet."""
 
 
 def _process_start_elsewhere(pid: int) -> str | None:

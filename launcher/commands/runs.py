@@ -53,6 +53,9 @@ def add(commands: Any) -> None:
         commands, "logs", _logs, "print a run's output, each line with its node and rank"
     )
     add_run(logs)
+    logs.epilog = (
+        "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr."
+    )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
     logs.add_argument("-v", "--verbose", action="store_true", help="the agents' own lines too")
@@ -132,7 +135,12 @@ def _logs(arguments: argparse.Namespace) -> int:
 
     run = find(arguments)
     show_logs(
-        run, sys.stdout, follow=arguments.follow, rank=arguments.rank, agents=arguments.verbose
+        run,
+        sys.stdout.buffer,
+        sys.stderr.buffer,
+        follow=arguments.follow,
+        rank=arguments.rank,
+        agents=arguments.verbose,
     )
     return int(ExitCode.OK)
 

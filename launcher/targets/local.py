@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import signal
@@ -17,9 +19,10 @@ from launcher.agent_task import STORE_CANDIDATES
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
+from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
-from launcher.runs import full_disk, make_folders, write_agent_files
+from launcher.runs import RunFolder, full_disk, make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
@@ -96,26 +99,18 @@ class LocalTarget:
         self._pids[plan.run_id, process.node_index, process.incarnation] = pid
 
     def observe(self, plan: LaunchPlan) -> Observation:
+        is_own = any(run_id == plan.run_id for run_id, _, _ in self._pids)
+        observe = self._observe_child if is_own else _observe_other
+        seen = frozenset() if is_own else find_nodes(plan.run_id)
         return Observation(
-            run_id=plan.run_id,
-            nodes=tuple(
-                self._observe(plan.run_id, n.node_index, n.incarnation) for n in plan.nodes
-            ),
+            run_id=plan.run_id, nodes=tuple(observe(plan, node, seen) for node in plan.nodes)
         )
 
-    def _observe(self, run_id: str, node_index: int, incarnation: int) -> NodeObservation:
-        pid = self._pids.get((run_id, node_index, incarnation))
-        exit_code = None if pid is None else proc.poll(pid)
-        state = (
-            NodeState.MISSING
-            if pid is None
-            else NodeState.RUNNING
-            if exit_code is None
-            else NodeState.EXITED
-        )
-        return NodeObservation(
-            node_index=node_index, incarnation=incarnation, state=state, exit_code=exit_code
-        )
+    def _observe_child(
+        self, plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
+    ) -> NodeObservation:
+        pid = self._pids.get((plan.run_id, node.node_index, node.incarnation))
+        return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
 
     def collect(self, plan: LaunchPlan) -> None:
         """Nothing to do: local nodes write into the run folder itself."""
@@ -148,6 +143,39 @@ class LocalTarget:
         while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
             proc.send(left, signal.SIGKILL)
             self._clock.sleep(0.02)
+
+
+def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:
+    """The node index and incarnation of each of a run's agents that lives, whoever started it."""
+    agents = find_agents(proc.find(**{contract.RUN_ID: run_id}))
+    told = (
+        (proc.variable_of(pid, contract.NODE_INDEX), proc.variable_of(pid, contract.INCARNATION))
+        for pid in agents
+    )
+    return frozenset((int(index), int(number)) for index, number in told if index and number)
+
+
+def _observe_other(
+    plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
+) -> NodeObservation:
+    """A node that another launcher started: by its processes, else by the outcome it has left."""
+    if (node.node_index, node.incarnation) in seen:
+        return _observation(node, True, None)
+    folder = RunFolder(Path(plan.run_dir)).node_dir(node.node_index, node.incarnation)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        exit_code = int(json.loads((folder / contract.OUTCOME_FILE).read_text())["exit_code"])
+        return _observation(node, True, exit_code)
+    return _observation(node, False, None)
+
+
+def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeObservation:
+    ran = NodeState.RUNNING if exit_code is None else NodeState.EXITED
+    return NodeObservation(
+        node_index=node.node_index,
+        incarnation=node.incarnation,
+        state=ran if is_known else NodeState.MISSING,
+        exit_code=exit_code,
+    )
 
 
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
