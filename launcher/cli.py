@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from launcher import __version__
 from launcher.commands import check, doctor, env, hosts, jobs, play, runs, schema
-from launcher.errors import ExitCode, LauncherError
+from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
+from launcher.errors import ExitCode, InputError, LauncherError
+from launcher.key_errors import KeyInputError
 
 GROUPS = (jobs, runs, hosts, doctor, env, check, play, schema)
 """In the order of ``launcher --help``."""
@@ -19,18 +21,16 @@ EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target 
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Runs one command and returns its exit code; errors become one to three lines."""
+    """Runs one command and returns its exit code; errors become a few lines."""
     own, extra = _split_extra(list(argv))
     parser = _parser()
-    arguments = parser.parse_args(own)
+    arguments, unknown = parser.parse_known_args(own)
     arguments.extra = tuple(extra)
-    if extra and arguments.command not in ("run", "render"):
-        parser.error(f"'--' and training arguments go with run and render, not {arguments.command}")
     try:
+        _check(arguments, unknown, own, extra)
         return int(arguments.handler(arguments))
     except LauncherError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
+        return _tell(_placed(error, arguments))
     except KeyboardInterrupt:
         print("interrupted; nothing was left running", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
@@ -39,10 +39,53 @@ def run_command(argv: Sequence[str]) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
+    except OSError as error:
+        return _tell(_of_system(error))
+
+
+def _check(
+    arguments: argparse.Namespace, unknown: list[str], own: list[str], extra: list[str]
+) -> None:
+    """What every command needs, before it does anything."""
+    check_known(arguments.command, arguments.options, unknown, own, extra)
+    if extra and arguments.command not in TAKES_TRAINING:
+        raise InputError(
+            f"'--' and training arguments go with run and render, not {arguments.command}",
+            f"leave out what stands behind --: launcher {arguments.command} --help",
+        )
+    try:
+        os.getcwd()
+    except OSError as error:
+        why = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be used: {error}"
+        raise InputError(f"the current folder {why}", "cd to one that is there") from None
+    if not arguments.runs:
+        raise InputError("--runs: no folder is named", "--runs DIR, or leave it out for ./runs")
+
+
+def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherError:
+    """With the file and line of the key, where the error is about one."""
+    if not isinstance(error, KeyInputError) or getattr(arguments, "job", None) is None:
+        return error
+    from launcher.commands.arguments import place_of
+
+    return InputError(f"{place_of(error.key, arguments)}: {error.what}", error.hint)
+
+
+def _of_system(error: OSError) -> LauncherError:
+    """What the operating system refused, with the file it is about."""
+    what = error.strerror or str(error)
+    named = error.filename if isinstance(error.filename, str) else ""
+    fix = f"check that {named} is there, is yours and has room" if named else "df -h; ulimit -a"
+    return InputError(f"{named}: {what}" if named else what, fix)
+
+
+def _tell(error: LauncherError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return int(error.exit_code)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="launcher",
         description="Launches multi-node PyTorch training from one job file.",
         epilog=EPILOG,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -13,15 +15,19 @@ from typing import TYPE_CHECKING
 
 from launcher import contract, proc
 from launcher.agent_task import STORE_CANDIDATES
+from launcher.capacity import read_capacity
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
+from launcher.key_errors import KeyInputError
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
+from launcher.repository import ROOT, in_repository
 from launcher.runs import make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
+from launcher.targets.startable import check_here
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -45,25 +51,29 @@ class LocalTarget:
         """Process id of each (run id, node index, incarnation) that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        python = job.local.python or sys.executable
+        python = find_python(job.local.python) if job.local.python else sys.executable
         devices = read_gpus() if job.resources.gpus != 0 else ()
+        on_linux = sys.platform == "linux"
+        cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if devices else "cpu",
             device_ids=devices,
-            cpu_count=len(os.sched_getaffinity(0))
-            if sys.platform == "linux"
-            else os.cpu_count() or 1,
+            cpu_count=cores,
+            capacity=read_capacity(cores),
             torch_version=read_torch_version(python),
             python=python,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             free_port=ports[0],
             spare_ports=ports[1:],
-            loopback_interface="lo" if sys.platform == "linux" else "lo0",
+            loopback_interface="lo" if on_linux else "lo0",
             terminal=sys.stderr.isatty(),
         )
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_here(plan.nodes[0], plan.python)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
         return render_local(plan, only)
@@ -160,6 +170,19 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
+def find_python(given: str) -> str:
+    """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
+    found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
+    if found is None or not Path(found).is_file():
+        where = "no such file" if "/" in given else "not on PATH"
+        fix = "correct the path, or leave it out: the interpreter that runs the launcher is taken"
+        raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
+    if not os.access(found, os.X_OK):
+        fix = f"chmod +x {found}, or name an interpreter"
+        raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
+    return found
+
+
 def read_torch_version(python: str) -> str:
     """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
     if python == sys.executable:
@@ -173,9 +196,16 @@ def read_torch_version(python: str) -> str:
     if not found:
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",
-            "install it (make setup), name another interpreter (local.python), or use --on docker",
+            f"{how_to_install(python)}; or name another interpreter (local.python)",
         )
     return found.strip()
+
+
+def how_to_install(python: str) -> str:
+    """The command that gives an interpreter torch; the repository's own has it by ``make``."""
+    if in_repository() and Path(python).is_relative_to(ROOT):
+        return "make setup"
+    return f"{shlex.quote(python)} -m pip install torch"
 
 
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:

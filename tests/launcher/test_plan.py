@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import contract
+from launcher.devices import plan_devices
 from launcher.errors import InputError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
@@ -16,7 +17,6 @@ from launcher.plan import (
     LaunchPlan,
     new_run_id,
     parse_plan,
-    plan_devices,
     plan_next_attempt,
     plan_replacement,
     plan_run,
