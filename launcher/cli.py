@@ -16,6 +16,8 @@ from launcher.key_errors import KeyInputError
 
 GROUPS = (jobs, runs, hosts, doctor, env, check, play, schema)
 """In the order of ``launcher --help``."""
+MAY_BE_EMPTY = ("include", "exclude")
+POSITIONAL = ("job", "run")
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped. Docs: docs/job-file.md"""
 
@@ -47,7 +49,7 @@ def _check(
     arguments: argparse.Namespace, unknown: list[str], own: list[str], extra: list[str]
 ) -> None:
     """What every command needs, before it does anything."""
-    check_known(arguments.command, arguments.options, unknown, own, extra)
+    check_known(arguments, unknown, own, extra)
     if extra and arguments.command not in TAKES_TRAINING:
         raise InputError(
             f"'--' and training arguments go with run and render, not {arguments.command}",
@@ -58,8 +60,13 @@ def _check(
     except OSError as error:
         why = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be used: {error}"
         raise InputError(f"the current folder {why}", "cd to one that is there") from None
-    if not arguments.runs:
-        raise InputError("--runs: no folder is named", "--runs DIR, or leave it out for ./runs")
+    for name, value in vars(arguments).items():
+        if value == "" and name not in MAY_BE_EMPTY:
+            shown = name.upper() if name in POSITIONAL else f"--{name.replace('_', '-')}"
+            what = f"{shown}: found an empty text, as of a variable that is not set"
+            raise InputError(
+                what, f"name one, or leave it out: launcher {arguments.command} --help"
+            )
 
 
 def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherError:

@@ -26,6 +26,7 @@ from launcher.job_types import (
     JobName,
     Label,
     Limit,
+    ListenAddress,
     MountTarget,
     Nodes,
     OrText,
@@ -155,7 +156,7 @@ class ResourcesSpec(Section):
 class HealthSpec(Section):
     """Where the agent answers ``/healthz`` and ``/metrics`` (Prometheus text) over HTTP."""
 
-    address: Annotated[Text, Field(examples=["0.0.0.0"])] = "127.0.0.1"
+    address: Annotated[ListenAddress, Field(examples=["0.0.0.0"])] = "127.0.0.1"
     """The address to listen on; the default is reached from inside the node alone."""
     port: Annotated[Port | None, Field(examples=[9400])] = None
     """The port. Left out: no health server. Nodes on one machine's network need one each, so that

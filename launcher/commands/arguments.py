@@ -39,7 +39,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A command called ``name``; ``handler`` takes the arguments and returns the exit code."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.set_defaults(handler=handler, options=parser._option_string_actions.keys())
+    parser.set_defaults(handler=handler, options=parser._option_string_actions)
     parser.add_argument(
         "--runs",
         default=os.environ.get("LAUNCHER_RUNS") or str(RUN_ROOT),

@@ -100,8 +100,8 @@ def _run_here(
 def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     from launcher import launch
 
-    console.note(f"running on {choice.why}")
     run = launch.create_run(plan, choice.target)
+    console.note(f"running on {choice.why}")
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run
 

@@ -26,11 +26,17 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*given, **{"allow_abbrev": False, **more})
 
     def error(self, message: str) -> NoReturn:
-        what, fix = _explain(message, self.prog)
+        words = " ".join([self.prog, *map(_positional, self._get_positional_actions())])
+        what, fix = _explain(message, self.prog, words)
         self.exit(int(ExitCode.BAD_INPUT), f"error: {what}\n  fix: {fix}\n")
 
 
-def _explain(message: str, program: str) -> tuple[str, str]:
+def _positional(action: argparse.Action) -> str:
+    name = str(action.metavar or action.dest)
+    return f"[{name}]" if action.nargs == "?" else name
+
+
+def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
     """argparse's words, with what to type."""
     see = f"{program} --help"
     if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
@@ -41,25 +47,27 @@ def _explain(message: str, program: str) -> tuple[str, str]:
         return what, f"did you mean {close[0]}?" if close else see
     if message.startswith("the following arguments are required: "):
         names = message.partition(": ")[2]
-        return f"{names} is missing", f"{program} {names}   (all options: {see})"
+        return f"{names} is missing", f"{usage}   (all options: {see})"
     return _one_line(message.removeprefix("argument ")), see
 
 
 def check_known(
-    command: str, options: list[str], unknown: list[str], given: list[str], extra: list[str]
+    arguments: argparse.Namespace, unknown: list[str], given: list[str], extra: list[str]
 ) -> None:
-    """Raises ``InputError`` for words that no option of the command takes; with the fix.
+    """Raises ``InputError`` for ``unknown`` words, which the command does not take; with the fix.
 
-    ``options`` are the command's own, ``given`` all words before ``--`` and ``extra`` all after it.
+    ``given`` are all words before ``--`` and ``extra`` all after it.
     """
     if not unknown:
         return
-    first = unknown[0]
-    close = difflib.get_close_matches(first.partition("=")[0], options, n=1, cutoff=0.75)
+    command, job, first = arguments.command, getattr(arguments, "job", None), unknown[0]
+    close = difflib.get_close_matches(first.partition("=")[0], arguments.options, n=1, cutoff=0.75)
     meant = f"did you mean {close[0]}? " if close and first.startswith("--") else ""
     if command in TAKES_TRAINING:
-        known = _without(given, unknown)
-        typed = shlex.join(["launcher", *known, "--", *unknown, *extra])
+        typed = shlex.join(["launcher", *_without(given, unknown), "--", *unknown, *extra])
+        if job not in given or given.index(first) < given.index(job):
+            # Before JOB, one cannot tell which words are values of the unknown one.
+            typed = f"launcher {command} JOB [options] -- [training arguments]"
         what = f"{_one_line(' '.join(unknown))}: no option of {command}"
         raise InputError(what, f"{meant}what is for the training goes behind --: {typed}")
     what = f"{_one_line(' '.join(unknown))}: launcher {command} does not take it"
