@@ -25,7 +25,10 @@ def main() -> None:
     if no_stdout:
         say("stdout is closed, so nothing could be shown", "launcher ... >/dev/null")
         os._exit(BAD_INPUT)
-    code = run_command(sys.argv[1:])
+    try:
+        code = run_command(sys.argv[1:])
+    except SystemExit as ending:  # argparse's: --help, --version, or an error that it has told
+        code = ending.code if isinstance(ending.code, int) else 0
     code = _flush(code)
     # Not sys.exit: taking pydantic's classes apart, one by one, lasts as long as the planning.
     os._exit(code)

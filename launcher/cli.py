@@ -56,10 +56,14 @@ def _check(
             f"leave out what stands behind --: launcher {arguments.command} --help",
         )
     try:
-        os.getcwd()
+        folder = os.getcwd()
     except OSError as error:
         why = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be used: {error}"
         raise InputError(f"the current folder {why}", "cd to one that is there") from None
+    for word in (folder, *own, *extra):
+        if word != word.encode(errors="replace").decode():
+            what = f"{word!r}: a name that is no UTF-8 text, which no plan could hold"
+            raise InputError(what, "rename it (mv), or write it in UTF-8")
     for name, value in vars(arguments).items():
         if value == "" and name not in MAY_BE_EMPTY:
             shown = name.upper() if name in POSITIONAL else f"--{name.replace('_', '-')}"
@@ -87,7 +91,8 @@ def _of_system(error: OSError) -> LauncherError:
 
 
 def _tell(error: LauncherError) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"error: {error}", file=sys.stderr)
     return int(error.exit_code)
 
 

@@ -173,7 +173,7 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
 def find_python(given: str) -> str:
     """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
     found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
-    if found is None or not Path(found).is_file():
+    if found is None or not os.path.isfile(found):
         where = "no such file" if "/" in given else "not on PATH"
         fix = "correct the path, or leave it out: the interpreter that runs the launcher is taken"
         raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
