@@ -26,9 +26,10 @@ def run_command(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code; errors become a few lines."""
     own, extra = _split_extra(list(argv))
     parser = _parser()
-    arguments, unknown = parser.parse_known_args(own)
-    arguments.extra = tuple(extra)
+    arguments = argparse.Namespace()
     try:
+        arguments, unknown = parser.parse_known_args(own)
+        arguments.extra = tuple(extra)
         _check(arguments, unknown, own, extra)
         return int(arguments.handler(arguments))
     except LauncherError as error:

@@ -222,7 +222,9 @@ def list_runs(run_root: Path) -> list[RunFolder]:
     if run_root.exists() and not run_root.is_dir():
         raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
     if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
-        raise InputError(f"--runs {run_root}: Permission denied", "name another, or change its mode")
+        raise InputError(
+            f"--runs {run_root}: Permission denied", "name another, or change its mode"
+        )
     plans = [p for p in run_root.glob(f"*/{contract.PLAN_FILE}") if not p.parent.is_symlink()]
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
 

@@ -7,6 +7,7 @@ import difflib
 import math
 import re
 import shlex
+import sys
 from typing import Any, NoReturn
 
 from launcher.errors import ExitCode, InputError
@@ -24,6 +25,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **{"allow_abbrev": False, **more})
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse's own takes no notice of a full disk.
+        if message:
+            (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         words = " ".join([self.prog, *map(_positional, self._get_positional_actions())])

@@ -44,13 +44,9 @@ def shell(
     line: str, cwd: Path, *, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A line of a shell, in which ``launcher`` is this tree's."""
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
-        "PY": sys.executable,
-    }
-    variables |= {"DOCKER_HOST": "unix:///nonexistent/docker.sock", **(env or {})}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PY": sys.executable}
+    variables |= {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "CUDA_VISIBLE_DEVICES": ""}
+    variables |= env or {}
     script = f'launcher() {{ "$PY" -m launcher "$@"; }}\n{line}\n'
     return subprocess.run(
         [*prefix, "bash", "-c", script],
@@ -167,7 +163,6 @@ RIGHTS = [
     ("status --runs w", "w", 0o000, "Permission denied"),
     ("run job.yaml --hosts w/hosts.yaml", "w", 0o000, "w/hosts.yaml"),
     ("check w/job.yaml", "w", 0o000, "Permission denied"),
-    ("render job.yaml --on hosts --hosts w", "w", 0o000, "w"),
 ]
 
 
