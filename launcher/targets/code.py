@@ -48,7 +48,8 @@ def read_code(folder: Path) -> Code:
     inner = folder.relative_to(root).as_posix()
     digest = hashlib.sha256(data).hexdigest()
     inner = "" if inner == "." else inner
-    return Code(hash=digest, data=data, inner=inner, names=frozenset(names))
+    there = frozenset(name for name in names if os.path.lexists(root / name))
+    return Code(hash=digest, data=data, inner=inner, names=there)
 
 
 def pack(root: Path, names: list[str]) -> bytes:

@@ -132,8 +132,19 @@ def _finds_module(name: str, workdir: str, python: str, env: dict[str, str]) -> 
         if _decides_itself(spec):
             return True
         found_so_far = f"{found_so_far}.{part}"
-        spec = PathFinder.find_spec(found_so_far, list(spec.submodule_search_locations))
+        spec = _find_in(found_so_far, list(spec.submodule_search_locations))
     return spec is not None
+
+
+def _find_in(name: str, folders: list[str]) -> ModuleSpec | None:
+    """A module below a package that is not imported; ``name`` in full."""
+    try:
+        return PathFinder.find_spec(name, folders)
+    except KeyError:  # a folder without __init__.py, whose search path is the package's own
+        spec = ModuleSpec(name, None, is_package=True)
+        places = (os.path.join(folder, name.rpartition(".")[2]) for folder in folders)
+        spec.submodule_search_locations = [place for place in places if os.path.isdir(place)]
+        return spec
 
 
 def _by_other_finders(name: str) -> ModuleSpec | None:
