@@ -18,7 +18,8 @@ GROUPS = (jobs, runs, hosts, doctor, env, check, play, schema)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
-EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
+EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input (a worker's own code 2, and a
+script or module that is not there, too), 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped. Docs: docs/job-file.md"""
 
 

@@ -20,8 +20,10 @@ from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
 from launcher.key_errors import KeyInputError
+from launcher.node_plan import Static
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
+from launcher.rendezvous import endpoint_of
 from launcher.repository import ROOT, in_repository
 from launcher.runs import make_folders, write_agent_files
 from launcher.state import NodeState
@@ -47,6 +49,7 @@ class LocalTarget:
         self.notes: list[str] = []
         self._run_root = run_root
         self._clock = clock or SystemClock()
+        self._free_ports: tuple[int, ...] = ()
         self._pids: dict[tuple[str, int, int], int] = {}
         """Process id of each (run id, node index, incarnation) that this launcher started."""
 
@@ -56,6 +59,7 @@ class LocalTarget:
         on_linux = sys.platform == "linux"
         cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
+        self._free_ports = ports
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if devices else "cpu",
@@ -74,6 +78,13 @@ class LocalTarget:
 
     def check(self, plan: LaunchPlan) -> None:
         check_here(plan.nodes[0], plan.python)
+        rendezvous = plan.nodes[0].rendezvous
+        serves = isinstance(rendezvous, Static) or rendezvous.is_host
+        port = int(endpoint_of(rendezvous).rpartition(":")[2])
+        # Those that this launcher chose were free; one that is lost in a race is chosen anew.
+        if serves and port not in self._free_ports and not is_free(port):
+            fix = "name another, or leave it out: the launcher then takes a free one"
+            raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
         return render_local(plan, only)
@@ -208,6 +219,17 @@ def how_to_install(python: str) -> str:
     return f"{shlex.quote(python)} -m pip install torch"
 
 
+def is_free(port: int) -> bool:
+    """Whether nobody listens at the port now, and this user may."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
     """Ports nobody listens on now.
 
@@ -216,12 +238,8 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
     """
     found: list[int] = []
     for port in random_source.sample(PORTS, k=200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if not is_free(port):
+            continue
         found.append(port)
         if len(found) == count:
             return tuple(found)

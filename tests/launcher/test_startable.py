@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -224,6 +225,19 @@ if "LAUNCHER_RUN_ID" in os.environ:
     except FileNotFoundError:
         pass
 """
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "agent"])
+def test_a_port_that_is_taken_is_told_before_nodes_wait_at_it(
+    launcher: Runner, engine: str
+) -> None:
+    launcher.write("", f"name: tiny\nnproc_per_node: 1\nnnodes: 2\nengine: {engine}\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = launcher("run", "job.yaml", "--on", "local", "--set", f"rdzv.port={port}")
+    assert done.returncode == 2, done.stderr
+    assert f"rdzv.port: {port} is in use on this machine" in done.stderr
+    assert not (launcher.folder / "runs").exists()
 
 
 # -- the Makefile ---------------------------------------------------------------------------------
