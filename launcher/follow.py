@@ -14,7 +14,7 @@ from launcher.errors import DiskFullError, ExitCode, InputError, TargetError
 from launcher.node_outcomes import read_outcomes_of, read_restarts, refine_reason
 from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.ranks import node_rank_of
-from launcher.report import read_report
+from launcher.report import read_report, refine_by_first
 from launcher.runs import Outcome, RunFolder, full_disk
 from launcher.scaling import read_withdrawn, take_request, without
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
@@ -289,7 +289,10 @@ def write_outcome(
     if plan.agent is not None:
         first_node = report.first.node_index if report and report.first else None
         reason, detail = refine_reason(reason, detail, read_outcomes_of(run, plan), first_node)
-    failed = STATE_OF_REASON[reason] is RunState.FAILED
+    failure = None
+    if STATE_OF_REASON[reason] is RunState.FAILED:
+        failure = report or read_report(run, plan)
+        reason, detail = refine_by_first(reason, detail, failure.first)
     started_at = run.submitted_at()
     outcome = Outcome(
         run_id=run.run_id,
@@ -304,7 +307,7 @@ def write_outcome(
         finished_at=finished_at,
         duration_s=round(finished_at - started_at, 3),
         metrics=run.read_metrics(),
-        failure=(report or read_report(run, plan)).to_jsonable() if failed else None,
+        failure=failure.to_jsonable() if failure else None,
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},

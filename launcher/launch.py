@@ -18,6 +18,7 @@ from launcher.clock import SystemClock
 from launcher.console import Console
 from launcher.errors import InputError, LauncherError, TargetError
 from launcher.follow import Follower
+from launcher.key_errors import KeyInputError
 from launcher.outlet import Outlet
 from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder, check_folder
@@ -82,6 +83,7 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
     """
     if plan.target != KUBERNETES:
         _check_here(plan)
+    target.check(plan)
     check_folder(Path(plan.run_dir))
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, target.render(plan).shell(), SystemClock().wall())
@@ -112,8 +114,9 @@ def _check_here(plan: LaunchPlan) -> None:
     """
     missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
     if missing:
-        raise InputError(
-            f"secrets: {', '.join(missing)} not set in this environment",
+        raise KeyInputError(
+            ("secrets",),
+            f"{', '.join(missing)} not set in this environment",
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
     if not plan.hosts:

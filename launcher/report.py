@@ -13,12 +13,13 @@ from typing import Any
 from launcher import contract
 from launcher.agent.faults import COLLATERAL, WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends
-from launcher.errors import name_signal
+from launcher.errors import ExitCode, name_signal
 from launcher.host import keeper
 from launcher.node_outcomes import read_node_outcome
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder
+from launcher.state import Reason
 from launcher.torchrun import WorkerFailure, WorkerLog, parse_failures
 
 TAIL_LINES = 12
@@ -28,6 +29,9 @@ SIGTERM_EXIT = -15
 _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
 )
+
+_NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")
+"""What ``python -m`` says before it has run anything: the interpreter's path, and why."""
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
@@ -87,6 +91,22 @@ def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]
         collateral=tuple(ordered[1:]),
         console_tail=() if ordered else console_tail,
     )
+
+
+def refine_by_first(reason: Reason, detail: str, first: RankFailure | None) -> tuple[Reason, str]:
+    """Bad input where the first worker to fail says so, whatever started it. Pure.
+
+    Exit code 2 is Python's own for a script that is not there, and argparse's; for a module that
+    is not there Python's is 1, with one line.
+    """
+    if first is None or reason not in (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED):
+        return reason, detail
+    last = next((line for line in reversed(first.log_tail) if line.strip()), "")
+    if missing := _NO_MODULE.fullmatch(last):
+        return Reason.BAD_INPUT, f"rank {first.rank}: {missing[1]}"
+    if first.exit_code == ExitCode.BAD_INPUT:
+        return Reason.BAD_INPUT, f"rank {first.rank}: exit code {first.exit_code}"
+    return reason, detail
 
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:

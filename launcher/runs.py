@@ -114,7 +114,7 @@ class RunFolder:
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return float(json.loads((self.path / SUBMITTED_FILE).read_text())["at"])
         return 0.0
 
@@ -195,7 +195,7 @@ class RunFolder:
 
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             mark = json.loads((self.path / LAUNCHER_FILE).read_text())
             start = process_start(mark["pid"])
             # A pid alone may have been given to another process since.
@@ -276,7 +276,13 @@ def find_run(run_root: Path, name: str) -> RunFolder:
 
 
 def list_runs(run_root: Path) -> list[RunFolder]:
-    """All runs recorded in a folder, oldest first."""
+    """All runs recorded in a folder, oldest first. Raises ``InputError`` where it is none."""
+    if run_root.exists() and not run_root.is_dir():
+        raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
+    if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
+        raise InputError(
+            f"--runs {run_root}: Permission denied", "name another, or change its mode"
+        )
     plans = [p for p in run_root.glob(f"*/{contract.PLAN_FILE}") if not p.parent.is_symlink()]
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
 

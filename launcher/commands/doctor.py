@@ -16,6 +16,7 @@ from launcher.commands.arguments import (
     read_job,
     run_root,
 )
+from launcher.commands.parser import seconds
 from launcher.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
@@ -38,7 +39,7 @@ def add(commands: Any) -> None:
     add_hosts(doctor)
     doctor.add_argument(
         "--limit",
-        type=float,
+        type=seconds,
         default=LIMIT_S,
         metavar="S",
         help="seconds for the probe in the nodes",

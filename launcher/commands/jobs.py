@@ -104,10 +104,10 @@ def _run_here(
 def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     from launcher import launch
 
+    run = launch.create_run(plan, choice.target)
     console.note(f"running on {choice.why}")
     for line in launch.find_overruled(plan, os.environ):
         console.note(line)
-    run = launch.create_run(plan, choice.target)
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run
 

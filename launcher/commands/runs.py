@@ -15,10 +15,10 @@ from launcher.commands.arguments import (
     add_hosts,
     add_run,
     find,
-    natural,
     read_hosts,
     run_root,
 )
+from launcher.commands.parser import natural, seconds
 from launcher.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
     stop = add_command(commands, "stop", _stop, "end a run and remove what is left of it")
     add_run(stop)
     stop.add_argument(
-        "--grace", type=float, metavar="S", help="seconds until the kill (the job's own)"
+        "--grace", type=seconds, metavar="S", help="seconds until the kill (the job's own)"
     )
 
     stop.add_argument(

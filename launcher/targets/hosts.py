@@ -44,6 +44,7 @@ from launcher.targets.host_nodes import (
     take_back,
 )
 from launcher.targets.ssh import RefusedByHostError, Session, Ssh
+from launcher.targets.startable import check_in_code
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -133,6 +134,9 @@ class HostsTarget:
             hosts = tuple(host.host for host in plan.hosts)
             self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
         return self._connect()
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_in_code(plan, self._code)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
         return render_hosts(plan, only)

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import random
+import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -16,16 +18,21 @@ from typing import TYPE_CHECKING
 from launcher import contract, proc
 from launcher.agent import disk
 from launcher.agent_task import STORE_CANDIDATES
+from launcher.capacity import read_capacity
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
-from launcher.node_plan import NodePlan
+from launcher.key_errors import KeyInputError
+from launcher.node_plan import NodePlan, Static
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
+from launcher.rendezvous import endpoint_of
+from launcher.repository import ROOT, in_repository
 from launcher.runs import RunFolder, full_disk, make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
+from launcher.targets.startable import check_here
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -45,29 +52,42 @@ class LocalTarget:
         self.notes: list[str] = []
         self._run_root = run_root
         self._clock = clock or SystemClock()
+        self._free_ports: tuple[int, ...] = ()
         self._pids: dict[tuple[str, int, int], int] = {}
         """Process id of each (run id, node index, incarnation) that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        python = job.local.python or sys.executable
+        python = find_python(job.local.python) if job.local.python else sys.executable
         devices = read_gpus() if job.resources.gpus != 0 else ()
+        on_linux = sys.platform == "linux"
+        cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
+        self._free_ports = ports
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if devices else "cpu",
             device_ids=devices,
-            cpu_count=len(os.sched_getaffinity(0))
-            if sys.platform == "linux"
-            else os.cpu_count() or 1,
+            cpu_count=cores,
+            capacity=read_capacity(cores),
             torch_version=read_torch_version(python),
             python=python,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             free_port=ports[0],
             spare_ports=ports[1:],
-            loopback_interface="lo" if sys.platform == "linux" else "lo0",
+            loopback_interface="lo" if on_linux else "lo0",
             terminal=sys.stderr.isatty(),
         )
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_here(plan.nodes[0], plan.python)
+        rendezvous = plan.nodes[0].rendezvous
+        serves = isinstance(rendezvous, Static) or rendezvous.is_host
+        port = int(endpoint_of(rendezvous).rpartition(":")[2])
+        # Those that this launcher chose were free; one that is lost in a race is chosen anew.
+        if serves and port not in self._free_ports and not is_free(port):
+            fix = "name another, or leave it out: the launcher then takes a free one"
+            raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
         return render_local(plan, only)
@@ -191,6 +211,19 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
+def find_python(given: str) -> str:
+    """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
+    found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
+    if found is None or not os.path.isfile(found):
+        where = "no such file" if "/" in given else "not on PATH"
+        fix = "correct the path, or leave it out: the interpreter that runs the launcher is taken"
+        raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
+    if not os.access(found, os.X_OK):
+        fix = f"chmod +x {found}, or name an interpreter"
+        raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
+    return found
+
+
 def read_torch_version(python: str) -> str:
     """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
     if python == sys.executable:
@@ -204,9 +237,27 @@ def read_torch_version(python: str) -> str:
     if not found:
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",
-            "install it (make setup), name another interpreter (local.python), or use --on docker",
+            f"{how_to_install(python)}; or name another interpreter (local.python)",
         )
     return found.strip()
+
+
+def how_to_install(python: str) -> str:
+    """The command that gives an interpreter torch; the repository's own has it by ``make``."""
+    if in_repository() and Path(python).is_relative_to(ROOT):
+        return "make setup"
+    return f"{shlex.quote(python)} -m pip install torch"
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens at the port now, and this user may."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
@@ -217,12 +268,8 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
     """
     found: list[int] = []
     for port in random_source.sample(PORTS, k=200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if not is_free(port):
+            continue
         found.append(port)
         if len(found) == count:
             return tuple(found)

@@ -94,12 +94,13 @@ def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner
     assert any("raise" in line for line in failure["first"]["log_tail"])
 
 
-def test_a_script_that_is_missing_is_reported_by_its_own_words(launcher: Runner) -> None:
+def test_a_script_that_is_missing_is_told_before_anything_starts(launcher: Runner) -> None:
     launcher.write("")
     (launcher.folder / "train.py").unlink()
     done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 1
-    assert "can't open file" in done.stderr
+    assert done.returncode == 2
+    assert "command: found train.py; no such file in" in done.stderr
+    assert launcher.run_ids() == []
 
 
 @pytest.mark.slow  # decide.py's tests hold the rule in every CI
