@@ -95,13 +95,17 @@ def test_a_newcomer_comes_in_only_after_the_running_group_has_committed(launcher
 
 
 FALLING = """
-import os, pathlib, threading, time
-seen = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[1] / "rank-1" / "error.json"
+import os, pathlib, sys, threading, time
+told = pathlib.Path("told")
 if os.environ["RANK"] == "1":
-    # Failed, and kept from ending: the agent ends it when it sees the other one.
+    def tell(*error):
+        sys.__excepthook__(*error)
+        told.touch()
+    sys.excepthook = tell
+    # Failed, and kept from ending: it is ended when the other one has failed too.
     threading.Thread(target=time.sleep, args=(600,)).start()
     raise ValueError("the cause")
-while not seen.exists():
+while not told.exists():
     time.sleep(0.05)
 raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 """
@@ -111,11 +115,7 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_once(
     launcher: Runner, engine: str
 ) -> None:
-    script = FALLING
-    if engine == "torchrun":
-        # It leaves no error file for a script that knows nothing of it: what was printed is seen.
-        script = FALLING.replace("while not seen.exists():\n    ", "")
-    launcher.write(script)
+    launcher.write(FALLING)
     done = launcher(
         *("run", "job.yaml", "--on", "local", "--nproc-per-node", "2"),
         *("--set", f"engine={engine}", "--set", "stop_grace_s=1"),
