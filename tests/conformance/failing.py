@@ -8,7 +8,7 @@ from tests.conformance import workers
 from tests.conformance.nodes import Group, Node
 
 FAR_S = 18.0
-"""Longer than any store may be expected to wait for nodes that nobody knows to be at work."""
+"""Well beyond the ten seconds for which a roster's host keeps its store after its own work."""
 
 
 def one_worker_fails_every_time(group: Group) -> str:

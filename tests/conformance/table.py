@@ -146,7 +146,6 @@ FAILING = (
         says="Odd ranks of one node raise, two restarts are allowed: three starts, and the error "
         "file names the exception.",
         roster="exit code 1",
-        stock_fast=True,
     ),
     Row(
         play=failing.a_worker_is_killed,
