@@ -175,11 +175,10 @@ class HostsTarget:
             # Leases before anything travels: it may take minutes, and the lines renew them.
             self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
             self._open_lines(plan)
+            agent, code = artifact.agent, self._code
             self._each(
                 artifact,
-                lambda node: prepare(
-                    plan, node, artifact.agent, self._code, sessions[node.host.host.name]
-                ),
+                lambda node: prepare(plan, node, agent, code, sessions[node.host.host.name]),
             )
             if plan.image is not None:
                 image = self._image or read_image(plan.image)
@@ -374,8 +373,7 @@ class HostsTarget:
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
 
     def _free(self, host: HostFacts) -> Session | None:
-        line = self._lines.get(host.host.name)
-        return line.free() if line else None
+        return line.free() if (line := self._lines.get(host.host.name)) else None
 
     def _close_lines(self) -> None:
         if self._pulse is not None:
@@ -396,8 +394,7 @@ class HostsTarget:
                 states, followed = self._ask(plan)
             except TargetError:
                 continue  # its own commands tell; a host that is away hides no other run
-            running = sum(state["state"] == "running" for state in states.values())
             # Between two attempts no node runs, but the run does.
-            running = max(running, int(followed))
+            running = max(sum(s["state"] == "running" for s in states.values()), int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
         return tuple(found)
