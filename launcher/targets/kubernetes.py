@@ -110,6 +110,9 @@ class KubernetesTarget:
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, pods, run_id="", run_root=root, cwd=cwd)
 
+    def check(self, plan: LaunchPlan) -> None:
+        """As ``Target.check``: only a pod sees its image and its volumes."""
+
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> KubernetesArtifact:
         """The objects of all nodes, whatever ``only`` says: a cluster has no others."""
         namespace = pods_of(plan).namespace or "default"
