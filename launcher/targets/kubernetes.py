@@ -283,10 +283,7 @@ class KubernetesTarget:
         return self._incarnations
 
     def read_raw(self, plan: LaunchPlan) -> tuple[Object | None, list[Object], list[Object]]:
-        """The job's object, its pods and the namespace's events, as the server sends them.
-
-        No events where this user may not list them.
-        """
+        """The job's object, its pods, and the events that this user may list, as they are sent."""
         pods, events = read_raw(self._cluster(plan.run_id), _selector(plan.run_id))
         return self.read_job(plan), pods, events
 
