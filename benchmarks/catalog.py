@@ -9,6 +9,7 @@ from benchmarks.command_line import measure_help, measure_render
 from benchmarks.hosts import measure_hosts
 from benchmarks.manifests import measure_manifests
 from benchmarks.measure import Row
+from benchmarks.output import measure_output
 from benchmarks.plan import measure_plan
 from benchmarks.pods import measure_pods
 from benchmarks.recovery import measure_losses, measure_recovery
@@ -24,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "manifests": measure_manifests,
     "check": measure_check,
     "pods": measure_pods,
+    "output": measure_output,
     "step": measure_step,
     "save": measure_save,
     "resume": measure_resume,

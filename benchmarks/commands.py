@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from benchmarks.measure import BenchmarkError
 
@@ -41,8 +42,15 @@ class Ran:
     duration_s: float
 
 
-def run(argv: Sequence[str], extra_env: Mapping[str, str] | None = None) -> Ran:
-    """Runs a command to its end. Raises BenchmarkError where it cannot start, fails or hangs."""
+def run(
+    argv: Sequence[str],
+    extra_env: Mapping[str, str] | None = None,
+    stdout: IO[bytes] | None = None,
+) -> Ran:
+    """Runs a command to its end, its stdout into a file where one is given.
+
+    Raises BenchmarkError where it cannot start, fails or hangs.
+    """
     env = {**measured_environment(os.environ), **(extra_env or {})}
     with tempfile.TemporaryFile() as output:
         started_at, began = time.time(), time.perf_counter()
@@ -52,8 +60,8 @@ def run(argv: Sequence[str], extra_env: Mapping[str, str] | None = None) -> Ran:
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=output if stdout is None else stdout,
+                stderr=output,
             )
         except OSError as error:
             raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error

@@ -54,6 +54,7 @@ def plan_by_hand(
         free_port=port,
         rdzv_host=host,
         local_addr=local_addr or read_local_addr(host),
+        assigns_devices=True,  # whatever the machine has where the person starts the node
     )
     # What people start by hand is torchrun, with the plan's settings.
     return plan_run(job.without_agent(), facts, run_id=job.rdzv.id or job.name)

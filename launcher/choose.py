@@ -135,5 +135,6 @@ def describe_hosts(facts: TargetFacts) -> str:
 
 def _read_image_reason() -> str:
     for path in sorted(Path(IMAGE_REASON_DIR).glob("*.reason")):
-        return path.read_text(errors="replace").strip().splitlines()[0]
+        if text := path.read_text(errors="replace").strip():
+            return text.splitlines()[0]
     return ""

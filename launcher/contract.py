@@ -131,9 +131,10 @@ STDERR_FILE = "stderr"
 ERROR_FILE = "error.json"
 """The uncaught exception, laid out as torch does: ``{"message": {"message", "extraInfo"}}``."""
 EXIT_FILE = "exit.json"
-"""How the worker ended: ``{"rank", "local_rank", "exit_code", "terminated", "at", "steps"}``;
-``exit_code`` is negative for a signal, ``terminated`` says that the agent had asked it to end. Of a
-worker that failed on a full disk also ``"full_disk": {"at": mount point, "holds_run": bool}``."""
+"""How the worker ended: ``{"rank", "local_rank", "exit_code", "terminated", "had_failed", "at",
+"steps"}``; ``exit_code`` is negative for a signal, ``terminated`` says that the agent had asked it
+to end, ``had_failed`` that ERROR_FILE was there before it asked. Of a worker that failed on a full
+disk also ``"full_disk": {"at": mount point, "holds_run": bool}``."""
 STACKS_FILE = "stacks.txt"
 """Python stacks of all threads, written when the watchdog found the worker hanging."""
 

@@ -21,9 +21,6 @@ MAX_REPLACEMENTS = 16
 a node uses up no restart, but a node that is lost for ever must end the run one day."""
 
 
-FULL_DISK_REPLACEMENTS = 2
-"""Beyond these a node that found no room ends the run: it has waited each time, and the next
-incarnation meets the same disk."""
 LONGEST_PAUSE_S = 30.0
 """Between two starts of the same node: one that fails at once must not use up its replacements
 before whatever it lacks is back."""
@@ -221,10 +218,13 @@ def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
 
 
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
-    """A node that ran out of memory will do so again: the job's own restarts bound that."""
-    limit = min(plan.max_restarts, MAX_REPLACEMENTS) if node.out_of_memory else MAX_REPLACEMENTS
+    """A node that ran out of memory will do so again: the job's own restarts bound that.
+
+    One that found no room has waited for it, and its successor would meet the same disk.
+    """
     if node.exit_code == ExitCode.DISK_FULL:
-        limit = FULL_DISK_REPLACEMENTS
+        return 0
+    limit = min(plan.max_restarts, MAX_REPLACEMENTS) if node.out_of_memory else MAX_REPLACEMENTS
     return limit - plan.nodes[node.node_index].incarnation
 
 

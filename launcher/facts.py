@@ -8,6 +8,15 @@ from launcher.hosts import HostFacts
 
 
 @dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """How many processes, agents and workers together, one machine can reasonably start."""
+
+    processes: int
+    why: str
+    """What bounds them, in words: ``2 CPU cores``."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetFacts:
     """A target as it was when the plan was made.
 
@@ -18,7 +27,8 @@ class TargetFacts:
     launcher's machine. ``free_port`` is a TCP port nobody listened on, for targets whose nodes
     share one network; ``spare_ports`` are more of them, for stores that take over. ``rdzv_host``
     and ``local_addr`` are node 0's and this node's address where a person starts nodes by hand.
-    ``user`` is ``uid:gid`` of the caller, to whom files in mounts shall belong.
+    ``user`` is ``uid:gid`` of the caller, to whom files in mounts shall belong. ``capacity`` is of
+    the one machine on which all nodes run, None where they run on several.
 
     Pods: ``node_names`` are the names at which nodes are reached, in order, where the target gives
     them. ``assigns_devices``: its scheduler gives nodes their accelerators. ``node_run_dir`` and
@@ -47,6 +57,7 @@ class TargetFacts:
     local_addr: str | None = None
     loopback_interface: str = "lo"
     user: str | None = None
+    capacity: Capacity | None = None
     terminal: bool = False
     node_names: tuple[str, ...] = ()
     assigns_devices: bool = False

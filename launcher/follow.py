@@ -14,7 +14,7 @@ from launcher.errors import DiskFullError, ExitCode, InputError, TargetError
 from launcher.node_outcomes import read_outcomes_of, read_restarts, refine_reason
 from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.ranks import node_rank_of
-from launcher.report import read_report
+from launcher.report import read_report, refine_by_first
 from launcher.runs import Outcome, RunFolder, full_disk
 from launcher.scaling import read_withdrawn, take_request, without
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
@@ -48,8 +48,9 @@ class Follower:
         self.stop_reason: Reason | None = None
         self._run, self._plan, self._target = run, plan, target
         self._console, self._clock = console, clock
-        self._show_agents = show_agents
-        self._tails = RunTails(run)
+        self._tails = RunTails(run, agents=show_agents, keeps_returns=console.keeps_returns)
+        self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
+        self._outcome: Outcome | None = None
         self._replaced: Counter[int] = Counter()
         self._replaced_at: dict[int, float] = {}
         self._live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
@@ -75,7 +76,8 @@ class Follower:
                 self._target.stop(self._run.run_id, 0)
             if isinstance(error, OSError) and not self._run.is_there():
                 return self._record_as(Reason.STOP_REQUESTED, FOLDER_REMOVED)
-            self._record(error)
+            if self._outcome is None:
+                self._record(error)
             if isinstance(error, OSError) and disk.is_full(error):
                 raise full_disk(self._run.path) from error
             raise
@@ -98,7 +100,7 @@ class Follower:
 
     def _loop(self) -> tuple[Reason, str]:
         while True:
-            self._show(self._tails.poll())
+            self._show(self._tails.poll(self._console.has_room))
             if reason := self._asked_to_stop():
                 self._console.note(
                     f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s"
@@ -123,7 +125,7 @@ class Follower:
                 case decide.Restart(why=why, left=left):
                     self._restart(why, left)
                 case decide.Wait() | decide.Replace():
-                    self._clock.sleep(0.0 if self._tails.is_behind else POLL_S)
+                    self._clock.sleep(POLL_S)
 
     def _starts_now(self, action: decide.Action) -> bool:
         if isinstance(action, decide.Replace):
@@ -225,7 +227,7 @@ class Follower:
     def _restart(self, why: str, left: int) -> None:
         self._console.note(f"{why}; starting all nodes again ({left} restarts left)")
         self._target.stop(self._run.run_id, self._plan.stop_grace_s)
-        self._show(self._tails.poll())
+        self._show(self._tails.poll(self._console.has_room))
         self._console.end_progress()
         self._set_plan(plan_next_attempt(self._plan))
         self._replaced.clear()
@@ -242,32 +244,34 @@ class Follower:
         with contextlib.suppress(TargetError):
             # An engine that died meanwhile must not hide how the run ended.
             self._target.stop(self._run.run_id, grace_s)
-        self._show(self._tails.close())
+        # Before the last output: a reader that pauses must not hide that the run has ended.
+        self._outcome = self._record_as(reason, detail)
+        self._show(self._tails.close(self._console.wait_for_room))
         self._console.close()
         while self._target.notes:
             self._console.note(self._target.notes.pop(0))
-        return self._record_as(reason, detail)
+        return self._outcome
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
-            self._show_one(output)
-
-    def _show_one(self, output: Output) -> None:
-        if output.worker is None:
-            if self._show_agents:
+            if output.worker is None:
                 prefix = f"[{output.node_index}/agent]"
-                self._console.line(output.line.text, prefix=prefix, colour_key=output.node_index)
+                self._console.show(
+                    output.block, stream="stderr", prefix=prefix, colour_key=output.node_index
+                )
+            else:
+                self._show_worker(output, self._rank(output.worker))
+
+    def _show_worker(self, output: Output, rank: int) -> None:
+        prefix = f"[{output.node_index}/{rank}]" if self._workers > 1 else ""
+        if output.block.is_progress:
+            if rank == 0:
+                text = output.block.data.decode()
+                self._console.progress(text, stream=output.stream, prefix=prefix)
             return
-        rank = self._rank(output.worker)
-        if rank != 0:
-            if not output.line.is_progress:
-                prefix = f"[{output.node_index}/{rank}]"
-                self._console.line(output.line.text, prefix=prefix, colour_key=rank)
-        elif output.line.is_progress:
-            self._console.progress(output.line.text)
-        else:
-            self._console.end_progress()
-            self._console.line(output.line.text)
+        if rank == 0:
+            self._console.end_progress(output.stream)
+        self._console.show(output.block, stream=output.stream, prefix=prefix, colour_key=rank)
 
     def _rank(self, worker: WorkerLog) -> int:
         node_index = worker.node_index
@@ -281,9 +285,14 @@ def write_outcome(
     run: RunFolder, plan: LaunchPlan, reason: Reason, detail: str, finished_at: float
 ) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
+    report = read_report(run, plan) if STATE_OF_REASON[reason] is RunState.FAILED else None
     if plan.agent is not None:
-        reason, detail = refine_reason(reason, detail, read_outcomes_of(run, plan))
-    failed = STATE_OF_REASON[reason] is RunState.FAILED
+        first_node = report.first.node_index if report and report.first else None
+        reason, detail = refine_reason(reason, detail, read_outcomes_of(run, plan), first_node)
+    failure = None
+    if STATE_OF_REASON[reason] is RunState.FAILED:
+        failure = report or read_report(run, plan)
+        reason, detail = refine_by_first(reason, detail, failure.first)
     started_at = run.submitted_at()
     outcome = Outcome(
         run_id=run.run_id,
@@ -298,7 +307,7 @@ def write_outcome(
         finished_at=finished_at,
         duration_s=round(finished_at - started_at, 3),
         metrics=run.read_metrics(),
-        failure=read_report(run, plan).to_jsonable() if failed else None,
+        failure=failure.to_jsonable() if failure else None,
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},

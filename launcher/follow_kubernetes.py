@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from launcher.clock import Clock
 from launcher.console import Console
@@ -58,8 +58,8 @@ class ClusterFollower:
         self.stop_reason: Reason | None = None
         self._run, self._plan, self._target = run, plan, target
         self._console, self._clock = console, clock
-        self._show_agents = show_agents
-        self._tails = RunTails(run, workers_in_consoles=True)
+        self._tails = RunTails(run, workers_in_consoles=True, agents=show_agents)
+        self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         limit_s = pods_of(plan).start_limit_s
         self._notes = PodNotes(limit_s)
         self._limit = StartLimit(limit_s, plan.nodes[0].min_nodes)
@@ -111,7 +111,7 @@ class ClusterFollower:
         while True:
             self._target.follow_logs(self._plan)
             self._tell(watch)
-            self._show()
+            self._show(self._tails.poll(self._console.has_room))
             if reason := self._asked_to_stop():
                 note = f"stopping ({reason.value}), at most {self._plan.stop_grace_s} s"
                 self._console.note(note)
@@ -131,7 +131,7 @@ class ClusterFollower:
                 for line in self._news.read(watch.pods(), self._wanted(), now):
                     self._console.note(line)
                 next_look_at = self._clock.monotonic() + READ_END_S
-            self._clock.sleep(0.0 if self._tails.is_behind else POLL_S)
+            self._clock.sleep(POLL_S)
 
     def _wanted(self) -> frozenset[int]:
         """Indices of the nodes that the run is meant to have."""
@@ -185,19 +185,15 @@ class ClusterFollower:
         while self._target.notes:
             self._console.note(self._target.notes.pop(0))
 
-    def _show(self) -> None:
-        for output in self._tails.poll():
-            self._show_one(output)
-
-    def _show_one(self, output: Output) -> None:
-        if output.worker is None:
-            if self._show_agents:
-                prefix = f"[{output.node_index}/agent]"
-                self._console.line(output.line.text, prefix=prefix, colour_key=output.node_index)
-            return
-        rank = output.worker.rank_on(output.node_index, self._plan.nodes[0].nproc_per_node)
-        prefix = f"[{output.node_index}/{rank}]" if rank else ""
-        self._console.line(output.line.text, prefix=prefix, colour_key=rank)
+    def _show(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            if output.worker is None:
+                key, prefix = output.node_index, f"[{output.node_index}/agent]"
+            else:
+                nproc = self._plan.nodes[0].nproc_per_node
+                key = output.worker.rank_on(output.node_index, nproc)
+                prefix = f"[{output.node_index}/{key}]" if self._workers > 1 else ""
+            self._console.show(output.block, stream=output.stream, prefix=prefix, colour_key=key)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -208,12 +204,13 @@ class ClusterFollower:
             self._remove()
             if self.stop_reason is not None:
                 self._collect()
+            # Before the last output: a reader that pauses must not hide that the run has ended.
+            outcome = self._write(reason, detail)
         finally:
             self._tell(self._target.follow(self._plan))
-            for output in self._tails.close():
-                self._show_one(output)
+            self._show(self._tails.close(self._console.wait_for_room))
             self._console.close()
-        return self._write(reason, detail)
+        return outcome
 
     def _collect(self) -> None:
         with contextlib.suppress(TargetError, KeyboardInterrupt):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.settings import ROSTER
 from launcher.agent_task import plan_agent, plan_stores
-from launcher.errors import InputError, TargetError
+from launcher.devices import NodeDevices, check_no_gpus_wanted
+from launcher.errors import TargetError
 from launcher.facts import TargetFacts
 from launcher.hosts import Host, HostFacts
+from launcher.key_errors import KeyInputError
 from launcher.node_plan import Elastic, NodePlan
-from launcher.plan import LaunchPlan, NodeDevices, SharedByNodes, plan_run
+from launcher.plan import LaunchPlan, SharedByNodes, plan_run
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -222,22 +224,20 @@ def _node(
 
 
 def _devices(job: JobSpec, facts: TargetFacts, host: HostFacts) -> NodeDevices:
-    wanted = job.nproc_per_node
+    wanted, asked = job.nproc_per_node, job.resources.gpus
     if facts.accelerator == "cpu":
-        if wanted == "gpu":
-            raise InputError(
-                f"nproc_per_node: gpu, but {host.host.name} has no free GPU",
-                "set nproc_per_node to a number of processes, or name other hosts",
-            )
+        check_no_gpus_wanted(job, facts, host.host.name)
         number = wanted if isinstance(wanted, int) else host.host.slots or host.cpu_count
         return NodeDevices(nproc_per_node=number, device_ids=())
-    number = wanted if isinstance(wanted, int) else job.resources.gpus or len(host.device_ids)
-    if number > len(host.device_ids):
-        raise InputError(
-            f"{number} GPUs asked for, but {len(host.device_ids)} of {host.host.name} are free",
+    number = wanted if isinstance(wanted, int) else asked or len(host.device_ids)
+    gpus = asked or number
+    if gpus > len(host.device_ids):
+        raise KeyInputError(
+            ("resources", "gpus") if asked else ("nproc_per_node",),
+            f"{gpus} GPUs asked for, but {len(host.device_ids)} of {host.host.name} are free",
             "launcher hosts shows who holds the others; lower nproc_per_node, or wait",
         )
-    return NodeDevices(nproc_per_node=number, device_ids=host.device_ids[:number])
+    return NodeDevices(nproc_per_node=number, device_ids=host.device_ids[:gpus])
 
 
 def lease_of(plan: LaunchPlan, node: NodePlan, owner: str, launcher: str) -> dict[str, object]:

@@ -26,6 +26,7 @@ from launcher.job_types import (
     JobName,
     Label,
     Limit,
+    ListenAddress,
     MountTarget,
     Nodes,
     OrText,
@@ -138,7 +139,8 @@ class ResourcesSpec(Section):
     """Size of /dev/shm, through which data loader workers and NCCL pass their data. A container
     has 64 MB of it unless told otherwise, which is too little for both."""
     gpus: Annotated[Count | None, Field(examples=[8])] = None
-    """GPUs. Left out: as many as ``nproc_per_node`` needs; 0: none, even where there are some."""
+    """GPUs. Left out: as many as ``nproc_per_node`` needs; 0: none, even where there are some. A
+    target that has fewer refuses the job."""
     rdma: Annotated[Rdma, Field(examples=[True])] = False
     """Whether the node gets the host's RDMA devices (with the right to lock memory), or how many
     of them on a target that counts them."""
@@ -155,7 +157,7 @@ class ResourcesSpec(Section):
 class HealthSpec(Section):
     """Where the agent answers ``/healthz`` and ``/metrics`` (Prometheus text) over HTTP."""
 
-    address: Annotated[Text, Field(examples=["0.0.0.0"])] = "127.0.0.1"
+    address: Annotated[ListenAddress, Field(examples=["0.0.0.0"])] = "127.0.0.1"
     """The address to listen on; the default is reached from inside the node alone."""
     port: Annotated[Port | None, Field(examples=[9400])] = None
     """The port. Left out: no health server. Nodes on one machine's network need one each, so that
@@ -244,11 +246,14 @@ class JobSpec(Section):
         Command, Field(examples=[["-m", "train", "--epochs", 3], "train.py --lr 0.1"])
     ]
     """What torchrun runs: a script path or ``-m`` and a module, then its arguments. A list of
-    words, or one text that is split as a shell splits it (nothing else of a shell: no variables,
-    no ``&&``). Without ``torchrun`` and ``python``: the launcher starts those."""
+    words, or one text that is split as a shell splits it. Nothing else of a shell: variables stay
+    as they are written, and ``&&``, ``|``, ``>`` or ``;`` without quotes are refused. Without
+    ``torchrun`` and ``python``: the launcher starts those. A script that is not there, where that
+    can be seen before the start, is refused (exit code 2)."""
     nnodes: Annotated[Nodes, Field(examples=[2, "1:4"])] = NodeRange(1, 1)
     """How many nodes: a number, or ``MIN:MAX`` for an elastic job, which is started on MAX nodes
-    and goes on while MIN are left."""
+    and goes on while MIN are left. On one machine, more of them than its cores and memory can
+    start are refused."""
     nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
     """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core;
     ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""

@@ -29,7 +29,7 @@ class Conflict:
 
 def find_conflicts(raw: Mapping[str, object]) -> tuple[Conflict, ...]:
     """All conflicts of a job file's data, or of a JobSpec's own dump."""
-    of_all = (_engine, _rendezvous, _processes, _secrets, _mounts, _kubernetes)
+    of_all = (_engine, _hangs, _rendezvous, _processes, _secrets, _mounts, _kubernetes)
     return tuple(conflict for find in of_all for conflict in find(raw))
 
 
@@ -79,6 +79,18 @@ def _runs_agent(raw: Mapping[str, object]) -> bool:
     nodes, restarts = _nodes(raw), raw.get("max_restarts")
     may_restart = isinstance(restarts, int) and restarts > 0
     return raw.get("start") is not None or may_restart or (nodes is not None and nodes.is_elastic)
+
+
+def _hangs(raw: Mapping[str, object]) -> list[Conflict]:
+    agent = _section(raw, "agent")
+    low, high = agent.get("hang_min_s"), agent.get("hang_max_s")
+    low, high = 300 if low is None else low, 1800 if high is None else high
+    if not isinstance(low, int) or not isinstance(high, int) or low <= high:
+        return []
+    path = ("agent", "hang_max_s" if agent.get("hang_max_s") is not None else "hang_min_s")
+    accepted = f"hang_min_s (now {low}) not above hang_max_s (now {high})"
+    fix = f"write agent.{path[1]}: {low if path[1] == 'hang_max_s' else high}"
+    return [Conflict(path=path, found=str(agent[path[1]]), accepted=accepted, fix=fix)]
 
 
 def _rendezvous(raw: Mapping[str, object]) -> list[Conflict]:

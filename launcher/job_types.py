@@ -161,6 +161,11 @@ HostPath = Annotated[
     AfterValidator(values.parse_host_path),
     shape(values.HOST_PATH_WORDS, text("^[^~]")),
 ]
+ListenAddress = Annotated[
+    str,
+    Field(pattern=values.LISTEN_PATTERN),
+    shape(values.LISTEN_WORDS, text(values.LISTEN_PATTERN)),
+]
 MountTarget = Annotated[
     str,
     AfterValidator(values.parse_mount_target),
@@ -178,9 +183,9 @@ Processes = Annotated[
 Pairs = tuple[tuple[str, str], ...]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Cores = Annotated[float, Field(strict=True, gt=0)]
-Seconds = Annotated[int, Field(strict=True, ge=1)]
-Limit = Annotated[float, Field(strict=True, ge=0.5)]
-Count = Annotated[int, Field(strict=True, ge=0)]
+Seconds = Annotated[int, Field(strict=True, ge=1, le=values.MAX_SECONDS)]
+Limit = Annotated[float, Field(strict=True, ge=0.5, le=values.MAX_LIMIT_S)]
+Count = Annotated[int, Field(strict=True, ge=0, le=values.MAX_COUNT)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

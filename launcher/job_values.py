@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,6 +19,12 @@ MAX_NODES = 100_000
 """Far above any cluster; stops a typing error from planning for an hour."""
 MAX_PROCESSES = 1024
 """Per node, for the same reason."""
+MAX_COUNT = 1_000_000
+"""Of restarts and the like: more was meant as another unit."""
+MAX_SECONDS = 31_536_000
+"""A year. What sleeps, waits and times out cannot take any number."""
+MAX_LIMIT_S = 3_600
+"""Of the silence after which a node counts as lost."""
 MIN_QUANTITY_BYTES = 2**20
 """Below this a bare number was meant as another unit: ``memory: 8`` is 8 bytes."""
 MAX_QUANTITY_BYTES = 2**63 - 1
@@ -199,10 +206,14 @@ def parse_command(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         try:
             words = tuple(shlex.split(value))
+            _check_operators(_QUOTED.sub("_", value).split(), _JOINED_OPERATOR)
+        except RefusedError:
+            raise
         except ValueError:
             raise RefusedError(COMMAND_WORDS, fix="close the quotation, or write a list") from None
     elif isinstance(value, list | tuple):
         words = tuple(_command_word(place, word) for place, word in enumerate(value))
+        _check_operators(words, _OPERATOR)
     else:
         raise RefusedError(f"{COMMAND_WORDS}; as a list of words or as one text")
     _check_first_words(words)
@@ -215,6 +226,35 @@ def _command_word(place: int, word: object) -> str:
     kind = "nothing" if word is None else "a list or mapping"
     raise RefusedError(
         "words: text or numbers", found=f"{kind} as word {place}", fix="put the word in quotes"
+    )
+
+
+_OPERATOR = re.compile(r"&&|\|\||[|;&<]|[12&]?>>?|[12]>&[12]")
+"""A shell's operators."""
+_JOINED_OPERATOR = re.compile(rf"{_OPERATOR.pattern}|[12&]?>>?[^>]*[^>]|.+;")
+"""In one text also joined to a word: ``>log``, ``train.py;``."""
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.", re.DOTALL)
+OPERATOR_WORDS = "words for the script: no shell reads them"
+
+
+def _check_operators(words: Iterable[str], operators: re.Pattern[str]) -> None:
+    """No shell reads a command: its operators would become arguments of the script."""
+    for word in words:
+        if operators.fullmatch(word):
+            meant = f"""; if an argument is meant, quote it in one text: "train.py '{word}'\""""
+            fix = _in_own_shell(word) + (meant if _OPERATOR.fullmatch(word) else "")
+            raise RefusedError(OPERATOR_WORDS, found=word, fix=fix)
+
+
+def _in_own_shell(operator: str) -> str:
+    if ">" in operator:
+        return "in your own shell: launcher run JOB > FILE"
+    if operator == "<":
+        return "let the script open the file"
+    if operator == "&":
+        return "launcher run JOB --detach"
+    return (
+        f"in your own shell: launcher run JOB {operator[-2:] if operator[0] in '&|' else ';'} ..."
     )
 
 
@@ -234,6 +274,9 @@ def _check_first_words(words: tuple[str, ...]) -> None:
         raise RefusedError(
             COMMAND_WORDS, found="-m without a module", fix="name the module after -m"
         )
+    if words[0] == "-m" and not re.fullmatch(r"[^\s/.]+(\.[^\s/.]+)*", words[1]):
+        fix = "name it as import does, such as -m train.main; a script is named without -m"
+        raise RefusedError(COMMAND_WORDS, found=f"-m {words[1]}", fix=fix)
     if words[0].startswith("-") and words[0] != "-m":
         fix = "drop it: torchrun's options have keys of their own (nnodes, nproc_per_node, rdzv)"
         raise RefusedError(COMMAND_WORDS, found=words[0], fix=fix)
@@ -330,6 +373,8 @@ def parse_mount_target(path: str) -> str:
     return "/" + "/".join(parts)
 
 
+LISTEN_PATTERN = r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$"
+LISTEN_WORDS = "an address of the node to listen on, such as 127.0.0.1 or 0.0.0.0"
 LABEL_PATTERN = r"^(?!launcher\.)[^=]+$"
 LABEL_WORDS = "a label's name, without = and not starting with launcher."
 ADDRESS_WORDS = "an IP address, or host-gateway"

@@ -88,6 +88,15 @@ def parse_job(text: str, file: str, overrides: Sequence[Override] = ()) -> JobSp
     return _build(source, flaws, overrides)
 
 
+def find_place(key: KeyPath, path: str, overrides: Sequence[Override] = ()) -> str:
+    """Where a key's value comes from: ``file:line``, the option, or the file if nothing gave it."""
+    source = parse_yaml(read_text(path), path)
+    for override in overrides:
+        source = _overridden(source, override)
+    entry = source.entries.get(key)
+    return path if entry is None else entry.where
+
+
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a job file, for editors and for the reference.
 

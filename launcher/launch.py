@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -17,6 +18,7 @@ from launcher.clock import SystemClock
 from launcher.console import Console
 from launcher.errors import InputError, LauncherError, TargetError
 from launcher.follow import Follower
+from launcher.key_errors import KeyInputError
 from launcher.outlet import Outlet
 from launcher.plan import LaunchPlan
 from launcher.runs import Outcome, RunFolder, check_folder
@@ -27,14 +29,64 @@ if TYPE_CHECKING:
     from launcher.follow_kubernetes import ClusterFollower
 
 
-def open_console(stream: TextIO | Outlet, spell: Callable[[str], str] | None = None) -> Console:
-    """A console on a stream, as its terminal and NO_COLOR allow.
+def open_console(
+    stream: TextIO | Outlet,
+    out: TextIO | Outlet | None = None,
+    *,
+    goes_on: str = "it goes on",
+    spell: Callable[[str], str] | None = None,
+) -> Console:
+    """A console on stderr's stream and stdout's, as terminals and NO_COLOR allow.
 
     ``spell`` writes the commands in the launcher's own lines as they are to be typed.
     """
-    terminal = stream.isatty()
     colour = "NO_COLOR" not in os.environ
-    return Console(stream, terminal=terminal, colour=colour, spell=spell)
+    return Console(
+        stream,
+        out=out,
+        terminal=stream.isatty(),
+        colour=colour,
+        goes_on=goes_on,
+        spell=spell,
+    )
+
+
+@contextlib.contextmanager
+def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> Iterator[Console]:
+    """A console on this process' stdout and stderr whose readers may pause, or go.
+
+    Everything is written when it closes, for as long as somebody reads. ``shows`` is the command
+    that prints a run's output.
+    """
+    goes_on = f"the run goes on; its output: {shows}"
+    # A closed descriptor: Python has no stream for it.
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    stderr = Outlet(sys.stderr or nowhere, shows=shows)
+    is_one = sys.stdout is not None and _are_one(sys.stdout, sys.stderr)
+    # A lambda, as the console is made of what calls it.
+    stdout = (
+        stderr
+        if is_one
+        else Outlet(sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why))
+    )
+    console = open_console(stderr, stdout, goes_on=goes_on, spell=spell)
+    if sys.stdout is None:
+        console.tell_lost("it is closed")
+    try:
+        yield console
+    finally:
+        try:
+            if stdout is not stderr and not stdout.close():
+                console.note(f"not all of stdout was read; all of it: {shows}")
+        finally:
+            stderr.close()
+
+
+def _are_one(stdout: TextIO, stderr: TextIO | None) -> bool:
+    """Whether both lead to the same terminal, pipe or file: then one order is kept."""
+    if stderr is None:
+        return False
+    return os.path.samestat(os.fstat(stdout.fileno()), os.fstat(stderr.fileno()))
 
 
 def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
@@ -45,6 +97,7 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
     """
     if plan.target != KUBERNETES:
         _check_here(plan)
+    target.check(plan)
     check_folder(Path(plan.run_dir))
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, target.render(plan).shell(), SystemClock().wall())
@@ -75,8 +128,9 @@ def _check_here(plan: LaunchPlan) -> None:
     """
     missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
     if missing:
-        raise InputError(
-            f"secrets: {', '.join(missing)} not set in this environment",
+        raise KeyInputError(
+            ("secrets",),
+            f"{', '.join(missing)} not set in this environment",
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
     if not plan.hosts:

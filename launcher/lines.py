@@ -9,42 +9,80 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One line without its end; ``is_progress`` where it ended in a bare carriage return."""
+class Block:
+    """Whole lines as UTF-8, each with its end; or one progress update, which has none.
 
-    text: str
+    As many lines as one read brought: work for each of them would cost more than the output.
+    """
+
+    data: bytes
     is_progress: bool = False
 
+    def with_prefix(self, prefix: bytes) -> bytes:
+        """The same lines, each behind ``prefix``."""
+        if not prefix:
+            return self.data
+        return prefix + self.data[:-1].replace(b"\n", b"\n" + prefix) + self.data[-1:]
 
-class LineSplitter:
+
+class BlockSplitter:
     """Collects bytes of one stream and gives back what is complete.
 
     Bytes that are not UTF-8 come out as ``\\xNN``. A carriage return at the very end is kept
-    until the next byte tells whether it was ``\\r\\n``.
+    until the next byte tells whether it was ``\\r\\n``. With ``keeps_returns`` a carriage return
+    is a byte like any other, as in a file that the stream was redirected to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_returns: bool = False) -> None:
         self._rest = b""
+        self._keeps_returns = keeps_returns
 
-    def feed(self, data: bytes) -> list[Line]:
-        """The lines that ``data`` completes."""
-        buffer, start = self._rest + data, 0
-        lines = []
-        # By position: to cut each line off would copy all that follows it, for every line.
-        while (end := _end_of_line(buffer, start)) is not None:
-            stop, skip, is_progress = end
-            lines.append(_line(buffer[start:stop], is_progress))
-            start = stop + skip
-        while len(buffer) - start > MAX_LINE_BYTES:
-            lines.append(_line(buffer[start : start + MAX_LINE_BYTES], False))
-            start += MAX_LINE_BYTES
-        self._rest = buffer[start:]
-        return lines
+    def feed(self, data: bytes) -> list[Block]:
+        """What ``data`` completes."""
+        buffer = self._rest + data
+        if self._keeps_returns or b"\r" not in buffer:
+            end = buffer.rfind(b"\n") + 1
+            blocks = [Block(data=_as_utf8(buffer[:end]))] if end else []
+        else:
+            blocks, end = _cut_at_returns(buffer)
+        while len(buffer) - end > MAX_LINE_BYTES:
+            piece = buffer[end : end + MAX_LINE_BYTES]
+            blocks.append(Block(data=_as_utf8(piece) + b"\n"))
+            end += MAX_LINE_BYTES
+        self._rest = buffer[end:]
+        return blocks
 
-    def flush(self) -> list[Line]:
+    def flush(self) -> list[Block]:
         """What is left of a stream that has ended."""
         rest, self._rest = self._rest, b""
-        return [_line(rest.removesuffix(b"\r"), rest.endswith(b"\r"))] if rest else []
+        if not rest:
+            return []
+        if rest.endswith(b"\r") and not self._keeps_returns:
+            return [Block(data=_as_utf8(rest[:-1]), is_progress=True)]
+        return [Block(data=_as_utf8(rest) + b"\n")]
+
+
+def _cut_at_returns(buffer: bytes) -> tuple[list[Block], int]:
+    """Blocks of whole lines with the progress updates between them, and where the rest begins."""
+    blocks: list[Block] = []
+    lines: list[bytes] = []
+    start = 0
+    # By position: to cut each line off would copy all that follows it, for every line.
+    while (found := _end_of_line(buffer, start)) is not None:
+        stop, skip, is_progress = found
+        text = buffer[start:stop]
+        start = stop + skip
+        if not is_progress:
+            lines.append(text + b"\n")
+            continue
+        blocks += _joined(lines)
+        lines = []
+        blocks.append(Block(data=_as_utf8(text), is_progress=True))
+    return blocks + _joined(lines), start
+
+
+def _joined(lines: list[bytes]) -> list[Block]:
+    return [Block(data=_as_utf8(b"".join(lines)))] if lines else []
 
 
 def _end_of_line(buffer: bytes, start: int) -> tuple[int, int, bool] | None:
@@ -60,5 +98,9 @@ def _end_of_line(buffer: bytes, start: int) -> tuple[int, int, bool] | None:
     return (carriage, 2, False) if following == b"\n" else (carriage, 1, True)
 
 
-def _line(raw: bytes, is_progress: bool) -> Line:
-    return Line(text=raw.decode("utf-8", errors="backslashreplace"), is_progress=is_progress)
+def _as_utf8(data: bytes) -> bytes:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data.decode(errors="backslashreplace").encode()
+    return data

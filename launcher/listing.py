@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from launcher.choose import KUBERNETES, open_target
 from launcher.clock import SystemClock
@@ -151,6 +151,7 @@ def read_status(run: RunFolder) -> dict[str, Any]:
         "state": state,
         "attempt": plan.attempt,
         "launcher_pid": run.launcher_pid(),
+        "launcher_death": run.launcher_death(),
         "folder": "" if run.is_borrowed else str(run.path),
         "nodes": nodes,
         "metrics": run.read_metrics(),
@@ -187,7 +188,7 @@ def render_status(status: dict[str, Any]) -> str:
         lines.append(
             f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s"
         )
-        lines += render_failure(outcome["failure"]) if outcome["failure"] else []
+        lines += render_failure(outcome["failure"], outcome["reason"]) if outcome["failure"] else []
     for node in status["nodes"]:
         ended = (
             "" if node["exit_code"] is None else f", exit code {name_exit_code(node['exit_code'])}"
@@ -198,19 +199,40 @@ def render_status(status: dict[str, Any]) -> str:
     lines += [f"  {key}: {value}" for key, value in status["metrics"].items()]
     lines += [f"  folder: {status['folder']}"] if status["folder"] else []
     if status["state"] == ORPHANED:
-        lines.append(f"  its launcher has died; end it: launcher stop {status['run_id']}")
+        proof = status["launcher_death"]
+        lines.append(
+            f"  its launcher has died ({proof}); end it: launcher stop {status['run_id']}"
+            if proof
+            else "  its launcher cannot be seen from here"
+        )
     return "\n".join(lines) + "\n"
 
 
 def show_logs(
-    run: RunFolder, stream: TextIO, *, follow: bool, rank: int | None, agents: bool
+    run: RunFolder,
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+    *,
+    follow: bool,
+    rank: int | None,
+    agents: bool,
 ) -> None:
-    """Prints a run's output from its beginning; with ``follow`` until it has ended."""
+    """Prints a run's output from its beginning; with ``follow`` until it has ended.
+
+    The workers' stderr and the agents' lines go to ``stderr``. Raises ``BrokenPipeError`` where the
+    reader has gone.
+    """
     plan = run.read_plan()
-    tails = RunTails(run, workers_in_consoles=plan.target == KUBERNETES)
+    tails = RunTails(
+        run,
+        workers_in_consoles=plan.target == KUBERNETES,
+        agents=agents and rank is None,
+        keeps_returns=not stdout.isatty(),
+    )
+    streams = {"stdout": stdout, "stderr": stderr}
     for _ in _turns(run, plan, follow=follow):
-        _write(tails.poll(), plan, stream, rank, agents)
-    _write(tails.close(), plan, stream, rank, agents)
+        _write(tails.poll(), plan, streams, rank)
+    _write(tails.close(), plan, streams, rank)
 
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
@@ -261,14 +283,17 @@ def goes_on(run: RunFolder, plan: LaunchPlan, target: Target) -> bool:
 
 
 def _write(
-    outputs: Iterable[Output], plan: LaunchPlan, stream: TextIO, rank: int | None, agents: bool
+    outputs: Iterable[Output], plan: LaunchPlan, streams: Mapping[str, BinaryIO], rank: int | None
 ) -> None:
     for output in outputs:
         if output.worker is None:
-            if agents and rank is None:
-                stream.write(f"[{output.node_index}/agent] {output.line.text}\n")
-            continue
-        own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
-        if rank in (None, own) and not output.line.is_progress:
-            stream.write(f"[{output.node_index}/{own}] {output.line.text}\n")
-    stream.flush()
+            who = "agent"
+        else:
+            own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
+            if rank not in (None, own) or output.block.is_progress:
+                continue
+            who = str(own)
+        stream = streams[output.stream]
+        stream.write(output.block.with_prefix(f"[{output.node_index}/{who}] ".encode()))
+        # At once: of two streams into one file, each shall wait for the other.
+        stream.flush()

@@ -130,14 +130,16 @@ def _has_place(event: dict[str, Any]) -> bool:
 
 
 def refine_reason(
-    reason: Reason, detail: str, outcomes: Sequence[NodeOutcome]
+    reason: Reason, detail: str, outcomes: Sequence[NodeOutcome], first_node: int | None = None
 ) -> tuple[Reason, str]:
     """The nodes' own word on an ending of which only the exit code was seen. Pure.
 
-    Several reasons share exit code 1; the node that ended first knows which it was.
+    Several reasons share exit code 1; the node of the first failure (``first_node``) knows which it
+    was, else the one that ended first.
     """
     code = int(EXIT_CODE_OF_REASON[reason])
-    same = sorted((o for o in outcomes if o.exit_code == code), key=lambda o: o.finished_at)
+    order = lambda o: (o.node_index != first_node, o.finished_at)  # noqa: E731
+    same = sorted((o for o in outcomes if o.exit_code == code), key=order)
     told = next((o for o in same if o.reason is reason), None)
     if reason is Reason.TRAINING_FAILED and same:
         told = same[0]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import stat
 import threading
+from collections.abc import Callable
 from typing import TextIO
 
 BUFFER_BYTES = 16 << 20
 """What is kept for a reader that pauses; when it is full, the older half goes."""
 HOLD_S = 1.0
 """A reader that takes half a buffer within this time is waited for, rather than left behind."""
+FILE_CHUNK_BYTES = 1 << 20
+"""What is written in one piece where nobody reads at the other end."""
 STALL_S = 5.0
 """A reader that takes nothing for so long at a run's end is not waited for any more."""
 
@@ -21,36 +25,72 @@ class Outlet:
 
     ``write`` never waits for a reader for more than ``HOLD_S``. What a reader missed beyond
     ``BUFFER_BYTES`` is replaced by one line with its number of lines and the command ``shows``,
-    that shows them. Only for streams with a descriptor, and for a process that does not fork into
-    the background afterwards.
+    that shows them. Who can hold output back asks ``has_room`` first: then nothing is missed.
+    ``on_lost`` is called once, in the thread, with what the system says where a stream takes no
+    more (a reader that has gone, a full disk); what is written later goes nowhere. Only for streams
+    with a descriptor, and for a process that does not fork into the background afterwards.
     """
 
-    def __init__(self, stream: TextIO, *, shows: str) -> None:
+    def __init__(
+        self, stream: TextIO, *, shows: str, on_lost: Callable[[str], None] = lambda why: None
+    ) -> None:
         self._fd, self._encoding, self._shows = stream.fileno(), stream.encoding, shows
         self.isatty = stream.isatty
+        self._on_lost, self._is_lost = on_lost, False
+        is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        # Of a pipe, few enough for it to take them in one piece.
+        self._chunk_bytes = FILE_CHUNK_BYTES if is_file else select.PIPE_BUF
         self._buffer, self._left_out = bytearray(), 0
         self._is_writing, self._keeps_up, self._writes = False, True, 0
+        self._gave_up_at: int | None = None
         self._changed = threading.Condition()
         threading.Thread(target=self._write_on, daemon=True).start()
 
     def write(self, text: str) -> int:
         """Takes whole lines, or an update of a terminal's last line."""
-        data = text.encode(self._encoding, "backslashreplace")
+        self.put(text.encode(errors="backslashreplace"))
+        return len(text)
+
+    def put(self, data: bytes) -> None:
+        """As ``write``, of UTF-8."""
+        if self._encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+            data = data.decode().encode(self._encoding, "backslashreplace")
         with self._changed:
+            if self._is_lost:
+                return
             if len(self._buffer) + len(data) > BUFFER_BYTES:
                 self._make_room()
             self._buffer += data
             self._changed.notify_all()
-        return len(text)
+
+    def has_room(self) -> bool:
+        """Whether the reader keeps up, so that more can be written; False when it has gone."""
+        with self._changed:
+            return self._has_room()
+
+    def wait_for_room(self) -> bool:
+        """As ``has_room``; waits for a reader until it has read nothing for ``STALL_S``."""
+        with self._changed:
+            while not self._has_room() and not self._is_lost:
+                writes = self._writes
+                if self._gave_up_at != writes:
+                    self._changed.wait(STALL_S)
+                if self._writes == writes:
+                    self._gave_up_at = writes
+                    return False
+            return not self._is_lost
+
+    def _has_room(self) -> bool:
+        return len(self._buffer) <= BUFFER_BYTES // 4 and not self._is_lost
 
     def flush(self) -> None:
         """Nothing to do: the thread writes at once what it is given."""
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Returns when all is written, or ``STALL_S`` after the last write that succeeded.
 
-        In the second case the descriptor leads nowhere from then on, so that later words, an
-        error's, do not wait either.
+        False where a reader did not get all that there was. In the second case the descriptor leads
+        nowhere from then on, so that later words, an error's, do not wait either.
         """
         with self._changed:
             try:
@@ -60,8 +100,10 @@ class Outlet:
                     if self._writes == writes:
                         break
             finally:
-                if self._is_writing or self._buffer:
+                is_done = not self._is_writing and not self._buffer
+                if not is_done:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), self._fd)
+            return is_done and self._gave_up_at is None
 
     def _make_room(self) -> None:
         half = BUFFER_BYTES // 2
@@ -79,8 +121,10 @@ class Outlet:
                 self._changed.wait_for(lambda: self._buffer)
                 chunk, self._is_writing = self._next_chunk(), True
             # A closed terminal or pipe must not end the run that is shown there.
-            with contextlib.suppress(OSError):
+            try:
                 self._put(chunk)
+            except OSError as error:
+                self._lose(error)
             with self._changed:
                 self._is_writing = False
                 self._keeps_up = self._keeps_up or not self._buffer
@@ -88,8 +132,8 @@ class Outlet:
                 self._changed.notify_all()
 
     def _next_chunk(self) -> bytes:
-        """Whole lines, few enough for a pipe to take them in one piece, or one longer line."""
-        end = self._buffer.rfind(b"\n", 0, select.PIPE_BUF) + 1 or self._buffer.find(b"\n") + 1
+        """Whole lines, as many as may be written in one piece, or one longer line."""
+        end = self._buffer.rfind(b"\n", 0, self._chunk_bytes) + 1 or self._buffer.find(b"\n") + 1
         chunk = bytes(self._buffer[: end or len(self._buffer)])
         del self._buffer[: len(chunk)]
         if not self._left_out:
@@ -100,6 +144,14 @@ class Outlet:
             f"{clear}launcher: {left_out} lines left out here, as nobody read; see: {self._shows}\n"
         )
         return told.encode(self._encoding, "backslashreplace") + chunk
+
+    def _lose(self, error: OSError) -> None:
+        with self._changed:
+            told, self._is_lost = self._is_lost, True
+            self._buffer.clear()
+        if not told:
+            with contextlib.suppress(OSError):
+                self._on_lost(error.strerror or str(error))
 
     def _put(self, data: bytes) -> None:
         while data:

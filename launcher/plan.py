@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher import contract
 from launcher.agent.settings import AgentSettings
 from launcher.agent_task import plan_agent, plan_stores
-from launcher.errors import InputError
+from launcher.devices import NodeDevices, check_capacity, plan_devices
 from launcher.facts import TargetFacts
 from launcher.hosts import HostFacts
 from launcher.node_plan import Elastic, Env, Mount, NodePlan, Static
@@ -110,6 +110,7 @@ def plan_run(
     run_dir = f"{facts.run_root}/{run_id}"
     checkpoint_dir = _on_host(job.checkpoint_dir, facts) or f"{run_dir}/{contract.CHECKPOINTS_DIR}"
     devices = plan_devices(job, facts)
+    check_capacity(job, facts, devices[0].nproc_per_node)
     shared = SharedByNodes(job, facts, run_id, run_dir, checkpoint_dir, extra_args)
     nodes = tuple(shared.node(index, devices[index]) for index in range(job.nnodes.max))
     return LaunchPlan(
@@ -169,55 +170,6 @@ def parse_plan(text: str) -> LaunchPlan:
     from pydantic import TypeAdapter
 
     return TypeAdapter(LaunchPlan).validate_json(text)
-
-
-# -- devices ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeDevices:
-    """How many workers a node runs, and on which accelerators; none of them on CPU."""
-
-    nproc_per_node: int
-    device_ids: tuple[str, ...]
-
-
-def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
-    """Workers and accelerators of each node; nodes that share a machine get disjoint ones."""
-    count = job.nnodes.max
-    if facts.accelerator == "cpu" or facts.assigns_devices:
-        if job.nproc_per_node == "gpu":
-            raise InputError(
-                f"nproc_per_node: gpu, but target {facts.target} has no GPU",
-                "set nproc_per_node to a number of processes, or run where GPUs are",
-            )
-        per_node = _cpu_workers(job, facts)
-        return (NodeDevices(nproc_per_node=per_node, device_ids=()),) * count
-    wanted = job.nproc_per_node
-    per_node = (
-        wanted if isinstance(wanted, int) else job.resources.gpus or len(facts.device_ids) // count
-    )
-    if per_node * count > len(facts.device_ids) or per_node == 0:
-        raise InputError(
-            f"{count} nodes x {max(per_node, 1)} GPUs asked for, target {facts.target} has "
-            f"{len(facts.device_ids)}: nodes on one machine never share a GPU",
-            f"lower nnodes or nproc_per_node to at most {len(facts.device_ids)} GPUs in all",
-        )
-    return tuple(
-        NodeDevices(
-            nproc_per_node=per_node,
-            device_ids=facts.device_ids[index * per_node : (index + 1) * per_node],
-        )
-        for index in range(count)
-    )
-
-
-def _cpu_workers(job: JobSpec, facts: TargetFacts) -> int:
-    if isinstance(job.nproc_per_node, int):
-        return job.nproc_per_node
-    if job.nproc_per_node == "cpu":
-        return facts.cpu_count
-    return max(1, facts.cpu_count // job.nnodes.max)
 
 
 # -- nodes ------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from launcher.clock import Clock
 from launcher.errors import name_exit_code
-from launcher.lines import LineSplitter
+from launcher.lines import Block, BlockSplitter
 from launcher.play import Next, Play, PlayOutcome, PodState, decide_next, decide_outcome
 from launcher.state import NodeState
+from launcher.tails import Stream
 from launcher.targets.docker_engine import Engine, Held, at_once
 from launcher.targets.docker_play import Folders, group_of
 
@@ -22,8 +24,17 @@ LAST_OUTPUT_S = 5.0
 MAX_PAUSE_S = 10.0
 """Between restarts of one pod; a kubelet's pauses grow to five minutes."""
 
-Say = Callable[[str, str], None]
-"""Takes a pod's name, or nothing for the player's own words, and a line."""
+
+class Stage(Protocol):
+    """Where a play is seen."""
+
+    def note(self, text: str) -> None:
+        """The player's own word."""
+        ...
+
+    def show(self, pod: str, stream: Stream, block: Block) -> None:
+        """What a pod has written."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -50,28 +61,28 @@ class Player:
         self._clock = clock
         self._folders = Folders(claims)
         self._pods = [_Pod(state=PodState()) for _ in play.pods]
-        self._output: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self._followers: dict[int, threading.Thread] = {}
+        self._output: queue.SimpleQueue[tuple[str, Stream, Block]] = queue.SimpleQueue()
+        self._followers: dict[int, list[threading.Thread]] = {}
 
-    def play(self, say: Say) -> PlayOutcome:
+    def play(self, stage: Stage) -> PlayOutcome:
         """Follows the job to its end by the operator's rules. Raises ``TargetError``."""
         started_at = self._clock.monotonic()
         self._start(list(range(len(self._pods))))
         while True:
-            self._advance(say)
-            self._show(say)
+            self._advance(stage)
+            self._show(stage)
             states = tuple(pod.state for pod in self._pods)
             outcome = decide_outcome(self._play, states, self._clock.monotonic() - started_at)
             if outcome is not None:
-                self._end(say)
+                self._end(stage)
                 return outcome
             self._clock.sleep(POLL_S)
 
-    def close(self, say: Say) -> None:
+    def close(self, stage: Stage) -> None:
         """Removes containers, network and folders, by force. Idempotent."""
         self._engine.sweep(self._engine.list_containers(self._id))
         self._join(list(self._followers))
-        self._show(say)
+        self._show(stage)
         self._engine.sweep_networks(self._id)
         self._folders.remove(self._engine, self._play.pods[0].image)
 
@@ -86,29 +97,29 @@ class Player:
         for index, id in zip(indices, ids, strict=True):
             self._follow(index, id)
 
-    def _advance(self, say: Say) -> None:
+    def _advance(self, stage: Stage) -> None:
         """Looks at every pod once, and acts on what it finds."""
         held = {c.node_index: c for c in self._engine.list_containers(self._id)}
         for index, pod in enumerate(self._pods):
             if pod.state.ended is not None:
                 continue
             if pod.pending_next is not None:
-                self._restart_when_due(index, pod, say)
+                self._restart_when_due(index, pod, stage)
             elif (container := held.get(index)) is None:
-                self._gone(index, pod, say)
+                self._gone(index, pod, stage)
             elif container.state is NodeState.EXITED:
-                self._ended(index, pod, container, say)
+                self._ended(index, pod, container, stage)
 
-    def _ended(self, index: int, pod: _Pod, container: Held, say: Say) -> None:
+    def _ended(self, index: int, pod: _Pod, container: Held, stage: Stage) -> None:
         ending = self._engine.read_ending(container)
         if ending is None:
             return
         self._join([index])
-        self._show(say)
+        self._show(stage)
         named, policy = self._play.pods[index].name, self._play.pods[index].restart_policy
         following = decide_next(policy, ending.exit_code)
         killed = "; out of memory" if ending.out_of_memory else ""
-        say("", f"{named} ended with {name_exit_code(ending.exit_code)}{killed}")
+        stage.note(f"{named} ended with {name_exit_code(ending.exit_code)}{killed}")
         if following in (Next.SUCCEEDED, Next.FAILED):
             pod.state = replace(pod.state, ended=following, exit_code=ending.exit_code)
             return
@@ -117,10 +128,10 @@ class Player:
         self._engine.sweep([container])
         self._plan_restart(index, pod, following)
 
-    def _gone(self, index: int, pod: _Pod, say: Say) -> None:
+    def _gone(self, index: int, pod: _Pod, stage: Stage) -> None:
         """A container that somebody removed: the operator makes a new pod."""
         self._join([index])
-        say("", f"{self._play.pods[index].name} is gone")
+        stage.note(f"{self._play.pods[index].name} is gone")
         self._plan_restart(index, pod, Next.RECREATE)
 
     def _plan_restart(self, index: int, pod: _Pod, following: Next) -> None:
@@ -129,12 +140,12 @@ class Player:
         pod.pending_next = following
         pod.start_at = self._clock.monotonic() + pause_s
 
-    def _restart_when_due(self, index: int, pod: _Pod, say: Say) -> None:
+    def _restart_when_due(self, index: int, pod: _Pod, stage: Stage) -> None:
         if self._clock.monotonic() < pod.start_at:
             return
         played, again = self._play.pods[index], pod.pending_next
         how = "restarted in its pod" if again is Next.RESTART else "replaced by a new pod"
-        say("", f"{played.name} is {how} ({played.restart_policy})")
+        stage.note(f"{played.name} is {how} ({played.restart_policy})")
         if again is Next.RECREATE:
             self._folders.forget(played, self._engine)
         pod.pending_next = None
@@ -145,24 +156,31 @@ class Player:
 
     def _follow(self, index: int, id: str) -> None:
         name = self._play.pods[index].name
-        arguments = (self._engine, id, lambda line: self._output.put((name, line)))
+        streams: tuple[Stream, Stream] = ("stdout", "stderr")
+        self._followers[index] = [self._read(name, id, stream) for stream in streams]
+
+    def _read(self, name: str, id: str, stream: Stream) -> threading.Thread:
+        def put(block: Block) -> None:
+            self._output.put((name, stream, block))
+
+        arguments = (self._engine, id, stream, put)
         thread = threading.Thread(target=_read_output, args=arguments, daemon=True)
-        self._followers[index] = thread
         thread.start()
+        return thread
 
     def _join(self, indices: list[int]) -> None:
         for index in indices:
-            if (thread := self._followers.pop(index, None)) is not None:
+            for thread in self._followers.pop(index, []):
                 thread.join(LAST_OUTPUT_S)
 
-    def _show(self, say: Say) -> None:
+    def _show(self, stage: Stage) -> None:
         # As many as there are now: pods that print faster than it is shown hold nothing up.
         for _ in range(self._output.qsize()):
-            say(*self._output.get())
+            stage.show(*self._output.get())
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _end(self, say: Say) -> None:
+    def _end(self, stage: Stage) -> None:
         """What cleanPodPolicy says of the pods that still run; here none may stay."""
         running = [
             container
@@ -170,26 +188,29 @@ class Player:
             if container.state is NodeState.RUNNING
         ]
         if running and self._play.clean_pod_policy == "None":
-            say("", f"cleanPodPolicy None: in a cluster {len(running)} pods would go on running")
+            stage.note(f"cleanPodPolicy None: in a cluster {len(running)} pods would go on running")
         elif running:
-            say("", f"cleanPodPolicy {self._play.clean_pod_policy}: stopping {len(running)} pods")
+            stage.note(
+                f"cleanPodPolicy {self._play.clean_pod_policy}: stopping {len(running)} pods"
+            )
         at_once(self._stop, running)
         self._join(list(self._followers))
-        self._show(say)
+        self._show(stage)
 
     def _stop(self, container: Held) -> None:
         self._engine.end(container, self._play.pods[container.node_index].grace_s)
 
 
-def _read_output(engine: Engine, id: str, put: Callable[[str], None]) -> None:
-    """Hands on a container's output line by line, until it ends or is removed."""
-    splitter = LineSplitter()
+def _read_output(engine: Engine, id: str, stream: Stream, put: Callable[[Block], None]) -> None:
+    """Hands on one stream of a container in whole lines, until it ends or is removed."""
+    splitter = BlockSplitter()
+    wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
     try:
-        for chunk in engine.api.logs(id, stream=True, follow=True):
-            for line in splitter.feed(chunk):
-                put(line.text)
+        for chunk in engine.api.logs(id, stream=True, follow=True, **wanted):
+            for block in splitter.feed(chunk):
+                put(block)
     except Exception as error:  # whatever cuts the stream: the pod's end is seen by its state
         if "404" not in str(error) and "409" not in str(error):
-            put(f"(output lost: {error})")
-    for line in splitter.flush():
-        put(line.text)
+            put(Block(data=f"(output lost: {error})\n".encode()))
+    for block in splitter.flush():
+        put(block)

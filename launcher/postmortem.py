@@ -24,7 +24,7 @@ from launcher.report import read_report
 from launcher.runs import POD_LEDGER, POD_SOURCE, Outcome, RunFolder
 from launcher.state import FAULT_OF_REASON, TERMINAL_STATES, RunState
 from launcher.story_kubernetes import bring_story, read_story
-from launcher.summary import render_clocks
+from launcher.summary import fell_with_a_node, render_clocks, without_first
 from launcher.timeline import Event, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
@@ -174,7 +174,7 @@ def render_postmortem(told: Mapping[str, Any]) -> str:
     """What ``read_postmortem`` found, for a person. Pure."""
     lines = [_headline(told)]
     if told["failure"]:
-        lines += _render_failure(told["failure"], ended=told["reason"] is not None)
+        lines += _render_failure(told["failure"], told["reason"])
     if told["restarts"]:
         causes = ", ".join(f"{cause} {count}" for cause, count in told["restarts"].items())
         lines.append(f"  restarts by cause, over all nodes: {causes}")
@@ -190,7 +190,7 @@ def render_postmortem(told: Mapping[str, Any]) -> str:
 
 
 def _headline(told: Mapping[str, Any]) -> str:
-    parts = [told["reason"], told["detail"]]
+    parts = [told["reason"], without_first(told["detail"], told["failure"])]
     parts.append(f"fault: {told['fault']}" if told["fault"] else None)
     parts.append(None if told["exit_code"] is None else f"exit code {told['exit_code']}")
     parts.append(f"{told['duration_s']:.1f} s")
@@ -201,12 +201,13 @@ def _headline(told: Mapping[str, Any]) -> str:
     )
 
 
-def _render_failure(failure: Mapping[str, Any], *, ended: bool) -> list[str]:
+def _render_failure(failure: Mapping[str, Any], reason: str | None) -> list[str]:
     first = failure["first"]
     if first is None:
-        tail = [f"    | {line}" for line in failure["console_tail"]] if ended else []
+        tail = [f"    | {line}" for line in failure["console_tail"]] if reason else []
         return ["  no worker left an error; the agent's last lines:", *tail] if tail else []
-    lines = [f"  first cause: {_who(first)}: {first['exception']}"]
+    what = "fell with it" if fell_with_a_node(first, reason or "") else "first cause"
+    lines = [f"  {what}: {_who(first)}: {first['exception']}"]
     lines += [f"    | {line}" for line in first["log_tail"]]
     lines.append(f"    log: {first['log']}")
     others = failure["collateral"]
@@ -225,7 +226,8 @@ def _who(failure: Mapping[str, Any]) -> str:
 def _render_node(node: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     if node["reason"]:
         how = f"{node['reason']}, exit code {node['exit_code']}"
-        how += f" ({node['detail']})" if node["detail"] else ""
+        detail = without_first(node["detail"], told["failure"])
+        how += f" ({detail})" if detail else ""
     elif told["engine"] == "torchrun":
         how = "plain torchrun keeps no report of a node"
     else:

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher import contract
-from launcher.agent.faults import COLLATERAL, WorkerEnd, name_cause
+from launcher.agent.faults import COLLATERAL, WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends
-from launcher.errors import name_signal
+from launcher.errors import ExitCode, name_signal
 from launcher.host import keeper
 from launcher.node_outcomes import read_node_outcome
 from launcher.node_plan import NodePlan
 from launcher.plan import LaunchPlan
 from launcher.runs import RunFolder
+from launcher.state import Reason
 from launcher.torchrun import WorkerFailure, WorkerLog, parse_failures
 
 TAIL_LINES = 12
@@ -28,6 +29,9 @@ SIGTERM_EXIT = -15
 _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
 )
+
+_NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")
+"""What ``python -m`` says before it has run anything: the interpreter's path, and why."""
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
@@ -76,13 +80,33 @@ class FailureReport:
 
 
 def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]) -> FailureReport:
-    """Orders failures: causes before collateral, earlier before later, lower ranks first."""
-    ordered = sorted(failures, key=lambda f: (f.is_collateral, f.failed_at, f.rank))
+    """Orders failures: causes before collateral, earlier before later, lower ranks first.
+
+    Those that were ended by their agent are last: they have nothing to say.
+    """
+    order = lambda f: (f.is_collateral, f.cause == "terminated", f.failed_at, f.rank)  # noqa: E731
+    ordered = sorted(failures, key=order)
     return FailureReport(
         first=ordered[0] if ordered else None,
         collateral=tuple(ordered[1:]),
         console_tail=() if ordered else console_tail,
     )
+
+
+def refine_by_first(reason: Reason, detail: str, first: RankFailure | None) -> tuple[Reason, str]:
+    """Bad input where the first worker to fail says so, whatever started it. Pure.
+
+    Exit code 2 is Python's own for a script that is not there, and argparse's; for a module that
+    is not there Python's is 1, with one line.
+    """
+    if first is None or reason not in (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED):
+        return reason, detail
+    last = next((line for line in reversed(first.log_tail) if line.strip()), "")
+    if missing := _NO_MODULE.fullmatch(last):
+        return Reason.BAD_INPUT, f"rank {first.rank}: {missing[1]}"
+    if first.exit_code == ExitCode.BAD_INPUT:
+        return Reason.BAD_INPUT, f"rank {first.rank}: exit code {first.exit_code}"
+    return reason, detail
 
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
@@ -257,16 +281,18 @@ def _of_worker(
         failed_at=failed_at,
         log=log,
         log_tail=tail,
-        cause=_cause_of(failure.exit_code),
+        cause=_cause_of(failure.exit_code, exception),
         attempt=worker.attempt if worker else 0,
     )
 
 
-def _cause_of(exit_code: int) -> str:
-    """In the agent's words: torchrun ends a failed worker's siblings by SIGTERM."""
-    return name_cause(
-        exit_code, terminated=exit_code == SIGTERM_EXIT, hung=False, out_of_memory=False
-    )
+def _cause_of(exit_code: int, exception: str) -> str:
+    """In the agent's words: torchrun ends a failed worker's siblings by SIGTERM.
+
+    One that had failed by itself may still be on its way out then.
+    """
+    terminated = exit_code == SIGTERM_EXIT and not is_own_failure(exception)
+    return name_cause(exit_code, terminated=terminated, hung=False, out_of_memory=False)
 
 
 def _unreported(

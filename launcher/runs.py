@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -119,7 +120,7 @@ class RunFolder:
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return float(json.loads((self.path / SUBMITTED_FILE).read_text())["at"])
         return 0.0
 
@@ -189,7 +190,8 @@ class RunFolder:
 
     def write_launcher(self) -> None:
         """Records this process as the one that follows the run."""
-        mark = {"pid": os.getpid(), "start": process_start(os.getpid())}
+        start = process_start(os.getpid())
+        mark = {"pid": os.getpid(), "start": start, "sees": process_space()}
         write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
     @property
@@ -204,13 +206,40 @@ class RunFolder:
 
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             mark = json.loads((self.path / LAUNCHER_FILE).read_text())
             start = process_start(mark["pid"])
             # A pid alone may have been given to another process since.
             if start is not None and start == mark["start"]:
                 return int(mark["pid"])
         return None
+
+    def launcher_death(self) -> str:
+        """What proves that the launcher has died before the run had ended; "" where nothing does.
+
+        That of another machine, container or boot cannot be looked for from here, and a run without
+        a record may be anybody's.
+        """
+        if self.read_outcome() is not None:
+            return ""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            mark = json.loads((self.path / LAUNCHER_FILE).read_text())
+            pid, start = mark["pid"], process_start(mark["pid"])
+            if mark["sees"] == process_space() and mark["start"] != start:
+                return (
+                    f"there is no process {pid} any more"
+                    if start is None
+                    else f"process {pid} is another one by now"
+                )
+        return ""
+
+
+def process_space() -> str:
+    """The same for processes that know each other by the same pids: of one boot and container."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
 
 
 def process_start(pid: int) -> str | None:
@@ -221,9 +250,15 @@ def process_start(pid: int) -> str | None:
     """
     with contextlib.suppress(OSError):
         # The name, in parentheses, may hold spaces; the 20th field after it is the start.
-        tick = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{tick}"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] in _DEAD:
+            return None
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{fields[19]}"
     return None if Path("/proc/self").exists() else _process_start_elsewhere(pid)
+
+
+_DEAD = ("Z", "X")
+"""States of a process that has ended and was not taken note of by its parent yet."""
 
 
 def _process_start_elsewhere(pid: int) -> str | None:
@@ -252,7 +287,13 @@ def find_run(run_root: Path, name: str) -> RunFolder:
 
 
 def list_runs(run_root: Path) -> list[RunFolder]:
-    """All runs recorded in a folder, oldest first."""
+    """All runs recorded in a folder, oldest first. Raises ``InputError`` where it is none."""
+    if run_root.exists() and not run_root.is_dir():
+        raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
+    if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
+        raise InputError(
+            f"--runs {run_root}: Permission denied", "name another, or change its mode"
+        )
     plans = [p for p in run_root.glob(f"*/{contract.PLAN_FILE}") if not p.parent.is_symlink()]
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
 

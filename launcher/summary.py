@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.agent.faults import is_own_failure
 from launcher.runs import Outcome
 from launcher.state import FAULT_OF_REASON, Reason, RunState
 
@@ -32,7 +34,7 @@ def render_summary(
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
     if outcome.failure:
-        lines += render_failure(outcome.failure)
+        lines += render_failure(outcome.failure, outcome.reason)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
     lines.append(f"  logs         {folder}/nodes   {program} logs {outcome.run_id}{runs}")
@@ -50,14 +52,15 @@ def render_summary(
     return "\n".join(lines)
 
 
-def render_failure(failure: Mapping[str, Any]) -> list[str]:
+def render_failure(failure: Mapping[str, Any], reason: str) -> list[str]:
     """The first rank that failed with the end of its log, then those that fell with it."""
     lines = []
     first = failure["first"]
     if first is None:
         lines.append("  no worker left an error; the agent's last lines:")
         return lines + [f"    | {line}" for line in failure["console_tail"]]
-    lines.append(f"  first failure: {_who(first)}: {first['exception']}")
+    what = "fell with it" if fell_with_a_node(first, reason) else "first failure"
+    lines.append(f"  {what}: {_who(first)}: {first['exception']}")
     lines += [f"    | {line}" for line in first["log_tail"]]
     lines.append(f"    log: {first['log']}")
     for other in failure["collateral"]:
@@ -66,6 +69,31 @@ def render_failure(failure: Mapping[str, Any]) -> list[str]:
         f["host"]: f["clock_offset_s"] for f in (first, *failure["collateral"]) if f.get("host")
     }
     return lines + render_clocks(told)
+
+
+def without_first(detail: str, failure: Mapping[str, Any] | None) -> str:
+    """A node's word on its end without the worker it names, where the first failure is told too.
+
+    Pure. The node names the last worker that it saw, which may only have fallen with the first.
+    """
+    told = failure is not None and failure["first"] is not None
+    return _WORKER_AT_END.sub("", detail) if told else detail
+
+
+_WORKER_AT_END = re.compile(
+    r"(?:^|[:;] )(?:last: )?rank \d+: "
+    r"(?:signal \d+|SIG\w+ \(\d+\)|exit code \d+|it hung|out of memory)(?: \(.*\))?$",
+    re.DOTALL,
+)
+"""How ``agent.faults.describe`` tells of a worker, after what the agent says of the run."""
+
+
+def fell_with_a_node(first: Mapping[str, Any], reason: str) -> bool:
+    """Whether even the first worker to fail only missed another: the lost node is the cause. Pure.
+
+    ``reason`` is the run's.
+    """
+    return reason == Reason.NODE_LOST.value and not is_own_failure(first["exception"])
 
 
 def _who(failure: Mapping[str, Any]) -> str:
@@ -87,7 +115,8 @@ def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:
 
 def _detail(outcome: Outcome) -> str:
     fault = FAULT_OF_REASON[Reason(outcome.reason)]
-    parts = [outcome.detail] if outcome.detail else []
+    detail = without_first(outcome.detail, outcome.failure)
+    parts = [detail] if detail else []
     if outcome.state == RunState.FAILED.value and fault is not None:
         parts.append(f"fault: {fault.value}")
     if outcome.attempts > 1:

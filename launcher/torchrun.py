@@ -6,7 +6,9 @@ gated by torch's version.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher import contract
@@ -143,15 +145,31 @@ def line_prefix_template(node_index: int) -> str:
     return contract.LINE_PREFIX.format(node_index=node_index)
 
 
-def is_worker_line(console_line: str, node_index: int) -> bool:
-    """Whether a console line is a copy of a worker's output, which its own file holds too."""
-    return split_worker_line(console_line, node_index)[0] is not None
+def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, bytes]]:
+    """Lines of a node's console by who wrote them, in their order.
+
+    ``data`` are whole lines. Those of a worker come with its rank and without the prefix; they are
+    copies of its own files, where there are such. Those of the agent come with None.
+    """
+    for found in _console_lines(node_index).finditer(data):
+        if found["rank"] is None:
+            yield None, found[0]
+        else:
+            rank = int(found["rank"])
+            yield rank, _worker_prefix(node_index, rank).sub(b"", found[0])
 
 
-def split_worker_line(console_line: str, node_index: int) -> tuple[int | None, str]:
-    """A console line's rank and text; None and the line where it is the agent's own."""
-    match = re.match(rf"\[{node_index}/(\d+)\] ?", console_line)
-    return (int(match[1]), console_line[match.end() :]) if match else (None, console_line)
+@functools.cache
+def _console_lines(node_index: int) -> re.Pattern[bytes]:
+    """Finds the next lines of one writer together: work for each line would cost too much."""
+    own = rf"\[{node_index}/"
+    worker = rf"{own}(?P<rank>\d+)\][^\n]*\n(?:{own}(?P=rank)\][^\n]*\n)*"
+    return re.compile(rf"{worker}|(?:(?!{own}\d+\])[^\n]*\n)+".encode())
+
+
+@functools.cache
+def _worker_prefix(node_index: int, rank: int) -> re.Pattern[bytes]:
+    return re.compile(rf"^\[{node_index}/{rank}\] ?".encode(), re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,9 +56,18 @@ class WorkerEnd:
         return asdict(self)
 
 
+def is_own_failure(message: str) -> bool:
+    """Whether an exception speaks neither of another worker nor of being asked to end."""
+    return bool(message) and not COLLATERAL.search(message) and not _ASKED.search(message)
+
+
+_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15")
+
+
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
-    """Causes before collateral, earlier before later, lower ranks first."""
-    return tuple(sorted(ends, key=lambda end: (end.is_collateral, end.at, end.rank)))
+    """Causes before collateral, those ended by the agent last, then by time and rank."""
+    order = lambda end: (end.is_collateral, end.cause == "terminated", end.at, end.rank)  # noqa: E731
+    return tuple(sorted(ends, key=order))
 
 
 def name_cause(exit_code: int, *, terminated: bool, hung: bool, out_of_memory: bool) -> str:

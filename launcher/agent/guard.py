@@ -100,7 +100,7 @@ def _run(
     status = watch.wait()
     code = os.waitstatus_to_exitcode(status)
     processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
-    _write_exit(place, code, watch.was_asked)
+    _write_exit(place, code, watch)
     _remove_if_empty(place.folder / contract.STACKS_FILE)
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if code != 0:
@@ -111,7 +111,7 @@ class _Watch:
     """Waits for the script and passes signals on to it."""
 
     def __init__(self, pid: int, parent_pid: int, place: _Place) -> None:
-        self.was_asked = False
+        self.was_asked = self.had_failed = False
         self._pid, self._parent_pid, self._place = pid, parent_pid, place
         self._kill_at: float | None = None
 
@@ -136,6 +136,8 @@ class _Watch:
         if signum in _PASSED_ON and signum is not None:
             processes.send(self._pid, signum)
         elif signum in _ENDING and signum is not None:
+            if not self.was_asked:
+                self.had_failed = (self._place.folder / contract.ERROR_FILE).exists()
             self.was_asked = True
             processes.send(self._pid, signum)
             processes.send(self._pid, signal.SIGCONT)
@@ -183,13 +185,14 @@ def _hide_and(prepare: worker.Prepare) -> worker.Prepare:
     return prepare_all
 
 
-def _write_exit(place: _Place, code: int, was_asked: bool) -> None:
+def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
     beat = read_heartbeat(place.heartbeat)
     record: dict[str, Any] = {
         "rank": place.rank,
         "local_rank": place.local_rank,
         "exit_code": code,
-        "terminated": was_asked,
+        "terminated": watch.was_asked,
+        "had_failed": watch.had_failed,
         "at": time.time(),
         "steps": beat.steps if beat else 0,
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher import contract
 from launcher.agent import disk
-from launcher.agent.faults import WorkerEnd, name_cause, sort_ends
+from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause, sort_ends
 from launcher.agent.reserve import write_atomically
 from launcher.clock import Clock
 from launcher.state import Reason
@@ -125,9 +125,12 @@ def _read_end(
     out_of_memory: bool,
 ) -> WorkerEnd:
     folder = attempt_folder / contract.RANK_FOLDER.format(rank=record["rank"])
+    message = record.get("message") or _read_message(folder, record["exit_code"])
+    # It failed by itself, and was still on its way out when the agent ended them all.
+    failed_first = record.get("had_failed", False) and is_own_failure(message)
     cause = name_cause(
         record["exit_code"],
-        terminated=record["terminated"],
+        terminated=record["terminated"] and not failed_first,
         hung=record["rank"] in hung,
         out_of_memory=out_of_memory,
     )
@@ -142,12 +145,20 @@ def _read_end(
         rank=record["rank"],
         local_rank=record["local_rank"],
         exit_code=record["exit_code"],
-        at=record["at"],
+        at=min(record["at"], _failed_at(folder, otherwise=record["at"])),
         cause=cause,
         message=message,
         log=os.path.relpath(folder, run_dir),
         steps=record["steps"],
     )
+
+
+def _failed_at(folder: Path, *, otherwise: float) -> float:
+    """When the exception was written: a worker may take long to end after it."""
+    try:
+        return (folder / contract.ERROR_FILE).stat().st_mtime
+    except OSError:
+        return otherwise
 
 
 def _read_message(folder: Path, exit_code: int) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from launcher.choose import Choice
     from launcher.inventory import Inventory
     from launcher.job import JobSpec
+    from launcher.jobfile import Override
     from launcher.plan import LaunchPlan
     from launcher.runs import RunFolder
     from launcher.targets.ssh import Ssh
@@ -36,10 +37,10 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A command called ``name``; ``handler`` takes the arguments and returns the exit code."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.set_defaults(handler=handler)
+    parser.set_defaults(handler=handler, options=parser._option_string_actions)
     parser.add_argument(
         "--runs",
-        default=os.environ.get("LAUNCHER_RUNS", str(RUN_ROOT)),
+        default=os.environ.get("LAUNCHER_RUNS") or str(RUN_ROOT),
         metavar="DIR",
         help="folder of the run folders (default: ./runs)",
     )
@@ -88,7 +89,7 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     """The machines of target ``hosts``."""
     parser.add_argument(
         "--hosts",
-        default=os.environ.get("LAUNCHER_HOSTS"),
+        default=os.environ.get("LAUNCHER_HOSTS") or None,
         metavar="FILE|NAMES",
         help="hosts.yaml, a hostfile, or names such as gpu[1-4] (default: $LAUNCHER_HOSTS)",
     )
@@ -120,14 +121,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     cluster.add_place(parser)
 
 
-def natural(text: str) -> int:
-    """A whole number that is not negative; for ``type=``."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("not negative")
-    return number
-
-
 # -- what is read from the arguments ------------------------------------------------------------
 
 
@@ -137,7 +130,16 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
     ``otherwise`` is the text of a job file for where none is named.
     """
     from launcher.choose import choose_engine
-    from launcher.jobfile import option_override, parse_job, parse_override, read_job
+    from launcher.jobfile import parse_job, read_job
+
+    overrides = _read_overrides(arguments)
+    if arguments.job is None:
+        return choose_engine(parse_job(otherwise, "no job file", overrides), os.environ)
+    return choose_engine(read_job(arguments.job, overrides), os.environ)
+
+
+def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
+    from launcher.jobfile import option_override, parse_override
 
     settings = [*arguments.set, *cluster.read_overrides(arguments)]
     overrides = [parse_override(setting) for setting in settings]
@@ -145,9 +147,14 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
         value = getattr(arguments, key)
         if value is not None:
             overrides.append(option_override(f"--{key.replace('_', '-')}", value))
-    if arguments.job is None:
-        return choose_engine(parse_job(otherwise, "no job file", overrides), os.environ)
-    return choose_engine(read_job(arguments.job, overrides), os.environ)
+    return overrides
+
+
+def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
+    """``file:line`` of a key of the job, the option that gave it, or the file alone."""
+    from launcher.jobfile import find_place
+
+    return find_place(key, str(arguments.job), _read_overrides(arguments))
 
 
 def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:

@@ -17,6 +17,7 @@ from launcher.commands.arguments import (
     read_job,
     run_root,
 )
+from launcher.commands.parser import seconds
 from launcher.commands.typed import spell
 from launcher.errors import ExitCode, InputError
 
@@ -42,7 +43,7 @@ def add(commands: Any) -> None:
     cluster.add_kind(doctor)
     doctor.add_argument(
         "--limit",
-        type=float,
+        type=seconds,
         default=LIMIT_S,
         metavar="S",
         help="seconds for the probe in the nodes",

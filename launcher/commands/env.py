@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.arguments import add_command, add_job_file, natural, read_job, run_root
+from launcher.commands.arguments import add_command, add_job_file, read_job, run_root
+from launcher.commands.parser import natural
 from launcher.errors import ExitCode, InputError
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import os
@@ -38,10 +37,15 @@ if TYPE_CHECKING:
     from launcher.runs import RunFolder
 
 
+STREAMS = """The workers' stdout goes to stdout; their stderr and the launcher's own lines go to
+stderr. With more than one worker every line has the prefix [node/rank]."""
+
+
 def add(commands: Any) -> None:
     """Adds the commands to the program's parser."""
     run = add_command(commands, "run", _run, "start a job, follow it, exit with its outcome")
     add_job(run)
+    run.epilog = STREAMS
     run.add_argument(
         "--detach", action="store_true", help="follow in the background, print the run id"
     )
@@ -54,17 +58,16 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from launcher import launch
-    from launcher.outlet import Outlet
 
     choice, plan = planned(arguments)
     plan = dataclasses.replace(plan, detached=arguments.detach)
     typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
-        return _run_in_background(choice, plan, launch.open_console(sys.stderr, typed))
+        return _run_in_background(choice, plan, launch.open_console(sys.stderr, spell=typed))
     shows = typed(f"launcher logs {plan.run_id}")
-    with contextlib.closing(Outlet(sys.stderr, shows=shows)) as outlet:
-        return _run_here(arguments, choice, plan, launch.open_console(outlet, typed))
+    with launch.open_streams(shows=shows, spell=typed) as console:
+        return _run_here(arguments, choice, plan, console)
 
 
 def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> int:
@@ -74,7 +77,7 @@ def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> in
     launch.follow_in_background(run, plan, choice.target)
     console.note(f"detached; see: launcher logs --follow {run.run_id}")
     print(run.run_id, flush=True)
-    _note_left_behind(choice, console.note)
+    _note_left_behind(choice, run.path.parent, console.note)
     return int(ExitCode.OK)
 
 
@@ -92,7 +95,7 @@ def _run_here(
         console,
         verbose=arguments.verbose,
         # Looks at every process of the machine: while the agent starts, that costs no time.
-        on_submitted=functools.partial(_note_left_behind, choice, console.note),
+        on_submitted=functools.partial(_note_left_behind, choice, run.path.parent, console.note),
     )
     summary = render_summary(
         outcome,
@@ -111,6 +114,7 @@ def _run_here(
 def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     from launcher import launch
 
+    run = launch.create_run(plan, choice.target)
     console.note(f"running on {choice.why}")
     for line in launch.find_overruled(plan, os.environ):
         console.note(line)
@@ -120,7 +124,6 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
         for told in (*choice.target.notes, *render_losses(plan.kubernetes)):
             console.note(told)
         choice.target.notes.clear()
-    run = launch.create_run(plan, choice.target)
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run
 
@@ -162,13 +165,19 @@ def _render_kubernetes(arguments: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _note_left_behind(choice: Choice, note: Callable[[str], None]) -> None:
+def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -> None:
+    """Names what a dead launcher has left on the target, where its death is proven.
+
+    A run whose folder or launcher cannot be seen from here may be anybody's, and alive.
+    """
     from launcher.runs import RunFolder
 
     for live in choice.target.live_runs():
-        if RunFolder(Path(live.run_dir)).launcher_pid() is None:
-            fix = f"launcher stop {live.run_id}"
-            note(f"left behind by a launcher that died: {live.run_id}; end it: {fix}")
+        run = RunFolder(Path(live.run_dir))
+        if run.run_id == live.run_id and (proof := run.launcher_death()):
+            where = "" if run.path.parent == runs.absolute() else f" --runs {run.path.parent}"
+            fix = f"{program_name()} stop {live.run_id}{where}"
+            note(f"left behind: {live.run_id}; its launcher has died ({proof}); end it: {fix}")
 
 
 def _size_of(plan: LaunchPlan) -> str:

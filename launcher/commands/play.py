@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,12 @@ from launcher.commands.typed import program_name
 from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from launcher.console import Console
+    from launcher.lines import Block
     from launcher.manifest_source import Together, Value
-    from launcher.outlet import Outlet
     from launcher.play import Play, PlayOutcome
-    from launcher.player import Player, Say
+    from launcher.player import Player, Stage
+    from launcher.tails import Stream
     from launcher.targets.docker_engine import Engine
 
 
@@ -25,6 +26,7 @@ def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
     text = "run a PyTorchJob's manifest in local containers, as the training operator would"
     play = add_command(commands, "play", _play, text)
+    play.epilog = "The pods' stdout goes to stdout; their stderr and what happens go to stderr."
     play.add_argument(
         "files", nargs="+", metavar="FILE", help="the job's manifest, and those it refers to"
     )
@@ -41,7 +43,7 @@ def add(commands: Any) -> None:
 
 def _play(arguments: argparse.Namespace) -> int:
     from launcher.clock import SystemClock
-    from launcher.outlet import Outlet
+    from launcher.launch import open_streams
     from launcher.play import plan_play
     from launcher.targets.docker_engine import Engine
     from launcher.targets.docker_play import LABEL
@@ -52,43 +54,53 @@ def _play(arguments: argparse.Namespace) -> int:
     play = plan_play(item, together, _read_machine(engine), arguments.image)
     # A reader that pauses must not keep pods from being restarted, nor from being removed.
     shows = f"{program_name()} play {' '.join(arguments.files)} > FILE"
-    with contextlib.closing(Outlet(sys.stdout, shows=shows)) as outlet:
-        return _play_here(play, engine, claims, outlet)
+    with open_streams(shows=shows) as console:
+        return _play_here(play, engine, claims, console)
 
 
-def _play_here(play: Play, engine: Engine, claims: dict[str, Path], outlet: Outlet) -> int:
+def _play_here(play: Play, engine: Engine, claims: dict[str, Path], console: Console) -> int:
     from launcher.clock import SystemClock
-    from launcher.launch import open_console
     from launcher.plan import new_run_id
     from launcher.player import Player
     from launcher.signals import raise_on_signals
 
-    console = open_console(outlet)
     names = [pod.name for pod in play.pods]
-
-    def say(pod: str, line: str) -> None:
-        if pod:
-            short = pod.removeprefix(f"{play.job_name}-")
-            console.line(line, prefix=f"[{short}]", colour_key=names.index(pod))
-        else:
-            console.note(line)
-
+    stage = _Stage(console, play.job_name, names)
     for note in play.notes:
         console.note(note)
     console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
     play_id = new_run_id(play.job_name, os.urandom(3))
     with raise_on_signals():
         player = Player(play, play_id, engine, SystemClock(), claims)
-        outcome = _play_to_end(player, say)
+        outcome = _play_to_end(player, stage)
     console.note(f"{'Succeeded' if outcome.succeeded else 'Failed'}: {outcome.why}")
     return int(ExitCode.OK if outcome.succeeded else ExitCode.TRAINING_FAILED)
 
 
-def _play_to_end(player: Player, say: Say) -> PlayOutcome:
+class _Stage:
+    """A console; each pod's lines behind its name."""
+
+    def __init__(self, console: Console, job_name: str, names: list[str]) -> None:
+        self._console, self._job_name, self._names = console, job_name, names
+
+    def note(self, text: str) -> None:
+        self._console.note(text)
+
+    def show(self, pod: str, stream: Stream, block: Block) -> None:
+        lines = replace(block, data=block.data + b"\n") if block.is_progress else block
+        self._console.show(
+            lines,
+            stream=stream,
+            prefix=f"[{pod.removeprefix(f'{self._job_name}-')}]",
+            colour_key=self._names.index(pod),
+        )
+
+
+def _play_to_end(player: Player, stage: Stage) -> PlayOutcome:
     try:
-        return player.play(say)
+        return player.play(stage)
     finally:
-        player.close(say)
+        player.close(stage)
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:

@@ -15,10 +15,10 @@ from launcher.commands.arguments import (
     add_hosts,
     add_run,
     find,
-    natural,
     read_hosts,
     run_root,
 )
+from launcher.commands.parser import natural, seconds
 from launcher.commands.typed import spell
 from launcher.errors import ExitCode, InputError
 
@@ -60,6 +60,9 @@ def add(commands: Any) -> None:
         commands, "logs", _logs, "print a run's output, each line with its node and rank"
     )
     add_run(logs)
+    logs.epilog = (
+        "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr."
+    )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
     logs.add_argument("-v", "--verbose", action="store_true", help="the agents' own lines too")
@@ -67,7 +70,7 @@ def add(commands: Any) -> None:
     stop = add_command(commands, "stop", _stop, "end a run and remove what is left of it")
     add_run(stop)
     stop.add_argument(
-        "--grace", type=float, metavar="S", help="seconds until the kill (the job's own)"
+        "--grace", type=seconds, metavar="S", help="seconds until the kill (the job's own)"
     )
 
     stop.add_argument(
@@ -144,7 +147,12 @@ def _logs(arguments: argparse.Namespace) -> int:
 
     run = find(arguments)
     show_logs(
-        run, sys.stdout, follow=arguments.follow, rank=arguments.rank, agents=arguments.verbose
+        run,
+        sys.stdout.buffer,
+        sys.stderr.buffer,
+        follow=arguments.follow,
+        rank=arguments.rank,
+        agents=arguments.verbose,
     )
     return int(ExitCode.OK)
 

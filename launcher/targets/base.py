@@ -69,6 +69,13 @@ class Target(Protocol):
         """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""
         ...
 
+    def check(self, plan: LaunchPlan) -> None:
+        """Raises ``InputError`` for what the nodes need and can be seen to be missing.
+
+        Called before anything is made; what only a node can see is found at the start.
+        """
+        ...
+
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
         """The plan's nodes, or ``only`` those, as what ``submit`` would start. Pure."""
         ...

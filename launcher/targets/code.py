@@ -24,11 +24,12 @@ NOT_CODE = {".git", "__pycache__", ".venv", "venv", "node_modules", "runs", ".my
 @dataclass(frozen=True, kw_only=True)
 class Code:
     """``data`` is a gzipped tar; equal files give an equal ``hash``. ``inner`` is the folder of
-    the caller inside it."""
+    the caller inside it, ``names`` are the files."""
 
     hash: str
     data: bytes
     inner: str
+    names: frozenset[str] = frozenset()
 
 
 def read_code(folder: Path) -> Code:
@@ -46,7 +47,9 @@ def read_code(folder: Path) -> Code:
     data = pack(root, names)
     inner = folder.relative_to(root).as_posix()
     digest = hashlib.sha256(data).hexdigest()
-    return Code(hash=digest, data=data, inner="" if inner == "." else inner)
+    inner = "" if inner == "." else inner
+    there = frozenset(name for name in names if os.path.lexists(root / name))
+    return Code(hash=digest, data=data, inner=inner, names=there)
 
 
 def pack(root: Path, names: list[str]) -> bytes:

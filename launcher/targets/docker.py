@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import contract
+from launcher.capacity import plan_capacity
 from launcher.clock import Clock, SystemClock
 from launcher.errors import InputError, TargetError
 from launcher.facts import TargetFacts
@@ -34,6 +35,7 @@ from launcher.targets.docker_engine import (
     gone_is_fine,
 )
 from launcher.targets.gpus import read_gpus
+from launcher.targets.startable import check_in_mounts
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -52,12 +54,14 @@ class DockerTarget:
         self._run_root = run_root
         self._engine = Engine(clock or SystemClock())
         self._consoles = Consoles()
+        self._image_workdir: str | None = None
 
     def facts(self, job: JobSpec) -> TargetFacts:
         info = self._engine.read_info()
         gpus = read_gpus() if has_nvidia(info) and job.resources.gpus != 0 else ()
         image = job.image or f"{OWN_IMAGE}:{'cuda' if gpus else 'cpu'}"
-        labels = self._engine.read_image_labels(image)
+        config = self._engine.read_image_config(image)
+        labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
         torch_version = labels.get(contract.LABEL_TORCH) or None
         cuda_version = labels.get(contract.LABEL_CUDA) or None
         if torch_version is not None and cuda_version is None:
@@ -73,9 +77,13 @@ class DockerTarget:
             cuda_version=cuda_version,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
+            capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
             user=f"{os.getuid()}:{os.getgid()}",
             terminal=sys.stderr.isatty(),
         )
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_in_mounts(plan.nodes[0], plan.nodes[0].workdir or self._image_workdir)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
         return render_docker(plan, only)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from launcher import contract
 from launcher.clock import Clock
 from launcher.errors import TargetError
+from launcher.repository import in_repository
 from launcher.state import NodeState
 
 if TYPE_CHECKING:
@@ -139,11 +140,11 @@ class Engine:
             info: dict[str, Any] = self.api.info()
             return info
 
-    def read_image_labels(self, image: str) -> dict[str, str]:
-        """An image's labels. Raises ``TargetError`` where it is not on this machine."""
+    def read_image_config(self, image: str) -> dict[str, Any]:
+        """An image's labels, folder and so on. Raises ``TargetError`` where it is not here."""
         with engine_errors(f"inspect {image}", image):
             inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
-            return inspected["Config"].get("Labels") or {}
+            return inspected["Config"] or {}
 
     def list_containers(self, run_id: str | None = None) -> list[Held]:
         """The containers of one run, or of all, whatever their state."""
@@ -293,7 +294,11 @@ def gone_is_fine() -> Iterator[None]:
 
 def _image_hint(image: str) -> str:
     name, _, flavor = image.partition(":")
-    return f"make image FLAVOR={flavor}" if name == OWN_IMAGE else f"docker pull {image}"
+    if name != OWN_IMAGE:
+        return f"docker pull {image}"
+    if in_repository():
+        return f"make image FLAVOR={flavor}"
+    return "--image REF with an image that holds torch, or make image in this project's repository"
 
 
 def _hint(said: str) -> str:

@@ -44,6 +44,7 @@ from launcher.targets.host_nodes import (
     take_back,
 )
 from launcher.targets.ssh import RefusedByHostError, Session, Ssh
+from launcher.targets.startable import check_in_code
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -134,6 +135,9 @@ class HostsTarget:
             self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
         return self._connect()
 
+    def check(self, plan: LaunchPlan) -> None:
+        check_in_code(plan, self._code)
+
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
         return render_hosts(plan, only)
 
@@ -171,11 +175,10 @@ class HostsTarget:
             # Leases before anything travels: it may take minutes, and the lines renew them.
             self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
             self._open_lines(plan)
+            agent, code = artifact.agent, self._code
             self._each(
                 artifact,
-                lambda node: prepare(
-                    plan, node, artifact.agent, self._code, sessions[node.host.host.name]
-                ),
+                lambda node: prepare(plan, node, agent, code, sessions[node.host.host.name]),
             )
             if plan.image is not None:
                 image = self._image or read_image(plan.image)
@@ -370,8 +373,7 @@ class HostsTarget:
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
 
     def _free(self, host: HostFacts) -> Session | None:
-        line = self._lines.get(host.host.name)
-        return line.free() if line else None
+        return line.free() if (line := self._lines.get(host.host.name)) else None
 
     def _close_lines(self) -> None:
         if self._pulse is not None:
@@ -392,8 +394,7 @@ class HostsTarget:
                 states, followed = self._ask(plan)
             except TargetError:
                 continue  # its own commands tell; a host that is away hides no other run
-            running = sum(state["state"] == "running" for state in states.values())
             # Between two attempts no node runs, but the run does.
-            running = max(running, int(followed))
+            running = max(sum(s["state"] == "running" for s in states.values()), int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
         return tuple(found)

@@ -110,6 +110,9 @@ class KubernetesTarget:
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, pods, run_id="", run_root=root, cwd=cwd)
 
+    def check(self, plan: LaunchPlan) -> None:
+        """As ``Target.check``: only a pod sees its image and its volumes."""
+
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> KubernetesArtifact:
         """The objects of all nodes, whatever ``only`` says: a cluster has no others."""
         namespace = pods_of(plan).namespace or "default"
@@ -280,10 +283,7 @@ class KubernetesTarget:
         return self._incarnations
 
     def read_raw(self, plan: LaunchPlan) -> tuple[Object | None, list[Object], list[Object]]:
-        """The job's object, its pods and the namespace's events, as the server sends them.
-
-        No events where this user may not list them.
-        """
+        """The job's object, its pods, and the events that this user may list, as they are sent."""
         pods, events = read_raw(self._cluster(plan.run_id), _selector(plan.run_id))
         return self.read_job(plan), pods, events
 

@@ -133,7 +133,7 @@ class Cluster:
 
     def _active(self) -> Object:
         _, config = official_client()
-        with contextlib.suppress(config.ConfigException, *MALFORMED):
+        with contextlib.suppress(config.ConfigException, OSError, *MALFORMED):
             contexts, active = config.list_kube_config_contexts(config_files())
             named = [one for one in contexts if one["name"] == self._context]
             found: Object = named[0] if named else active

@@ -59,9 +59,13 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
                     client_configuration=settings,
                     persist_config=False,
                 )
+    except OSError as error:
+        what = f"{config_files()} (KUBECONFIG) cannot be read: {error.strerror}"
+        raise TargetError(what, "export KUBECONFIG=FILE, or unset it") from error
     except (config.ConfigException, *MALFORMED) as error:
         known = isinstance(error, config.ConfigException)
-        why = str(error).splitlines()[0] if known else f"{config_files()} is no kubeconfig"
+        why = str(error).splitlines()[0] if known else "it is no kubeconfig"
+        why = why if in_cluster else f"{config_files()}: {why}"
         raise TargetError(
             f"no cluster: {why}",
             "kubectl config get-contexts lists what there is; kubectl config use-context NAME",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
+import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -14,15 +18,21 @@ from typing import TYPE_CHECKING
 from launcher import contract, proc
 from launcher.agent import disk
 from launcher.agent_task import STORE_CANDIDATES
+from launcher.capacity import read_capacity
 from launcher.clock import Clock, SystemClock
 from launcher.errors import TargetError
 from launcher.facts import TargetFacts
+from launcher.key_errors import KeyInputError
+from launcher.node_plan import NodePlan, Static
 from launcher.plan import LaunchPlan
 from launcher.render.local import LocalArtifact, Process, render_local
-from launcher.runs import full_disk, make_folders, write_agent_files
+from launcher.rendezvous import endpoint_of
+from launcher.repository import ROOT, in_repository
+from launcher.runs import RunFolder, full_disk, make_folders, write_agent_files
 from launcher.state import NodeState
 from launcher.targets.base import LiveRun, NodeObservation, Observation
 from launcher.targets.gpus import read_gpus
+from launcher.targets.startable import check_here
 
 if TYPE_CHECKING:
     from launcher.job import JobSpec
@@ -42,29 +52,42 @@ class LocalTarget:
         self.notes: list[str] = []
         self._run_root = run_root
         self._clock = clock or SystemClock()
+        self._free_ports: tuple[int, ...] = ()
         self._pids: dict[tuple[str, int, int], int] = {}
         """Process id of each (run id, node index, incarnation) that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        python = job.local.python or sys.executable
+        python = find_python(job.local.python) if job.local.python else sys.executable
         devices = read_gpus() if job.resources.gpus != 0 else ()
+        on_linux = sys.platform == "linux"
+        cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
+        self._free_ports = ports
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if devices else "cpu",
             device_ids=devices,
-            cpu_count=len(os.sched_getaffinity(0))
-            if sys.platform == "linux"
-            else os.cpu_count() or 1,
+            cpu_count=cores,
+            capacity=read_capacity(cores),
             torch_version=read_torch_version(python),
             python=python,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             free_port=ports[0],
             spare_ports=ports[1:],
-            loopback_interface="lo" if sys.platform == "linux" else "lo0",
+            loopback_interface="lo" if on_linux else "lo0",
             terminal=sys.stderr.isatty(),
         )
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_here(plan.nodes[0], plan.python)
+        rendezvous = plan.nodes[0].rendezvous
+        serves = isinstance(rendezvous, Static) or rendezvous.is_host
+        port = int(endpoint_of(rendezvous).rpartition(":")[2])
+        # Those that this launcher chose were free; one that is lost in a race is chosen anew.
+        if serves and port not in self._free_ports and not is_free(port):
+            fix = "name another, or leave it out: the launcher then takes a free one"
+            raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
         return render_local(plan, only)
@@ -96,26 +119,18 @@ class LocalTarget:
         self._pids[plan.run_id, process.node_index, process.incarnation] = pid
 
     def observe(self, plan: LaunchPlan) -> Observation:
+        is_own = any(run_id == plan.run_id for run_id, _, _ in self._pids)
+        observe = self._observe_child if is_own else _observe_other
+        seen = frozenset() if is_own else find_nodes(plan.run_id)
         return Observation(
-            run_id=plan.run_id,
-            nodes=tuple(
-                self._observe(plan.run_id, n.node_index, n.incarnation) for n in plan.nodes
-            ),
+            run_id=plan.run_id, nodes=tuple(observe(plan, node, seen) for node in plan.nodes)
         )
 
-    def _observe(self, run_id: str, node_index: int, incarnation: int) -> NodeObservation:
-        pid = self._pids.get((run_id, node_index, incarnation))
-        exit_code = None if pid is None else proc.poll(pid)
-        state = (
-            NodeState.MISSING
-            if pid is None
-            else NodeState.RUNNING
-            if exit_code is None
-            else NodeState.EXITED
-        )
-        return NodeObservation(
-            node_index=node_index, incarnation=incarnation, state=state, exit_code=exit_code
-        )
+    def _observe_child(
+        self, plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
+    ) -> NodeObservation:
+        pid = self._pids.get((plan.run_id, node.node_index, node.incarnation))
+        return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
 
     def collect(self, plan: LaunchPlan) -> None:
         """Nothing to do: local nodes write into the run folder itself."""
@@ -150,6 +165,39 @@ class LocalTarget:
             self._clock.sleep(0.02)
 
 
+def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:
+    """The node index and incarnation of each of a run's agents that lives, whoever started it."""
+    agents = find_agents(proc.find(**{contract.RUN_ID: run_id}))
+    told = (
+        (proc.variable_of(pid, contract.NODE_INDEX), proc.variable_of(pid, contract.INCARNATION))
+        for pid in agents
+    )
+    return frozenset((int(index), int(number)) for index, number in told if index and number)
+
+
+def _observe_other(
+    plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
+) -> NodeObservation:
+    """A node that another launcher started: by its processes, else by the outcome it has left."""
+    if (node.node_index, node.incarnation) in seen:
+        return _observation(node, True, None)
+    folder = RunFolder(Path(plan.run_dir)).node_dir(node.node_index, node.incarnation)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        exit_code = int(json.loads((folder / contract.OUTCOME_FILE).read_text())["exit_code"])
+        return _observation(node, True, exit_code)
+    return _observation(node, False, None)
+
+
+def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeObservation:
+    ran = NodeState.RUNNING if exit_code is None else NodeState.EXITED
+    return NodeObservation(
+        node_index=node.node_index,
+        incarnation=node.incarnation,
+        state=ran if is_known else NodeState.MISSING,
+        exit_code=exit_code,
+    )
+
+
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     """Those of a run's processes that the launcher started, and not one of the others.
 
@@ -161,6 +209,19 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
         for pid in pids
         if proc.parent_of(pid) not in pids and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
     )
+
+
+def find_python(given: str) -> str:
+    """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
+    found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
+    if found is None or not os.path.isfile(found):
+        where = "no such file" if "/" in given else "not on PATH"
+        fix = "correct the path, or leave it out: the interpreter that runs the launcher is taken"
+        raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
+    if not os.access(found, os.X_OK):
+        fix = f"chmod +x {found}, or name an interpreter"
+        raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
+    return found
 
 
 def read_torch_version(python: str) -> str:
@@ -176,9 +237,27 @@ def read_torch_version(python: str) -> str:
     if not found:
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",
-            "install it (make setup), name another interpreter (local.python), or use --on docker",
+            f"{how_to_install(python)}; or name another interpreter (local.python)",
         )
     return found.strip()
+
+
+def how_to_install(python: str) -> str:
+    """The command that gives an interpreter torch; the repository's own has it by ``make``."""
+    if in_repository() and Path(python).is_relative_to(ROOT):
+        return "make setup"
+    return f"{shlex.quote(python)} -m pip install torch"
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens at the port now, and this user may."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
@@ -189,12 +268,8 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
     """
     found: list[int] = []
     for port in random_source.sample(PORTS, k=200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if not is_free(port):
+            continue
         found.append(port)
         if len(found) == count:
             return tuple(found)

@@ -38,7 +38,6 @@ def _lines() -> Iterator[str]:
         for row in rows:
             name = row.name.replace("_", " ")
             scenario = f"**{name[0].upper()}{name[1:]}.** {row.says}"
-            note = f" (not yet always: {row.until_mended})" if row.until_mended else ""
-            cells = (row.cell("roster") + note, row.cell("c10d"), row.cell("etcd-v2"))
+            cells = (row.cell("roster"), row.cell("c10d"), row.cell("etcd-v2"))
             yield f"| {' | '.join((scenario, *cells))} |"
         yield ""

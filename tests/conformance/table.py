@@ -13,9 +13,6 @@ BACKENDS = ("roster", "c10d", "etcd-v2")
 STILL = "still runs"
 """Part of a cell that is known to hang."""
 
-DRIFTS = "the store goes with its host after the exit barrier and ten seconds more"
-"""Why the roster's cell is not held yet: it is written as it has to be."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -34,8 +31,6 @@ class Row:
     """Takes more than about four seconds."""
     stock_fast: bool = False
     """Whether its stock cells are in the fast slice too."""
-    until_mended: str = ""
-    """Why the roster's cell may fail for now."""
 
     @property
     def name(self) -> str:
@@ -146,7 +141,6 @@ FAILING = (
         says="Odd ranks of one node raise, two restarts are allowed: three starts, and the error "
         "file names the exception.",
         roster="exit code 1",
-        stock_fast=True,
     ),
     Row(
         play=failing.a_worker_is_killed,
@@ -224,7 +218,6 @@ DRIFTING = (
         roster="completes",
         c10d=GONE,
         slow=True,
-        until_mended=DRIFTS,
     ),
     Row(
         play=failing.one_outlives_the_exit_barrier_by_far_and_fails,
@@ -232,7 +225,6 @@ DRIFTING = (
         roster="node 0 completes, node 1 exit code 7",
         c10d=GONE,
         slow=True,
-        until_mended=DRIFTS,
     ),
     Row(
         play=failing.no_exit_barrier,
@@ -248,7 +240,6 @@ DRIFTING = (
         c10d="node 0 completes, node 1 gives up",
         etcd="node 0 completes, node 1 gives up",
         slow=True,
-        until_mended="node 0 takes the store away while node 1 waits for its next round",
     ),
 )
 

@@ -25,8 +25,6 @@ def cells() -> Iterator[Any]:
             marks = [pytest.mark.slow] if row.is_slow(backend) else []
             if backend == "etcd-v2":
                 marks.append(pytest.mark.etcd)
-            if backend == "roster" and row.until_mended:
-                marks.append(pytest.mark.xfail(strict=False, reason=row.until_mended))
             yield pytest.param(row, backend, id=f"{row.name}-{backend}", marks=marks)
 
 
@@ -39,12 +37,7 @@ def test_the_cell_says_what_happens(row: Row, backend: str, group_on: MakeGroup)
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("busy_machine")
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
-def test_the_roster_s_column_holds_on_a_busy_machine(
-    row: Row, group_on: MakeGroup, request: pytest.FixtureRequest
-) -> None:
-    if row.until_mended:
-        mark = pytest.mark.xfail(strict=False, reason=row.until_mended)
-        request.applymarker(mark)
+def test_the_roster_s_column_holds_on_a_busy_machine(row: Row, group_on: MakeGroup) -> None:
     group = group_on("roster", row.apart)
     group.patience = PATIENCE
     hold(row, "roster", group)

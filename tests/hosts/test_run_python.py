@@ -34,15 +34,15 @@ def test_two_hosts_train_together_and_are_clean_afterwards(typist: Typist, job: 
     typist.write(WHO, job)
     done = typist("run", "job.yaml", "--nnodes", "2")
     assert done.returncode == 0, done.stderr
-    assert "world ['gpu1', 'gpu2'] rank 0" in done.stderr
-    assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stderr
+    assert "[0/0] world ['gpu1', 'gpu2'] rank 0" in done.stdout
+    assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
 
 
 def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -> None:
     typist.write(WHO)
     done = typist("run", "job.yaml", "--nnodes", "2:4")
     assert done.returncode == 0, done.stderr
-    assert "world ['gpu1', 'gpu2', 'gpu3', 'gpu4'] rank 0" in done.stderr
+    assert "world ['gpu1', 'gpu2', 'gpu3', 'gpu4'] rank 0" in done.stdout
     # In one line, before anything starts.
     checked = "checked: ssh, torch, ports, leases, clocks, 12 ways between them"
     assert f"hosts gpu1, gpu2, gpu3, gpu4 ({checked})" in done.stderr.splitlines()[0]

@@ -62,7 +62,7 @@ class Runner:
             self.argv(*argv),
             cwd=self.folder,
             env=self.env,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             preexec_fn=hear_hangups,
         )

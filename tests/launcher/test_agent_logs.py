@@ -49,9 +49,9 @@ def attempts_of(run: RunFolder, tmp_path: Path, node_index: int, incarnation: in
 
 def shown(tails: RunTails) -> list[str]:
     return [
-        f"{out.node_index}/{'agent' if out.worker is None else out.worker.rank_on(0, 1)}"
-        f" {out.line.text}"
+        f"{out.node_index}/{'agent' if out.worker is None else out.worker.rank_on(0, 1)} {line}"
         for out in tails.poll()
+        for line in out.block.data.decode().splitlines()
     ]
 
 
@@ -78,7 +78,7 @@ def test_lines_are_followed_over_attempts_and_incarnations(run: RunFolder, tmp_p
     append(worker.folder / "stdout", "replaced\n")
     assert shown(tails) == ["1/1 replaced"]
     append(worker.folder / "stdout", "unfinished")
-    assert [out.line.text for out in tails.close()] == ["unfinished"]
+    assert [out.block.data for out in tails.close()] == [b"unfinished\n"]
 
 
 @pytest.mark.parametrize("copied", ["", "[0/0] hello\n"])
@@ -111,3 +111,32 @@ def test_every_incarnation_is_known_by_its_folder(run: RunFolder, tmp_path: Path
     for node_index, incarnation in ((10, 0), (2, 1), (2, 0)):
         attempts_of(run, tmp_path, node_index, incarnation)
     assert run.incarnations() == ((2, 0), (2, 1), (10, 0))
+
+
+def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    attempts_of(run, tmp_path, 0, 0)
+    append(run.console(0, 0), "[supervisor] up\n[0/0] one\n[0/0] two\n[0/1] one\n[1/1] no\n[0/0] e")
+    tails = RunTails(run, workers_in_consoles=True)
+    told = [(o.worker and o.worker.rank, o.stream, o.block.data) for o in tails.poll()]
+    assert told == [
+        (None, "stderr", b"[supervisor] up\n"),
+        (0, "stdout", b"one\ntwo\n"),
+        (1, "stdout", b"one\n"),
+        (None, "stderr", b"[1/1] no\n"),
+    ]
+    assert [(o.worker and o.worker.rank, o.block.data) for o in tails.close()] == [(0, b"e\n")]
+    quiet = RunTails(run, workers_in_consoles=True, agents=False)
+    assert {o.worker and o.worker.rank for o in quiet.poll()} == {0, 1}
+
+
+def test_what_there_is_no_room_for_stays_in_its_file(run: RunFolder, tmp_path: Path) -> None:
+    (worker,) = attempts_of(run, tmp_path, 0, 0).begin({0: 0})
+    append(worker.folder / "stdout", "out\n")
+    append(worker.folder / "stderr", "err\n")
+    tails = RunTails(run)
+    has_room = {"stdout": False, "stderr": True}
+    assert [o.block.data for o in tails.poll(has_room.__getitem__)] == [b"err\n"]
+    has_room["stdout"] = True
+    assert [o.block.data for o in tails.poll(has_room.__getitem__)] == [b"out\n"]

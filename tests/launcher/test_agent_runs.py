@@ -92,3 +92,41 @@ def test_a_newcomer_comes_in_only_after_the_running_group_has_committed(launcher
     _, stderr = process.communicate(timeout=90)
     assert process.returncode == 0, stderr.decode()
     assert "worker-fault" not in launcher.outcome["restarts"]
+
+
+FALLING = """
+import os, pathlib, sys, threading, time
+told = pathlib.Path("told")
+if os.environ["RANK"] == "1":
+    def tell(*error):
+        sys.__excepthook__(*error)
+        told.touch()
+    sys.excepthook = tell
+    # Failed, and kept from ending: it is ended when the other one has failed too.
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    raise ValueError("the cause")
+while not told.exists():
+    time.sleep(0.05)
+raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+"""
+
+
+@pytest.mark.parametrize("engine", ["agent", "torchrun"])
+def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_once(
+    launcher: Runner, engine: str
+) -> None:
+    launcher.write(FALLING)
+    done = launcher(
+        *("run", "job.yaml", "--on", "local", "--nproc-per-node", "2"),
+        *("--set", f"engine={engine}", "--set", "stop_grace_s=1"),
+    )
+    assert done.returncode == 1, done.stderr
+    told = done.stderr.partition("FAILED ")[2].splitlines()
+    assert told[0].endswith(": training-failed (fault: training)")
+    assert told[1] == "  first failure: rank 1 on node 0: ValueError: the cause"
+    (fell,) = [line for line in told if line.startswith("  fell with it")]
+    assert "rank 0 on node 0: RuntimeError: Connection closed by peer" in fell
+    first = launcher.outcome["failure"]["first"]
+    assert (first["rank"], first["cause"]) == (1, "signal")
+    report = launcher("report").stdout
+    assert report.count("the cause") <= 4, "first cause, its traceback's two lines, timeline"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 
 from launcher.console import PROGRESS_INTERVAL_S, Console
+from launcher.lines import Block
 
 
 class StoppedClock:
@@ -74,3 +75,38 @@ def test_different_ranks_get_different_colours() -> None:
     for rank in (1, 2):
         console.line("", prefix="[]", colour_key=rank)
     assert len(set(stream.getvalue().split("\n")[:2])) == 2
+
+
+def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_alone() -> None:
+    err, out = io.StringIO(), io.StringIO()
+    console = Console(err, out=out, terminal=True, colour=True)
+    console.progress("step 1 of 9")
+    console.end_progress("stdout")
+    console.show(Block(data=b"one\ntwo\n"), stream="stdout", prefix="[0/1]", colour_key=1)
+    assert out.getvalue() == "[0/1] one\n[0/1] two\n", "no colours: it is no terminal"
+    console.show(Block(data=b"three\n"), stream="stderr", prefix="[0/1]", colour_key=1)
+    assert screen(err.getvalue())[-2:] == ["\x1b[33m[0/1]\x1b[0m three", "step 1 of 9"]
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_stdout_that_takes_no_more_is_told_once_and_a_stderr_never() -> None:
+    err = io.StringIO()
+    console = Console(err, out=Gone(), terminal=False, colour=False, goes_on="it goes on")
+    for _ in range(2):
+        console.show(Block(data=b"one\n"), stream="stdout")
+    assert err.getvalue() == "launcher: stdout takes no more (Broken pipe); it goes on\n"
+    nobody = Console(Gone(), terminal=False, colour=False)
+    nobody.show(Block(data=b"one\n"), stream="stdout")
+    nobody.note("two")
+
+
+def test_without_a_terminal_a_line_of_progress_has_its_prefix() -> None:
+    console, stream, _ = open_console(terminal=False)
+    console.progress(" 10% ", prefix="[0/0]")
+    assert stream.getvalue() == "[0/0] 10%\n"

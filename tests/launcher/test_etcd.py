@@ -71,4 +71,4 @@ def test_a_group_meets_by_etcd_and_starts_again_after_a_failure(
         *("--set", f"engine={engine}"),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("sum 2.0") == 4
+    assert done.stdout.count("sum 2.0") == 4

@@ -223,7 +223,7 @@ BAD_OPTIONS = [
     ("zzz.a=1", f"zzz: unknown key; accepted: {', '.join(JobSpec.model_fields)}"),
     ("image=[", "image: a [ or { that is not closed\n  fix: close it, or put the text in quotes"),
     ("name.x=1", f"name: found a mapping; accepted: {NAME}"),
-    ("stop_grace_s.x=1", "stop_grace_s: found a mapping; accepted: a whole number >= 1"),
+    ("stop_grace_s.x=1", "stop_grace_s: found a mapping; accepted: a whole number 1..31536000"),
     (
         "mounts.1=a:/a",
         "mounts.1: found 1 in a list of 0\n  fix: write a number of 0..0; the last one appends",

@@ -79,16 +79,16 @@ class Logs:
     """``launcher logs -f`` in a thread."""
 
     def __init__(self, run: RunFolder) -> None:
-        self._stream = io.StringIO()
+        self._stream = io.BytesIO()
         self._thread = threading.Thread(target=self._show, args=(run,), daemon=True)
         self._thread.start()
 
     def _show(self, run: RunFolder) -> None:
-        show_logs(run, self._stream, follow=True, rank=None, agents=False)
+        show_logs(run, self._stream, self._stream, follow=True, rank=None, agents=False)
 
     @property
     def lines(self) -> list[str]:
-        return self._stream.getvalue().splitlines()
+        return self._stream.getvalue().decode().splitlines()
 
     def end(self) -> list[str]:
         self._thread.join(60)
@@ -152,9 +152,9 @@ def test_logs_are_read_again_without_a_line_twice_and_keep_what_the_cluster_forg
     server: FakeCluster, run: RunFolder
 ) -> None:
     def logs() -> list[str]:
-        stream = io.StringIO()
-        show_logs(run, stream, follow=False, rank=None, agents=False)
-        return stream.getvalue().splitlines()
+        stream = io.BytesIO()
+        show_logs(run, stream, stream, follow=False, rank=None, agents=False)
+        return stream.getvalue().decode().splitlines()
 
     put(server, "d-0", 0)
     say(server, "d-0", "[0/0] one", "[0/0] two", at=1)

@@ -54,7 +54,7 @@ HOST = {"host", "host.__main__"} | {
     )
 }
 LAYERS: dict[float, set[str]] = {
-    0: {"", "errors", "clock", "contract", "state", "node_plan"},
+    0: {"", "errors", "clock", "contract", "state", "node_plan", "key_errors"},
     # The agent in the node and the program on a host: beside the planning, never above it.
     0.5: {"agent", "agent.roster", "agent.__main__", *AGENT, *ROSTER, *HOST},
     1: {
@@ -68,6 +68,8 @@ LAYERS: dict[float, set[str]] = {
         "ranks",
         "rendezvous",
         "facts",
+        "devices",
+        "repository",
         "hosts",
         "lines",
     },
@@ -103,7 +105,9 @@ LAYERS: dict[float, set[str]] = {
     | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
     4: {
         "proc",
+        "capacity",
         "targets.gpus",
+        "targets.startable",
         "targets.docker_engine",
         "targets.docker_console",
         "targets.docker_play",
@@ -176,7 +180,7 @@ LAYERS: dict[float, set[str]] = {
         f"commands.{name}"
         for name in (
             *("arguments", "check", "cluster", "play", "doctor", "env", "hosts", "jobs"),
-            *("runs", "schema", "typed"),
+            *("runs", "schema", "parser", "typed"),
         )
     },
 }

@@ -4,13 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.lines import MAX_LINE_BYTES, Line, LineSplitter
+from launcher.lines import MAX_LINE_BYTES, Block, BlockSplitter
 
 
-def split(*chunks: bytes) -> list[tuple[str, bool]]:
-    splitter = LineSplitter()
-    lines = [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.flush()
-    return [(line.text, line.is_progress) for line in lines]
+def split(*chunks: bytes, keeps_returns: bool = False) -> list[tuple[str, bool]]:
+    splitter = BlockSplitter(keeps_returns=keeps_returns)
+    blocks = [block for chunk in chunks for block in splitter.feed(chunk)] + splitter.flush()
+    assert all(block.is_progress or block.data.endswith(b"\n") for block in blocks)
+    return [
+        (text.decode(), block.is_progress)
+        for block in blocks
+        for text in ([block.data] if block.is_progress else block.data[:-1].split(b"\n"))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +50,26 @@ def test_no_character_of_utf8_text_is_lost(texts: list[str]) -> None:
 
 
 def test_an_endless_line_is_shown_in_pieces_and_does_not_fill_the_memory() -> None:
-    splitter = LineSplitter()
-    assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == [Line(text="x" * MAX_LINE_BYTES)]
-    assert splitter.flush() == [Line(text="x")]
+    splitter = BlockSplitter()
+    assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == [Block(data=b"x" * MAX_LINE_BYTES + b"\n")]
+    assert splitter.flush() == [Block(data=b"x\n")]
+
+
+def test_where_returns_are_kept_they_are_bytes_like_any_other() -> None:
+    assert split(b"10%\r20%\rdone\r\n", b"50%\r", keeps_returns=True) == [
+        ("10%\r20%\rdone\r", False),
+        ("50%\r", False),
+    ]
+
+
+@given(st.lists(st.binary(max_size=12)))
+def test_where_returns_are_kept_the_cuts_between_reads_do_not_matter(chunks: list[bytes]) -> None:
+    whole = split(b"".join(chunks), keeps_returns=True)
+    assert split(*chunks, keeps_returns=True) == whole
+
+
+def test_lines_that_came_together_stay_one_block_and_each_gets_the_prefix() -> None:
+    (block,) = BlockSplitter().feed(b"one\n\ntwo\nrest")
+    assert block == Block(data=b"one\n\ntwo\n")
+    assert block.with_prefix(b"[0/1] ") == b"[0/1] one\n[0/1] \n[0/1] two\n"
+    assert block.with_prefix(b"") == block.data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -83,6 +84,23 @@ def test_nodes_run_and_are_observed(
     target.submit(plan)
     wait_until(lambda: up(plan, 0) and up(plan, 1))
     assert states(target, plan) == [NodeState.RUNNING] * 2
+
+
+def test_another_process_sees_living_nodes_and_how_others_ended(
+    target: LocalTarget, make_local: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    plan = make_local(nnodes=2)
+    target.submit(plan)
+    wait_until(lambda: up(plan, 0) and up(plan, 1))
+    other = LocalTarget(tmp_path / "runs")
+    assert states(other, plan) == [NodeState.RUNNING] * 2
+    assert states(other, plan_replacement(plan, 1)) == [NodeState.RUNNING, NodeState.MISSING]
+    target.stop_nodes(plan.run_id, (1,), 5)
+    assert states(other, plan) == [NodeState.RUNNING, NodeState.MISSING]
+    outcome = Path(plan.nodes[1].log_dir, "outcome.json")
+    outcome.write_text(json.dumps({"exit_code": 143}))
+    assert states(other, plan) == [NodeState.RUNNING, NodeState.EXITED]
+    assert other.observe(plan).nodes[1].exit_code == 143
 
 
 def test_exit_codes_are_reported_and_signals_as_a_shell_does(

@@ -201,6 +201,21 @@ def test_the_node_that_ended_first_says_why(folder: Folder, make_plan: MakePlan)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
 
 
+def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    peer = end(0, "RuntimeError: Connection closed by peer", at=1.0)
+    folder.node(
+        0, Reason.TRAINING_FAILED, peer, detail="last: rank 0: exit code 1", finished_at=8.0
+    )
+    cause = end(1, "ValueError: boom", at=2.0)
+    told = "all 2 restarts are used up; last: rank 1: exit code 1 (ValueError: boom)"
+    folder.node(1, Reason.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
+    plan = make_plan(nnodes=2)
+    outcome = write_run_outcome(folder.run, plan, Reason.TRAINING_FAILED, "", 10.0)
+    assert (outcome.reason, outcome.detail) == ("restarts-exhausted", told)
+
+
 def test_an_earlier_incarnations_word_is_not_the_present_ones(
     folder: Folder, make_plan: MakePlan
 ) -> None:

@@ -155,6 +155,49 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     gone.close_writers()
 
 
+def test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "BUFFER_BYTES", 256 * KIB)
+    monkeypatch.setattr(outlet, "STALL_S", 0.1)
+    written = 0
+    while reader.outlet.wait_for_room():  # until nobody has read for that long
+        reader.outlet.put(f"line {written} {'x' * 80}\n".encode())
+        written += 1
+    assert written < 3000, "it waits long before anything is lost"
+    assert not reader.outlet.has_room()
+    monkeypatch.setattr(outlet, "STALL_S", 60.0)
+    thread = reader.in_thread()
+    for number in range(written, 20_000):
+        while not reader.outlet.wait_for_room():
+            pass
+        reader.outlet.put(f"line {number} {'x' * 80}\n".encode())
+    reader.outlet.close()
+    reader.close_writers()
+    thread.join()
+    assert numbered(reader.text) == list(range(20_000))
+
+
+def test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    told: list[str] = []
+    heard = threading.Event()
+
+    def on_lost(why: str) -> None:
+        told.append(why)
+        heard.set()
+
+    lost = Outlet(os.fdopen(theirs, "w"), shows=SHOWS, on_lost=on_lost)
+    write_lines(lost, 5000)
+    assert heard.wait(30)
+    assert not lost.has_room()
+    assert not lost.wait_for_room()
+    write_lines(lost, 5000)
+    assert lost.close()
+    assert told == ["Broken pipe"]
+
+
 def test_a_pipe_that_another_process_made_non_blocking_gets_every_line(reader: Reader) -> None:
     os.set_blocking(reader.writer, False)
     write_lines(reader.outlet, 5000)

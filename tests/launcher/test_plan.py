@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import contract
+from launcher.capacity import plan_capacity
+from launcher.devices import plan_devices
 from launcher.errors import InputError
-from launcher.facts import TargetFacts
+from launcher.facts import Capacity, TargetFacts
 from launcher.job import JobSpec
 from launcher.plan import (
     LaunchPlan,
     new_run_id,
     parse_plan,
-    plan_devices,
     plan_next_attempt,
     plan_replacement,
     plan_run,
@@ -65,6 +66,56 @@ def test_a_gpu_node_runs_a_worker_for_each_of_its_gpus(
 ) -> None:
     node = plan_devices(make_job(**fields), facts_of(devices))[0]
     assert (node.nproc_per_node, len(node.device_ids)) == (expected, expected)
+
+
+def test_a_node_gets_the_gpus_that_it_asks_for_however_many_workers_it_runs(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(nproc_per_node=2, nnodes=2, resources={"gpus": 4})
+    planned = plan_devices(job, facts_of(8))
+    assert [node.device_ids for node in planned] == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
+    assert {node.nproc_per_node for node in planned} == {2}
+    with pytest.raises(InputError, match="2 nodes x 4 GPUs asked for, target docker has 7"):
+        plan_devices(job, facts_of(7))
+
+
+def test_gpus_of_a_target_without_any_are_refused(make_job: MakeJob, make_plan: MakePlan) -> None:
+    facts = replace(facts_of(0), accelerator="cpu")
+    for nproc_per_node in (1, "auto", "cpu"):
+        job = make_job(nproc_per_node=nproc_per_node, resources={"gpus": 8})
+        with pytest.raises(InputError, match=r"resources.gpus: 8 on each node, but target docker"):
+            plan_devices(job, facts)
+    assert make_plan(resources={"gpus": 0}).accelerator == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "ids", "processes", "why"),
+    [
+        (2, 24, None, 384, "24 GiB of memory"),
+        (2, 512, None, 400, "2 CPU cores"),
+        (64, 512, 4096, 256, "4096 process ids"),
+        (1, 1, 100, 64, "100 process ids"),
+        (8, 0, None, 1600, "8 CPU cores"),
+    ],
+)
+def test_a_machine_starts_as_many_processes_as_its_scarcest_resource_bears(
+    cores: int, gib: int, ids: int | None, processes: int, why: str
+) -> None:
+    assert plan_capacity(cores, gib << 30, ids) == Capacity(processes=processes, why=why)
+
+
+def test_more_nodes_than_one_machine_can_start_are_refused_before_they_are_planned(
+    make_plan: MakePlan, local_facts: TargetFacts
+) -> None:
+    facts = replace(local_facts, capacity=Capacity(processes=100, why="1 CPU core"))
+    assert len(make_plan(facts, nnodes=50, nproc_per_node=1).nodes) == 50
+    for nnodes in (51, "1:51", 100_000):
+        with pytest.raises(InputError, match=r"nnodes: .* about 100 \(1 CPU core\)") as caught:
+            make_plan(facts, nnodes=nnodes, nproc_per_node=1)
+        assert "at most nnodes: 50" in caught.value.hint
+    with pytest.raises(InputError, match="nproc_per_node: ") as caught:
+        make_plan(facts, nproc_per_node=100)
+    assert "at most nproc_per_node: 99" in caught.value.hint
 
 
 @pytest.mark.parametrize(

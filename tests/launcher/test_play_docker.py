@@ -317,3 +317,24 @@ def test_an_image_that_is_not_there_is_told_before_anything_is_left(
     assert "docker pull example.invalid/none:1" in played.text
     assert "Traceback" not in played.text
     assert nothing_is_left(engine, played)
+
+
+def test_the_pods_stdout_goes_to_stdout_and_everything_else_to_stderr(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    program = "import os, sys; print('out'); print('err', file=sys.stderr)"
+    path.write_text(json.dumps(job(program)))
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "play", str(path)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    pods = ("master-0", "worker-0", "worker-1")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{pod}] out" for pod in pods]
+    lines = done.stderr.splitlines()
+    assert {f"[{pod}] err" for pod in pods} <= set(lines)
+    assert lines[-1].startswith("launcher: Succeeded")

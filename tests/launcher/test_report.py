@@ -37,6 +37,8 @@ def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> R
         ([failure(0, "x", at=1, exit_code=-15), failure(2, "killed by signal 9", 9, -9)], 2),
         ([failure(0, PEER, at=2), failure(1, PEER, at=1)], 1),
         ([failure(4, "OSError", at=1), failure(2, "OSError", at=1)], 2),
+        # Asked to end by an agent that had seen the other first.
+        ([failure(0, "ended by its agent", at=1, exit_code=-15), failure(2, PEER, at=2)], 2),
     ],
 )
 def test_the_cause_is_told_from_those_that_fell_with_it(
@@ -53,6 +55,40 @@ def test_where_no_worker_spoke_the_agents_last_lines_are_kept() -> None:
     assert (report.first, report.console_tail) == (None, ("no such file",))
 
 
+@pytest.mark.parametrize(
+    ("exception", "first"),
+    [("ValueError: boom", 1), (PEER, 0), ("lightning.SIGTERMException", 0)],
+)
+def test_a_rank_that_torchrun_ended_on_its_way_out_is_still_the_cause(
+    folder: Folder, make_plan: Callable[..., LaunchPlan], exception: str, first: int
+) -> None:
+    trace = "Traceback (most recent call last):\n{}\n"
+    folder.console(0, REPORT_OF_TWO)
+    folder.worker(0, 0, "stderr.log", trace.format(PEER), at=100.0)
+    folder.worker(0, 1, "stderr.log", trace.format(exception), at=101.0)
+    report = read_report(folder.run, make_plan(nproc_per_node=2))
+    assert report.first is not None
+    assert report.first.rank == first
+
+
+REPORT_OF_TWO = """\
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-01-01_00:00:01
+  host      : here
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 4243)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : here
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 4242)
+============================================================
+"""
 REPORT = """\
 train.py FAILED
 ------------------------------------------------------------

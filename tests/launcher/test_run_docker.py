@@ -193,7 +193,7 @@ def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
     launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n", MOUNTED)
     argv = ("run", "job.yaml", "--on", "docker", "--nnodes", "2")
     processes = [launcher.start(*argv) for _ in range(2)]
-    outputs = [process.communicate(timeout=150)[1].decode() for process in processes]
+    outputs = [process.communicate(timeout=150)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert all("[1/1] world 2" in output for output in outputs)
 
@@ -218,7 +218,7 @@ def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(
     job = ("run", "job.yaml", "--on", "docker", "--image", TORCH_ONLY, "--nnodes", "2")
     done = launcher(*job)
     assert done.returncode == 0, done.stderr
-    assert "done world_size=2" in done.stderr
+    assert "done world_size=2" in done.stdout
 
 
 @pytest.mark.slow  # the same scripts run on local processes in every CI
@@ -229,4 +229,4 @@ def test_lightning_scripts_that_know_nothing_of_this_project_run(
     launcher.write((ROOT / "tests/examples" / example).read_text(), MOUNTED)
     done = launcher("run", "job.yaml", "--on", "docker", "--nnodes", "2")
     assert done.returncode == 0, done.stderr
-    assert "done world_size=2" in done.stderr
+    assert "done world_size=2" in done.stdout

@@ -43,7 +43,7 @@ def test_digits_reaches_its_accuracy_on_two_processes(launcher: Runner) -> None:
     assert launcher.outcome["metrics"]["test_accuracy"] >= 0.97
     assert launcher.outcome["metrics"]["world_size"] == 2
     for word in ("accelerator", "world size", "rendezvous", "accuracy", "checkpoints", "launcher "):
-        assert word in done.stderr
+        assert word in done.stdout + done.stderr
 
 
 @pytest.mark.slow  # README's commands train as two nodes in every CI
@@ -64,11 +64,12 @@ def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher: Runner) 
     launcher.write(BYTES)
     done = launcher("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
     assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
-    for prefix in ("", "[0/1] "):
+    lines = done.stdout.splitlines()
+    for prefix in ("[0/0] ", "[0/1] "):
         assert f"{prefix}half\\xff a line made whole" in lines
         assert f"{prefix}café end" in lines
-    assert "[0/1] 100%" in lines
+        assert f"{prefix}100%" in done.stderr.splitlines()
+    assert len(lines) == 4
 
 
 def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner) -> None:
@@ -93,12 +94,13 @@ def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner
     assert any("raise" in line for line in failure["first"]["log_tail"])
 
 
-def test_a_script_that_is_missing_is_reported_by_its_own_words(launcher: Runner) -> None:
+def test_a_script_that_is_missing_is_told_before_anything_starts(launcher: Runner) -> None:
     launcher.write("")
     (launcher.folder / "train.py").unlink()
     done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 1
-    assert "can't open file" in done.stderr
+    assert done.returncode == 2
+    assert "command: found train.py; no such file in" in done.stderr
+    assert launcher.run_ids() == []
 
 
 @pytest.mark.slow  # decide.py's tests hold the rule in every CI
@@ -117,7 +119,7 @@ def test_a_static_group_is_started_again_when_a_node_dies(launcher: Runner) -> N
     assert done.returncode == 0, done.stderr
     assert launcher.outcome["attempts"] == 2
     assert "starting all nodes again" in done.stderr
-    assert "attempt 1" in done.stderr
+    assert "attempt 1" in done.stdout
 
 
 @pytest.mark.slow  # faults in containers show it in every CI
@@ -146,11 +148,11 @@ def test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart
     (node,) = find_agents(proc.find(**{contract.NODE_INDEX: "1", contract.RUN_ID: run_id}))
     os.kill(node, signal.SIGKILL)
     (tmp_path / "lost").touch()
-    _, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr.decode()
     assert launcher.outcome["attempts"] == 1
     assert launcher.outcome["restarts"].get("worker-fault") is None
-    assert "world 2 incarnation 1" in stderr.decode()
+    assert "world 2 incarnation 1" in stdout.decode()
     assert launcher.processes() == []
 
 
@@ -203,6 +205,7 @@ def test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere(launcher: 
     assert [r["run_id"] for r in json.loads(launcher("ps", "--json").stdout)] == [run_id]
     status = json.loads(launcher("status", run_id, "--json").stdout)
     assert (status["state"], status["outcome"]) == ("running", None)
+    assert [node["state"] for node in status["nodes"]] == ["running"]
     assert psutil.pid_exists(status["launcher_pid"])
     assert launcher("logs", run_id).stdout == "[0/0] up\n"
     done = launcher("stop", run_id)
@@ -224,7 +227,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(launcher: Runner) -> None:
     launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n")
     argv = ("run", "job.yaml", "--on", "local", "--nnodes", "2")
     processes = [launcher.start(*argv) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[1].decode() for process in processes]
+    outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert all("[1/1] world 2" in output for output in outputs)
     assert len(launcher.run_ids()) == 2
@@ -242,7 +245,7 @@ def test_scripts_that_know_nothing_of_this_project_run(launcher: Runner, example
     launcher.write((ROOT / "tests/examples" / example).read_text())
     done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")
     assert done.returncode == 0, done.stderr
-    assert "done world_size=2" in done.stderr
+    assert "done world_size=2" in done.stdout
 
 
 def test_a_secret_reaches_the_workers_and_nothing_else(launcher: Runner) -> None:
@@ -252,7 +255,7 @@ def test_a_secret_reaches_the_workers_and_nothing_else(launcher: Runner) -> None
     )
     launcher.env["API_TOKEN"] = "hunter2-value"
     done = launcher("run", "job.yaml", "--on", "local")
-    assert "length 13" in done.stderr
+    assert "length 13" in done.stdout
     written = [p for p in (launcher.folder / "runs").rglob("*") if p.is_file()]
     assert written
     assert not [p for p in written if b"hunter2-value" in p.read_bytes()]

@@ -11,8 +11,16 @@ import pytest
 
 from launcher.errors import InputError
 from launcher.plan import LaunchPlan, plan_next_attempt
-from launcher.runs import LAUNCHER_FILE, RunFolder, find_run, list_runs, process_start
+from launcher.runs import (
+    LAUNCHER_FILE,
+    RunFolder,
+    find_run,
+    list_runs,
+    process_space,
+    process_start,
+)
 from launcher.state import RunState
+from tests.launcher.runner import wait_until
 
 MakePlan = Callable[..., LaunchPlan]
 
@@ -104,3 +112,25 @@ def test_a_dead_launcher_is_seen_to_be_dead(make_run: Callable[..., RunFolder]) 
     child.wait()
     (run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
     assert run.launcher_pid() is None
+
+
+def test_a_launchers_death_is_proven_only_where_its_process_could_be_seen(
+    make_run: Callable[..., RunFolder],
+) -> None:
+    run = make_run("a")
+    assert run.launcher_death() == "", "no record: it may be anybody's"
+    run.write_launcher()
+    assert run.launcher_death() == "", "it lives"
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    dead = {"pid": child.pid, "start": process_start(child.pid), "sees": process_space()}
+    wait_until(lambda: process_start(child.pid) is None)
+    path = run.path / LAUNCHER_FILE
+    path.write_text(json.dumps(dead))
+    assert run.launcher_death() == f"there is no process {child.pid} any more", "not taken note of"
+    child.wait()
+    assert run.launcher_death() == f"there is no process {child.pid} any more"
+    path.write_text(json.dumps({**dead, "pid": os.getpid()}))
+    assert run.launcher_death() == f"process {os.getpid()} is another one by now"
+    for elsewhere in ({**dead, "sees": "another container"}, {"pid": child.pid, "start": "x"}):
+        path.write_text(json.dumps(elsewhere))
+        assert run.launcher_death() == ""

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from launcher.runs import Outcome
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
 from launcher.summary import render_summary
@@ -92,6 +94,42 @@ def test_a_failure_names_whose_fault_it_is_its_cause_and_what_fell_with_it() -> 
     assert lines[2] == "  first failure: rank 3 on node 1: ValueError: boom"
     assert lines[5] == "    log: /logs/3/stderr.log"
     assert lines[6].startswith("  fell with it: rank 0 on node 0: RuntimeError")
+
+
+@pytest.mark.parametrize(
+    ("detail", "told"),
+    [
+        ("rank 3: exit code 1 (ValueError: boom)", "(fault: training)"),
+        ("last: rank 0: signal 15 (RuntimeError: closed (by: peer))", "(fault: training)"),
+        (
+            "the same failure 3 times without progress: rank 3: exit code 1 (ValueError: boom)",
+            "(the same failure 3 times without progress; fault: training)",
+        ),
+        (
+            "all 2 restarts are used up; last: rank 0: SIGABRT (6)",
+            "(all 2 restarts are used up; fault: training)",
+        ),
+    ],
+)
+def test_the_cause_is_told_once_and_never_by_a_worker_that_only_fell(
+    detail: str, told: str
+) -> None:
+    failure = {"first": rank(3, "ValueError: boom"), "collateral": [], "console_tail": []}
+    text = summary(Reason.RESTARTS_EXHAUSTED, failure=failure, detail=detail)
+    assert text.splitlines()[1] == f"FAILED digits-0a1b2c: restarts-exhausted {told}"
+    assert text.count("ValueError: boom") == 2, "the line of the first failure, and its log"
+    nobody = {"first": None, "collateral": [], "console_tail": []}
+    assert detail in summary(Reason.RESTARTS_EXHAUSTED, failure=nobody, detail=detail)
+
+
+def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> None:
+    lost = {"detail": "node 1 ended with exit code 137"}
+    failure = {"first": rank(0, "RuntimeError: Connection closed by peer"), "collateral": []}
+    text = summary(Reason.NODE_LOST, failure=failure, **lost)
+    assert "first failure" not in text
+    assert "  fell with it: rank 0 on node 0: RuntimeError: Connection closed by peer" in text
+    failure = {"first": rank(0, "ValueError: boom"), "collateral": []}
+    assert "first failure: rank 0" in summary(Reason.NODE_LOST, failure=failure, **lost)
 
 
 def test_where_no_worker_spoke_the_agents_words_are_shown() -> None:

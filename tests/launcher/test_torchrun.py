@@ -15,13 +15,13 @@ from launcher.torchrun import (
     Settings,
     WorkerFailure,
     WorkerLog,
-    is_worker_line,
     line_prefix_template,
     parse_failures,
     parse_log_folder,
     parse_torch_version,
     plan_settings,
     render_argv,
+    split_console,
 )
 
 MakePlan = Callable[..., LaunchPlan]
@@ -150,11 +150,20 @@ def test_a_console_without_a_report_names_nobody(console: str) -> None:
     assert parse_failures(console) == ()
 
 
-def test_worker_lines_on_a_console_are_told_from_the_agents_own() -> None:
+def test_lines_on_a_console_are_told_apart_by_who_wrote_them() -> None:
     prefix = line_prefix_template(3).replace("${rank}", "12")
-    assert is_worker_line(f"{prefix}step 4", 3)
-    assert not is_worker_line("W0101 torchrun: [3/12] not at the beginning", 3)
-    assert not is_worker_line("[2/12] of another node", 3)
+    other = line_prefix_template(3).replace("${rank}", "1")
+    console = (
+        f"{prefix}step 4\n{prefix}\n{other}[3/12] step 4\n"
+        "W0101 torchrun: [3/12] not at the beginning\n[2/12] of another node\n\n"
+        f"{prefix}step 5\n"
+    )
+    assert list(split_console(console.encode(), 3)) == [
+        (12, b"step 4\n\n"),
+        (1, b"[3/12] step 4\n"),
+        (None, b"W0101 torchrun: [3/12] not at the beginning\n[2/12] of another node\n\n"),
+        (12, b"step 5\n"),
+    ]
 
 
 def test_log_folders_are_read() -> None:

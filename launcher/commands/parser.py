@@ -1,0 +1,121 @@
+"""The parser of the command line: one line that says what is wrong, and one with the fix."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+import shlex
+import sys
+from typing import Any, NoReturn
+
+from launcher.errors import ExitCode, InputError
+
+TAKES_TRAINING = ("run", "render")
+"""The commands whose words behind ``--`` go to the training."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Options by their whole names, and errors of two lines instead of the whole usage.
+
+    A beginning of an option's name is no option: ``--max 3``, meant for the training, would
+    quietly become ``--max-restarts 3``.
+    """
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **{"allow_abbrev": False, **more})
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse's own takes no notice of a full disk.
+        if message:
+            (file or sys.stderr).write(message)
+
+    def error(self, message: str) -> NoReturn:
+        words = " ".join([self.prog, *map(_positional, self._get_positional_actions())])
+        what, fix = _explain(message, self.prog, words)
+        self.exit(int(ExitCode.BAD_INPUT), f"error: {what}\n  fix: {fix}\n")
+
+
+def _positional(action: argparse.Action) -> str:
+    name = str(action.metavar or action.dest)
+    return f"[{name}]" if action.nargs == "?" else name
+
+
+def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
+    """argparse's words, with what to type."""
+    see = f"{program} --help"
+    if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
+        choices = re.findall(r"'([^']*)'", match[2]) or match[2].split(", ")
+        close = difflib.get_close_matches(match[1], choices, n=1)
+        where = message.split(":")[0].removeprefix("argument ")
+        what = f"{where} {_one_line(match[1])}: not one of {', '.join(choices)}"
+        return what, f"did you mean {close[0]}?" if close else see
+    if message.startswith("the following arguments are required: "):
+        names = message.partition(": ")[2]
+        return f"{names} is missing", f"{usage}   (all options: {see})"
+    return _one_line(message.removeprefix("argument ")), see
+
+
+def check_known(
+    arguments: argparse.Namespace, unknown: list[str], given: list[str], extra: list[str]
+) -> None:
+    """Raises ``InputError`` for ``unknown`` words, which the command does not take; with the fix.
+
+    ``given`` are all words before ``--`` and ``extra`` all after it.
+    """
+    if not unknown:
+        return
+    command, job, first = arguments.command, getattr(arguments, "job", None), unknown[0]
+    close = difflib.get_close_matches(first.partition("=")[0], arguments.options, n=1, cutoff=0.75)
+    meant = f"did you mean {close[0]}? " if close and first.startswith("--") else ""
+    if command in TAKES_TRAINING:
+        typed = shlex.join(["launcher", *_without(given, unknown), "--", *unknown, *extra])
+        if job not in given or given.index(first) < given.index(job):
+            # Before JOB, one cannot tell which words are values of the unknown one.
+            typed = f"launcher {command} JOB [options] -- [training arguments]"
+        what = f"{_one_line(' '.join(unknown))}: no option of {command}"
+        raise InputError(what, f"{meant}what is for the training goes behind --: {typed}")
+    what = f"{_one_line(' '.join(unknown))}: launcher {command} does not take it"
+    raise InputError(what, f"{meant}launcher {command} --help")
+
+
+def _without(given: list[str], unknown: list[str]) -> list[str]:
+    """``given`` less the words of ``unknown``, which are in the same order."""
+    left, kept = list(unknown), []
+    for word in given:
+        if left and word == left[0]:
+            left.pop(0)
+        else:
+            kept.append(word)
+    return kept
+
+
+def _one_line(text: str) -> str:
+    shown = text if text.isprintable() else repr(text)
+    return shown if len(shown) <= 200 else f"{shown[:197]}..."
+
+
+# -- types of options -----------------------------------------------------------------------------
+
+
+def natural(text: str) -> int:
+    """A whole number that is not negative; for ``type=``."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A number of seconds that is not negative and has an end; for ``type=``."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
+    return number
+
+
+MAX_SECONDS = 31_536_000
+"""A year."""

@@ -1,0 +1,170 @@
+"""Whether what a job wants started is there, as far as it can be looked at before the start."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path, PurePosixPath
+
+from launcher import proc
+from launcher.hosts_plan import CODE_DIR, run_dir_on
+from launcher.key_errors import KeyInputError
+from launcher.node_plan import NodePlan
+from launcher.plan import LaunchPlan
+from launcher.targets.code import Code
+
+LOOK_LIMIT_S = 20.0
+_FIND = """
+import importlib.util, sys
+sys.path[0] = sys.argv[1]
+print(importlib.util.find_spec(sys.argv[2]) is not None)
+"""
+"""For another interpreter: says whether it finds a module, without importing it."""
+
+
+def check_here(node: NodePlan, python: str) -> None:
+    """For a node that is processes of this machine.
+
+    Raises ``KeyInputError`` where its folder, script or module is missing.
+    """
+    workdir = Path(node.workdir or ".")
+    if not workdir.is_dir():
+        what = "is not a folder" if workdir.exists() else "is not there"
+        fix = f"mkdir -p {workdir}, or correct workdir (relative to where the launcher is called)"
+        raise KeyInputError(("workdir",), f"{workdir} {what}", fix)
+    if not os.access(workdir, os.X_OK):
+        raise KeyInputError(("workdir",), f"{workdir}: Permission denied", "change its mode")
+    if node.command[0] != "-m":
+        _check_file(workdir / node.command[0], node.command[0], f"in {workdir}")
+    elif not _finds_module(node.command[1], str(workdir), python, dict(node.env)):
+        raise KeyInputError(
+            ("command",),
+            f"found -m {node.command[1]}; {python} finds no such module in {workdir}",
+            _fix_module(node.command[1], workdir),
+        )
+
+
+def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
+    """For a node in a container: a script in a mount is on this machine too.
+
+    ``workdir`` is where the container starts, None where nobody knows. Raises ``KeyInputError``
+    where the script would lie in a mount, and does not.
+    """
+    script = PurePosixPath(node.command[0])
+    if node.command[0] == "-m" or (workdir is None and not script.is_absolute()):
+        return
+    inside = PurePosixPath(os.path.normpath(PurePosixPath(workdir or "/") / script))
+    holding = [mount for mount in node.mounts if inside.is_relative_to(mount.target)]
+    if not holding:
+        return  # in the image: only a container can tell
+    mount = max(holding, key=lambda one: len(one.target))
+    outside = Path(mount.source) / inside.relative_to(mount.target)
+    # A link may lead to a place that only the container has.
+    if not any(path.is_symlink() for path in (outside, *outside.parents)):
+        _check_file(outside, node.command[0], f"at {outside}, which is {inside} in the container")
+
+
+def check_in_code(plan: LaunchPlan, code: Code | None) -> None:
+    """For nodes on hosts that get the code sent. Raises ``KeyInputError`` for a script outside."""
+    node, names = plan.nodes[0], code.names if code else frozenset()
+    code_dir = f"{run_dir_on(plan.hosts[0], plan.run_id)}/{CODE_DIR}" if plan.hosts else ""
+    path = PurePosixPath(os.path.normpath(PurePosixPath(node.workdir or "/") / node.command[0]))
+    if node.command[0] == "-m" or not names or not path.is_relative_to(code_dir):
+        return
+    inside = path.relative_to(code_dir)
+    known = {*names, *(f"{parent}" for name in names for parent in PurePosixPath(name).parents)}
+    # A parent that is a file of the archive is a link, which may lead anywhere.
+    if str(inside) in known or any(str(parent) in names for parent in inside.parents):
+        return
+    close = _close(inside.name, (PurePosixPath(name).name for name in names))
+    fix = close or "check the path; what git ignores is not sent (git check-ignore -v FILE)"
+    raise KeyInputError(
+        ("command",), f"found {node.command[0]}; no {inside} in the code that hosts get", fix
+    )
+
+
+def _check_file(path: Path, written: str, where: str) -> None:
+    if path.is_dir() and not (path / "__main__.py").exists():
+        fix = "name the script in it, or write a __main__.py"
+        raise KeyInputError(("command",), f"found {written}; a folder without __main__.py", fix)
+    if not path.exists():
+        try:
+            names = [entry.name for entry in path.parent.iterdir()]
+        except OSError:
+            names = []
+        fix = _close(path.name, names) or "check the path; it is relative to workdir"
+        raise KeyInputError(("command",), f"found {written}; no such file {where}", fix)
+    if not os.access(path, os.R_OK):
+        raise KeyInputError(
+            ("command",), f"found {written}; {path}: Permission denied", f"chmod +r {path}"
+        )
+
+
+def _close(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, sorted(set(names)), n=1)
+    return f"did you mean {found[0]}?" if found else ""
+
+
+# -- modules --------------------------------------------------------------------------------------
+
+
+def _finds_module(name: str, workdir: str, python: str, env: dict[str, str]) -> bool:
+    """Whether ``python -m name`` would find it in that folder; True where that cannot be told.
+
+    Nothing is imported: a package's own code may take seconds, or start a GPU.
+    """
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    top, _, rest = name.partition(".")
+    if python != sys.executable:
+        found = PathFinder.find_spec(top, [workdir, *paths]) is not None
+        argv = (python, "-c", _FIND, workdir, top)
+        return found or (proc.read_output(argv, LOOK_LIMIT_S) or "True").strip() == "True"
+    spec = PathFinder.find_spec(top, [workdir, *paths, *sys.path]) or _by_other_finders(top)
+    found_so_far = top
+    for part in [*rest.split("."), "__main__"] if rest else ["__main__"]:
+        if spec is None:
+            return False
+        if spec.submodule_search_locations is None:
+            return part == "__main__"
+        if _decides_itself(spec):
+            return True
+        found_so_far = f"{found_so_far}.{part}"
+        spec = _find_in(found_so_far, list(spec.submodule_search_locations))
+    return spec is not None
+
+
+def _find_in(name: str, folders: list[str]) -> ModuleSpec | None:
+    """A module below a package that is not imported; ``name`` in full."""
+    try:
+        return PathFinder.find_spec(name, folders)
+    except KeyError:  # a folder without __init__.py, whose search path is the package's own
+        spec = ModuleSpec(name, None, is_package=True)
+        places = (os.path.join(folder, name.rpartition(".")[2]) for folder in folders)
+        spec.submodule_search_locations = [place for place in places if os.path.isdir(place)]
+        return spec
+
+
+def _by_other_finders(name: str) -> ModuleSpec | None:
+    """Built-in modules, and packages that are installed as links to their sources."""
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _decides_itself(package: ModuleSpec) -> bool:
+    """Whether a package says by code where its modules are."""
+    try:
+        return "__path__" in Path(package.origin or "").read_text(errors="replace")
+    except OSError:
+        return package.origin is not None
+
+
+def _fix_module(name: str, workdir: Path) -> str:
+    script = workdir / f"{name.replace('.', '/')}"
+    if name.endswith(".py"):
+        return f"a script is named without -m: [{name}]"
+    if script.is_dir():
+        return f"write {name}/__main__.py, or name a module in it"
+    return "check the name and workdir, or install it for that interpreter"

@@ -1,0 +1,78 @@
+"""What a run says of others on its target: only what is proven to be left behind is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import contract
+from launcher.runs import LAUNCHER_FILE, RunFolder, process_space
+from tests.launcher.runner import WAITING, Runner, wait_until
+
+Bear = Callable[[str, str], None]
+
+
+@pytest.fixture
+def bear() -> Iterator[Bear]:
+    """Starts a process that bears the marks of a run, as any process of that run does."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(run_id: str, run_dir: str) -> None:
+        env = {**os.environ, contract.RUN_ID: run_id, contract.RUN_DIR: run_dir}
+        started.append(
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], env=env)
+        )
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def folder_of_the_dead(runs: Path, name: str) -> RunFolder:
+    """A run whose launcher has died, as its folder tells it."""
+    run = RunFolder(runs / name)
+    run.path.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    mark = {"pid": process.pid, "start": "then", "sees": process_space()}
+    (run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
+    return run
+
+
+def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
+    launcher: Runner, bear: Bear, tmp_path: Path
+) -> None:
+    launcher.write("print('fine')\n")
+    bear("digits-colleague", contract.CONTAINER_RUN_DIR)  # in a container, seen from outside
+    bear("digits-by-hand", str(tmp_path / "nowhere" / "digits-by-hand"))
+    dead = folder_of_the_dead(tmp_path / "elsewhere", "digits-dead")
+    bear("digits-dead", str(dead.path))
+    pid = json.loads((dead.path / LAUNCHER_FILE).read_text())["pid"]
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 0
+    (told,) = [line for line in done.stderr.splitlines() if "left behind" in line]
+    assert f"left behind: digits-dead; its launcher has died (there is no process {pid}" in told
+    assert told.endswith(f"launcher stop digits-dead --runs {dead.path.parent}")
+    assert "digits-colleague" not in done.stderr
+    assert "digits-by-hand" not in done.stderr
+
+
+@pytest.mark.docker
+def test_a_live_docker_run_is_not_announced_to_a_local_run_beside_it(launcher: Runner) -> None:
+    launcher.write(WAITING, f"name: tiny\nmounts: ['{launcher.folder}:/code']\nworkdir: /code\n")
+    process = launcher.start("run", "job.yaml", "--on", "docker")
+    wait_until(lambda: (launcher.folder / "runs/latest/up-0").exists(), limit_s=90)
+    (docker_run,) = launcher.run_ids()
+    (launcher.folder / "train.py").write_text("print('fine')\n")
+    done = launcher("run", "job.yaml", "--on", "local", "--set", "mounts=[]", "--set", "workdir=.")
+    assert done.returncode == 0, done.stderr
+    assert docker_run not in done.stderr
+    assert launcher("stop", docker_run).returncode == 0
+    assert process.wait(60) == 143

@@ -1,0 +1,182 @@
+"""Whole runs by what goes where: the workers' stdout to stdout, all other words to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.runner import PREFIX, Runner
+
+TALKING = """
+import os, sys
+rank = os.environ["RANK"]
+print("out of", rank, flush=True)
+print("err of", rank, file=sys.stderr, flush=True)
+"""
+TWO = ("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
+MUCH = """
+import os
+text = "x" * 80
+for number in range({lines}):
+    print(f"line {{number}} {{text}}")
+"""
+
+
+def in_shell(launcher: Runner, line: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """``line`` in bash, as typed; ``RUN`` in it is the launcher's command."""
+    typed = line.replace("RUN", shlex.join(launcher.argv(*argv)))
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", typed],
+        cwd=launcher.folder,
+        env=launcher.env,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def test_workers_stdout_goes_to_stdout_and_everything_else_to_stderr(launcher: Runner) -> None:
+    launcher.write(TALKING)
+    done = launcher(*TWO)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0/0] out of 0", "[0/1] out of 1"]
+    lines = done.stderr.splitlines()
+    assert {"[0/0] err of 0", "[0/1] err of 1"} <= set(lines)
+    assert lines[0].startswith("launcher: running on")
+    assert any(line.startswith("SUCCEEDED") for line in lines)
+    assert "\x1b" not in done.stdout + done.stderr
+    shown = launcher("logs")
+    assert sorted(shown.stdout.splitlines()) == ["[0/0] out of 0", "[0/1] out of 1"]
+    assert sorted(shown.stderr.splitlines()) == ["[0/0] err of 0", "[0/1] err of 1"]
+
+
+def test_a_worker_that_is_alone_has_no_prefix(launcher: Runner) -> None:
+    launcher.write(TALKING)
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.stdout == "out of 0\n"
+    assert "err of 0" in done.stderr.splitlines()
+
+
+def test_two_nodes_of_one_worker_each_are_more_than_one_worker(launcher: Runner) -> None:
+    launcher.write(TALKING)
+    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")
+    assert sorted(done.stdout.splitlines()) == ["[0/0] out of 0", "[1/1] out of 1"]
+
+
+@pytest.mark.parametrize("engine", ["agent", "torchrun"])
+def test_much_output_comes_whole_and_in_order_whatever_the_reader_takes_its_time_for(
+    launcher: Runner, engine: str
+) -> None:
+    lines = 100_000
+    launcher.write(MUCH.format(lines=lines))
+    argv = launcher.argv(*TWO, "--set", f"engine={engine}")
+    process = subprocess.Popen(
+        argv, cwd=launcher.folder, env=launcher.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    data = b""
+    while chunk := process.stdout.read1(1 << 20):
+        data += chunk
+        if len(data) < 4 << 20:  # slower than the workers write, and then as fast as it can
+            time.sleep(0.01)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr.decode()
+    for rank in ("0", "1"):
+        own = [line for line in data.decode().splitlines() if line.startswith(f"[0/{rank}] ")]
+        assert own == [f"[0/{rank}] line {n} {'x' * 80}" for n in range(lines)]
+    assert len(data.splitlines()) == 2 * lines
+    assert b"left out" not in stderr
+
+
+def test_a_reader_that_goes_does_not_end_the_run_which_says_so_once(launcher: Runner) -> None:
+    launcher.write(MUCH.format(lines=20_000) + "print('done', file=__import__('sys').stderr)\n")
+    done = in_shell(launcher, "RUN 2>err | head -1; echo ${PIPESTATUS[0]}", *TWO)
+    first, code = done.stdout.splitlines()
+    assert first in (f"[0/0] line 0 {'x' * 80}", f"[0/1] line 0 {'x' * 80}")
+    assert code == "0", "the run's own code"
+    told = (launcher.folder / "err").read_text()
+    assert told.count("stdout takes no more (Broken pipe); the run goes on; its output: ") == 1
+    assert told.count("] done\n") == 2
+    assert "Traceback" not in told
+    assert len(launcher("logs").stdout.splitlines()) == 40_000
+    assert in_shell(launcher, "RUN | head -1", "logs").stderr == ""
+
+
+def test_a_stdout_that_was_never_open_does_not_end_the_run(launcher: Runner) -> None:
+    launcher.write(TALKING)
+    done = in_shell(launcher, "RUN >&-", *TWO)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("stdout takes no more (it is closed); the run goes on") == 1
+    assert "[0/1] err of 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_under_stdout_does_not_end_the_run(launcher: Runner) -> None:
+    launcher.write(TALKING)
+    done = in_shell(launcher, "RUN > /dev/full", *TWO)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("stdout takes no more (No space left on device)") == 1
+
+
+def test_both_streams_into_one_pipe_keep_their_order(launcher: Runner) -> None:
+    launcher.write(TALKING)
+    done = in_shell(launcher, "RUN 2>&1 | cat", *TWO)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("launcher: running on")
+    summary = next(n for n, line in enumerate(lines) if line.startswith("SUCCEEDED"))
+    for rank in ("0", "1"):
+        assert lines.index(f"[0/{rank}] out of {rank}") < summary
+        assert lines.index(f"[0/{rank}] err of {rank}") < summary
+
+
+def test_a_bar_on_stdout_reaches_a_file_byte_for_byte(launcher: Runner) -> None:
+    launcher.write("print('10%', end='\\r'); print('20%', end='\\r'); print('done')\n")
+    done = subprocess.run(
+        launcher.argv("run", "job.yaml", "--on", "local"),
+        cwd=launcher.folder,
+        env=launcher.env,
+        capture_output=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.stdout == b"10%\r20%\rdone\n"
+
+
+@pytest.mark.parametrize("terminal", ["stdout", "stderr"])
+def test_a_progress_bar_is_drawn_only_where_stderr_is_a_terminal(
+    launcher: Runner, terminal: str
+) -> None:
+    launcher.write(
+        "import sys, time\n"
+        "for step in range(5):\n"
+        "    sys.stderr.write(f'\\rstep {step}/5')\n"
+        "    time.sleep(0.2)\n"
+        "print('from stdout')\n",
+        PREFIX,
+    )
+    ours, theirs = pty.openpty()
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, terminal: theirs}
+    argv = launcher.argv("run", "job.yaml", "--on", "local")
+    process = subprocess.Popen(argv, cwd=launcher.folder, env=launcher.env, **streams)  # type: ignore[call-overload]
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # how a terminal says that its last writer has gone
+        while data := os.read(ours, 4096):
+            seen += data
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0
+    if terminal == "stderr":
+        assert b"\x1b[Kstep 3/5" in seen
+        assert stdout == b"from stdout\n"
+    else:
+        assert seen == b"from stdout\r\n"
+        assert b"\x1b" not in stderr

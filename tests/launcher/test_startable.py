@@ -1,0 +1,269 @@
+"""What a job wants started is looked at where it can be: folders, scripts, modules and mounts."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import repository
+from launcher.errors import InputError
+from launcher.facts import TargetFacts
+from launcher.hosts import Host, HostFacts
+from launcher.plan import LaunchPlan
+from launcher.targets.code import read_code
+from launcher.targets.docker_engine import _image_hint
+from launcher.targets.local import how_to_install
+from launcher.targets.startable import check_here, check_in_code, check_in_mounts
+from tests.launcher.runner import ROOT, Runner
+
+MakePlan = Callable[..., LaunchPlan]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Scripts and packages of every kind."""
+    for name in ("pkg/sub", "bare", "odd", "folder"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("train.py", "pkg/__init__.py", "pkg/main.py", "pkg/sub/__main__.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder/__main__.py").touch()
+    (tmp_path / "odd/__init__.py").write_text("__path__.append('/elsewhere')\n")
+    return tmp_path
+
+
+GOOD = [
+    *(["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "train"], ["-m", "pkg.main"]),
+    *(["-m", "pkg.sub"], ["-m", "odd.anything"], ["-m", "json.tool"], ["-m", "launcher"]),
+    ["-m", "timeit"],
+]
+BAD = [
+    *(["nothere.py"], ["bare"], ["train.py/x"], ["-m", "nothere"], ["-m", "pkg"]),
+    *(["-m", "pkg.nothere"], ["-m", "train.sub"], ["-m", "bare"], ["-m", "json.nothere"]),
+]
+
+
+@pytest.mark.parametrize("command", GOOD)
+def test_what_python_would_find_is_let_through(
+    make_plan: MakePlan, tree: Path, command: list[str]
+) -> None:
+    node = make_plan(command=command, workdir=str(tree)).nodes[0]
+    check_here(node, sys.executable)
+    argv = [sys.executable, "-c", "pass"]
+    assert subprocess.run(argv, cwd=tree, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_what_python_would_not_find_is_refused(
+    make_plan: MakePlan, tree: Path, command: list[str]
+) -> None:
+    node = make_plan(command=command, workdir=str(tree)).nodes[0]
+    with pytest.raises(InputError, match="command: found "):
+        check_here(node, sys.executable)
+    # Python's own word on it.
+    argv = [sys.executable, *command]
+    assert subprocess.run(argv, cwd=tree, capture_output=True, check=False).returncode != 0
+
+
+def test_another_interpreter_is_asked_for_its_own_modules(make_plan: MakePlan, tree: Path) -> None:
+    link = tree / "python"
+    link.symlink_to(sys.executable)
+    for module, found in (("json", True), ("train", True), ("nothere", False)):
+        node = make_plan(command=["-m", module], workdir=str(tree)).nodes[0]
+        if found:
+            check_here(node, str(link))
+        else:
+            with pytest.raises(InputError, match="finds no such module"):
+                check_here(node, str(link))
+
+
+def test_pythonpath_of_the_job_counts(make_plan: MakePlan, tree: Path) -> None:
+    elsewhere = {"workdir": str(tree / "bare"), "command": ["-m", "pkg.main"]}
+    with pytest.raises(InputError, match="finds no such module"):
+        check_here(make_plan(**elsewhere).nodes[0], sys.executable)
+    check_here(make_plan(**elsewhere, env={"PYTHONPATH": str(tree)}).nodes[0], sys.executable)
+
+
+# -- containers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "workdir", "image_workdir", "is_there"),
+    [
+        ("train.py", "/work", None, True),
+        ("nothere.py", "/work", None, False),
+        ("nothere.py", None, "/work", False),
+        ("sub/../nothere.py", "/work/pkg", None, False),
+        ("/work/nothere.py", "/elsewhere", None, False),
+        ("/work/train.py", None, None, True),
+        ("nothere.py", "/in/the/image", "/work", True),
+        ("nothere.py", None, None, True),
+        ("nothere.py", "/work/link", None, True),
+        ("nested.py", "/work/pkg/sub", None, False),
+    ],
+)
+def test_a_script_in_a_mount_is_looked_at_and_one_in_the_image_is_not(
+    make_plan: MakePlan,
+    docker_facts: TargetFacts,
+    tree: Path,
+    command: str,
+    workdir: str | None,
+    image_workdir: str | None,
+    is_there: bool,
+) -> None:
+    (tree / "link").symlink_to("/only/in/the/container")
+    (tree / "pkg/sub/nested.py").touch()
+    mounts = [f"{tree}:/work", f"{tree / 'bare'}:/work/pkg/sub"]
+    plan = make_plan(docker_facts, command=[command], workdir=workdir, mounts=mounts)
+    node = plan.nodes[0]
+    if is_there:
+        check_in_mounts(node, workdir or image_workdir)
+    else:
+        with pytest.raises(InputError, match=r"command: found .*\.py; no such file at "):
+            check_in_mounts(node, workdir or image_workdir)
+
+
+@pytest.mark.docker
+def test_a_script_that_its_mount_lacks_ends_with_2_before_a_container_is_made(
+    launcher: Runner,
+) -> None:
+    job = "name: tiny\nmounts: ['.:/work']\nworkdir: /work\n"
+    launcher.write("print('trained')\n", job)
+    done = launcher("run", "job.yaml", "--on", "docker", "--set", "command=tran.py")
+    assert done.returncode == 2, done.stderr
+    assert "command: found tran.py; no such file at " in done.stderr
+    assert "fix: did you mean train.py?" in done.stderr
+    assert not (launcher.folder / "runs").exists()
+
+
+# -- hosts ----------------------------------------------------------------------------------------
+
+HOST = HostFacts(
+    host=Host(name="gpu1"),
+    address="10.0.0.1",
+    interface="eth0",
+    device_ids=(),
+    cpu_count=8,
+    state_dir="/home/me/.launcher",
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "workdir", "is_there"),
+    [
+        ("train.py", None, True),
+        ("folder", None, True),
+        ("main.py", "pkg", True),
+        ("tran.py", None, False),
+        ("main.py", None, False),
+        ("ignored.py", None, False),
+        ("deleted.py", None, False),
+        ("/opt/train.py", None, True),
+        ("main.py", "link", True),
+    ],
+)
+def test_a_script_outside_of_the_code_that_hosts_get_is_refused(
+    make_plan: MakePlan,
+    local_facts: TargetFacts,
+    tree: Path,
+    command: str,
+    workdir: str | None,
+    is_there: bool,
+) -> None:
+    (tree / "link").symlink_to("pkg")
+    (tree / ".gitignore").write_text("ignored.py\n")
+    for name in ("ignored.py", "deleted.py"):
+        (tree / name).touch()
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    subprocess.run(["git", "add", "."], cwd=tree, check=True)
+    (tree / "deleted.py").unlink()
+    code = read_code(tree)
+    code_dir = "/home/me/.launcher/runs/digits-0a1b2c/code"
+    facts = replace(local_facts, target="hosts", runs_bare=True, cwd=code_dir)
+    plan = replace(make_plan(facts, command=[command], workdir=workdir), hosts=(HOST,))
+    if is_there:
+        check_in_code(plan, code)
+    else:
+        with pytest.raises(InputError, match="in the code that hosts get"):
+            check_in_code(plan, code)
+
+
+# -- the same ending whatever started it -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "agent"])
+@pytest.mark.parametrize("found", ["script", "module"])
+def test_what_is_only_found_missing_at_the_start_ends_the_same_under_both_engines(
+    launcher: Runner, engine: str, found: str
+) -> None:
+    launcher.write("", f"name: tiny\nnproc_per_node: 1\nengine: {engine}\n")
+    # Looked at before the start it is there; when the worker is started, it has gone.
+    if found == "script":
+        (launcher.folder / "sitecustomize.py").write_text(GONE.format(name="train.py"))
+        command = "train.py"
+    else:
+        (launcher.folder / "odd").mkdir()
+        (launcher.folder / "odd/__init__.py").write_text("__path__ = list(__path__)\n")
+        command = "-m odd.nothere"
+    argv = ("--on", "local", "--set", f"command={command}", "--set", "env.PYTHONPATH=.")
+    done = launcher("run", "job.yaml", *argv)
+    assert done.returncode == 2, done.stderr
+    assert "bad-input" in done.stderr
+    assert (launcher.outcome["reason"], launcher.outcome["exit_code"]) == ("bad-input", 2)
+
+
+GONE = """
+import os
+if "LAUNCHER_RUN_ID" in os.environ:
+    try:
+        os.unlink("{name}")
+    except FileNotFoundError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "agent"])
+def test_a_port_that_is_taken_is_told_before_nodes_wait_at_it(
+    launcher: Runner, engine: str
+) -> None:
+    launcher.write("", f"name: tiny\nnproc_per_node: 1\nnnodes: 2\nengine: {engine}\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = launcher("run", "job.yaml", "--on", "local", "--set", f"rdzv.port={port}")
+    assert done.returncode == 2, done.stderr
+    assert f"rdzv.port: {port} is in use on this machine" in done.stderr
+    assert not (launcher.folder / "runs").exists()
+
+
+# -- the Makefile ---------------------------------------------------------------------------------
+
+
+def test_make_is_named_in_the_repository_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert repository.ROOT == ROOT
+    python = str(ROOT / ".venv/bin/python")
+    monkeypatch.chdir(ROOT / "tests")
+    assert how_to_install(python) == "make setup"
+    assert how_to_install("/opt/a b/python") == "'/opt/a b/python' -m pip install torch"
+    assert _image_hint("fabric-train:cpu") == "make image FLAVOR=cpu"
+    monkeypatch.chdir(tmp_path)
+    assert how_to_install(python) == f"{python} -m pip install torch"
+    assert _image_hint("fabric-train:cpu").startswith("--image REF")
+    assert _image_hint("me/train:1") == "docker pull me/train:1"
+
+
+def test_an_interpreter_without_torch_is_told_with_the_pip_command(launcher: Runner) -> None:
+    bare = launcher.folder / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    launcher.write("", "name: tiny\nlocal: {python: ./python}\n")
+    done = launcher("run", "job.yaml", "--on", "local")
+    assert done.returncode == 3
+    assert f"fix: {bare} -m pip install torch; or name another interpreter" in done.stderr
+    assert not (launcher.folder / "runs").exists()

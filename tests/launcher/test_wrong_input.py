@@ -1,0 +1,448 @@
+"""Wrong input of every kind, typed at the command line: told in a few lines, and nothing is begun.
+
+What is refused is refused before anything is made: the folder is as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher import cli
+
+ROOT = Path(__file__).parents[2]
+JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
+READ_BY_LAUNCHER = (
+    *("LAUNCHER_RUNS", "LAUNCHER_HOSTS", "LAUNCHER_ENGINE", "NO_COLOR", "KUBECONFIG"),
+    *("PYTHONIOENCODING", "XDG_RUNTIME_DIR"),
+)
+NOWHERE = "unix:///nonexistent/docker.sock"
+MOST_LINES = 6
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a command said, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    monkeypatch.chdir(tmp_path)
+    for name in READ_BY_LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_HOST", NOWHERE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
+    return tmp_path
+
+
+@pytest.fixture
+def typed(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+    def type_(*argv: str) -> Told:
+        capfd.readouterr()
+        try:
+            code = cli.run_command(argv)
+        except SystemExit as ending:
+            code = ending.code if isinstance(ending.code, int) else 1
+        return Told(code, *capfd.readouterr())
+
+    return type_
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that is in a folder."""
+    return {
+        str(path.relative_to(folder)): (
+            path.lstat().st_mode,
+            path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else b"",
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def assert_refused(told: Told, words: str, code: int = 2) -> None:
+    lines = told.err.splitlines()
+    assert told.code == code, told
+    assert "Traceback" not in told.out + told.err
+    assert words in told.err, told.err
+    assert 1 <= len(lines) <= MOST_LINES, told.err
+    assert any(
+        line.startswith("  fix: ") or "; accepted: " in line or "; did you mean " in line
+        for line in lines
+    ), told.err
+    assert told.err.isprintable() or all(line.isprintable() for line in lines), told.err
+
+
+def put(folder: Path, text: str | bytes, name: str = "job.yaml") -> None:
+    (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+# -- values of the job file -----------------------------------------------------------------------
+
+KEYS = [
+    ("nnodes: 100000", "nnodes: 100000 nodes"),
+    ("nnodes: 1:100000", "at most nnodes: "),
+    ("max_restarts: 1\nnnodes: 900", "processes; this machine can start about"),
+    ("nproc_per_node: 1024", "job.yaml:3: nproc_per_node: "),
+    ("nproc_per_node: gpu", "job.yaml:3: nproc_per_node: gpu, but target local has no GPU"),
+    ("resources: {gpus: 8}", "job.yaml:4: resources.gpus: 8 on each node"),
+    ("resources: {gpus: 8}\nnnodes: 2", "no GPU that the job could use"),
+    ("resources: {gpus: -1}", "resources.gpus: found -1"),
+    ("resources: {cpus: 0}", "resources.cpus: found 0"),
+    ("resources: {cpus: .inf}", "resources.cpus"),
+    ("resources: {cpus: 1e400}", "resources.cpus"),
+    ("resources: {memory: -8Gi}", "resources.memory: found -8Gi"),
+    ("resources: {shm: 99999999999999Ei}", "resources.shm"),
+    ("resources: []", "resources: found a list"),
+    ("resources: 8", "resources: found 8"),
+    ("workdir: /nowhere", "job.yaml:4: workdir: /nowhere is not there"),
+    ("workdir: train.py", "is not a folder"),
+    ("workdir: ''", "workdir: found "),
+    ("workdir: [a]", "workdir: found a list"),
+    ("local: {python: /nowhere/python}", "job.yaml:4: local.python: found /nowhere/python"),
+    ("local:\n  python: python-that-is-not", "job.yaml:5: local.python: found python-that-is-not"),
+    ("local: {python: .}", "local.python: found .;"),
+    ("local: {python: ./train.py}", "it is not executable"),
+    ("command: [nothere.py]", "job.yaml:2: command: found nothere.py; no such file"),
+    ("command: [tran.py]", "did you mean train.py?"),
+    ("command: ['a b é.py']", "command: found a b é.py; no such file"),
+    ('command: ["a\\nb.py"]', "command: found "),
+    ("command: [-m, nothere]", "finds no such module"),
+    ("command: [-m, json.nothere]", "finds no such module"),
+    ("command: [-m, train.py]", "named without -m: [train.py]"),
+    ("command: [-m, '']", "command: "),
+    ("command: [-m, ../train]", "command: "),
+    ("command: [-m, .train]", "command: "),
+    ("command: [.]", "a folder without __main__.py"),
+    ("command: train.py && echo done", "command: found &&"),
+    ("command: train.py || echo failed", "launcher run JOB || ..."),
+    ("command: train.py | tee log", "command: found |"),
+    ("command: train.py > log 2>&1", "launcher run JOB > FILE"),
+    ("command: train.py >log", "command: found >log"),
+    ("command: train.py; echo done", "command: found train.py;"),
+    ("command: train.py &", "--detach"),
+    ("command: train.py < data", "let the script open the file"),
+    ("command: [train.py, '&&', echo]", "command: found &&"),
+    ("command: [train.py, '|', tee]", "command: found |"),
+    ("command: [train.py, ';', ls]", "command: found ;"),
+    ("command: [bash, -c, 'train.py && ls']", "command: found bash"),
+    ("command: ./run.sh", "command: found ./run.sh"),
+    ("command: {script: train.py}", "command: found a mapping"),
+    ("command: [[train.py]]", "command: found a list or mapping"),
+    ("max_restarts: -1", "max_restarts: found -1"),
+    ("max_restarts: 1.5", "max_restarts: found 1.5"),
+    ("max_restarts: many", "max_restarts: found many"),
+    ("max_restarts: 99999999999999999999", "max_restarts: found 99999999999999999999"),
+    ("stop_grace_s: 0", "stop_grace_s: found 0"),
+    ("stop_grace_s: 1e3", "stop_grace_s"),
+    ("stop_grace_s: 99999999999999999999", "stop_grace_s: found 9999"),
+    ("stop_grace_s: 30s", "stop_grace_s: found 30s"),
+    ("agent: {detection_limit_s: .nan}", "agent.detection_limit_s"),
+    ("agent: {detection_limit_s: 1e300}", "agent.detection_limit_s"),
+    ("agent: {hang_max_s: 1e300}", "agent.hang_max_s"),
+    ("agent: {hang_min_s: 10, hang_max_s: 5}", "agent.hang_max_s: found 5"),
+    ("agent: {health: {port: 80000}}", "agent.health.port: found 80000"),
+    ("agent: {health: {address: not an address}}", "agent.health.address: found not an address"),
+    ("agent: {preload: torch}", "agent.preload: found torch"),
+    ("agent: {preload: ['']}", "agent.preload.0"),
+    ("engine: agnet", "did you mean agent?"),
+    ("engine: [agent]", "engine: found a list"),
+    ("start: forked", "start: found forked"),
+    ("rdzv: {backend: roster, conf: {join_timeout: 0}}", "rdzv.conf.join_timeout: found 0"),
+    ("rdzv: {id: ''}", "rdzv.id"),
+    ("rdzv: {port: 0x10000}", "rdzv.port: found 0x10000"),
+    ("rdzv: null\nrdzv: {}", "given a second time"),
+    ("env: {A: [1]}", "env.A"),
+    ("env: {'': 1}", "a key that is no name"),
+    ("env: {'A B': 1}", "env.A B"),
+    ("env: {RANK: 1}", "torchrun sets this one"),
+    ("env: [A=1]", "env: found a list"),
+    ("env: A=1", "env: found a single value"),
+    ("secrets: [TOKEN_THAT_IS_NOT_SET]", "job.yaml:4: secrets: TOKEN_THAT_IS_NOT_SET not set"),
+    ("secrets: {A: 1}", "secrets: found a mapping"),
+    ("secrets: ['A=1']", "secrets.0: found "),
+    ("mounts: ['a']", "mounts.0: found 'a'"),
+    ("mounts: ['a:/launcher/x']", "mounts.0.target"),
+    ("mounts: {a: b}", "mounts: found a mapping"),
+    ("checkpoint_dir: ''", "checkpoint_dir: found "),
+    ("checkpoint_dir: ~/x", "checkpoint_dir: found ~/x"),
+    ("checkpoint_dir: train.py", "train.py cannot be made: Not a directory"),
+    ("checkpoint_dir: train.py/x", "cannot be made: Not a directory"),
+    ("torch_version: latest", "torch_version: found latest"),
+    ("image: ''", "image: found "),
+    ("name: Tiny", "write tiny"),
+    ("name: tïny", "name: found tïny"),
+    ("name: a b", "write a-b"),
+    ("hosts: {runtime: podman}", "hosts.runtime: found podman"),
+    ("kubernetes: {kind: Deployment}", "kubernetes.kind: found Deployment"),
+    ("docker: {labels: {'a=b': 1}}", "docker.labels"),
+    ("docker: {extra_hosts: {a: not-an-address}}", "docker.extra_hosts.a"),
+    ("nnode: 2", "did you mean nnodes?"),
+    ("NNODES: 2", "unknown key"),
+]
+
+
+def with_key(text: str) -> str:
+    """The good job with one key more, or another value of one that it has."""
+    key = text.partition(":")[0]
+    return "".join(line for line in JOB.splitlines(True) if not line.startswith(f"{key}:")) + (
+        f"{text}\n"
+    )
+
+
+@pytest.mark.parametrize(("text", "words"), KEYS, ids=[text for text, _ in KEYS])
+def test_a_wrong_value_is_refused_before_anything_is_made(
+    folder: Path, typed: Callable[..., Told], text: str, words: str
+) -> None:
+    lines = JOB.splitlines()
+    key = text.partition(":")[0]
+    known = [index for index, line in enumerate(lines) if line.startswith(f"{key}:")]
+    if known:
+        lines[known[0]] = text
+    else:
+        lines.append(text)
+    put(folder, "\n".join(lines) + "\n")
+    before = tree(folder)
+    assert_refused(typed("run", "job.yaml", "--on", "local"), words)
+    assert tree(folder) == before
+
+
+# -- the file itself ------------------------------------------------------------------------------
+
+FILES: list[tuple[str, bytes, str]] = [
+    ("empty", b"", "the file is empty"),
+    ("only comments", b"# name: tiny\n", "the file is empty"),
+    ("only a BOM", b"\xef\xbb\xbf", "the file is empty"),
+    ("binary", bytes(range(256)), "job.yaml:"),
+    ("an ELF program", b"\x7fELF\x02\x01\x01\x00" + b"\0" * 64, "job.yaml:"),
+    ("a gzip", b"\x1f\x8b\x08\x00\x00\x00\x00\x00", "is not UTF-8"),
+    ("UTF-16", JOB.encode("utf-16"), "is not UTF-8"),
+    ("Latin-1", "name: tïny\n".encode("latin-1"), "job.yaml:1: byte 0xef is not UTF-8"),
+    ("a tab", JOB.encode() + b"env:\n\tA: 1\n", "replace the tab by spaces"),
+    ("a key twice", JOB.encode() + b"name: other\n", "given a second time"),
+    ("two documents", JOB.encode() + b"---\n" + JOB.encode(), "drop the --- line"),
+    ("a list", b"- name: tiny\n", "found a list at the top"),
+    ("a word", b"tiny\n", "found a single value at the top"),
+    ("JSON that is cut", b'{"name": "tiny", "command": [', "not closed"),
+    ("too large", b"# " + b"x" * (1 << 20), "larger than 1 MiB"),
+    ("nested deeply", b"env: " + b"[" * 5000, "nested"),
+    ("a Python script", b"import torch\nprint(torch)\n", "job.yaml:"),
+    ("a shell script", b"#!/bin/sh\nset -e\npython train.py\n", "job.yaml:"),
+    ("only carriage returns", JOB.replace("\n", "\r").encode() + b"x: 1\r", "x: unknown key"),
+    ("CRLF and a wrong key", (JOB + "x: 1\n").replace("\n", "\r\n").encode(), "job.yaml:4: x: "),
+    ("a BOM and a wrong key", b"\xef\xbb\xbf" + JOB.encode() + b"x: 1\n", "job.yaml:4: x: "),
+    ("merge conflict", b"<<<<<<< HEAD\nname: a\n=======\nname: b\n>>>>>>> x\n", "job.yaml:"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
+@pytest.mark.parametrize("command", ["run", "render", "doctor", "env"])
+def test_a_file_that_is_no_job_is_told_with_its_line(
+    folder: Path, typed: Callable[..., Told], command: str, text: bytes, words: str
+) -> None:
+    put(folder, text)
+    before = tree(folder)
+    assert_refused(typed(command, "job.yaml"), words)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("text", [JOB.replace("\n", "\r\n"), "\ufeff" + JOB], ids=["CRLF", "BOM"])
+def test_files_of_other_systems_editors_are_read(
+    folder: Path, typed: Callable[..., Told], text: str
+) -> None:
+    put(folder, text)
+    assert typed("render", "job.yaml", "--on", "local").code == 0
+
+
+@pytest.mark.parametrize(("written", "read"), [("010", 10), ("0o10", 8), ("0x10", 16)])
+def test_a_leading_zero_is_not_octal(
+    folder: Path, typed: Callable[..., Told], written: str, read: int
+) -> None:
+    put(folder, JOB + f"max_restarts: {written}\n")
+    for argv in ((), ("--set", f"max_restarts={written}"), ("--max-restarts", written)):
+        told = typed("render", "job.yaml", "--on", "local", "--json", *argv)
+        assert f'"max_restarts": {read},' in told.out, told.err
+
+
+# -- options and arguments ------------------------------------------------------------------------
+
+LINES = [
+    ("", "COMMAND is missing"),
+    ("rnu job.yaml", "did you mean run?"),
+    ("--verison", "launcher --help"),
+    ("run", "JOB is missing"),
+    ("run none.yaml", "none.yaml: no such file"),
+    ("run jbo.yaml", "did you mean job.yaml?"),
+    ("run ''", "error: "),
+    ("run .", "is a folder, not a file"),
+    ("run train.py", "train.py:1"),
+    ("run /dev/null", "the file is empty"),
+    ("run $'a\\nb.yaml'", "no such file"),
+    ("run nowhere/job.yaml", "there is no folder nowhere either"),
+    ("run job.yaml/job.yaml", "job.yaml/job.yaml"),
+    ("run job.yaml other.yaml", "launcher run job.yaml -- other.yaml"),
+    ("run job.yaml --epochs=3", "launcher run job.yaml -- --epochs=3"),
+    ("run job.yaml --epochs 3 -- --lr 1", "launcher run job.yaml -- --epochs 3 --lr 1"),
+    ("run --epochs 3 job.yaml", "launcher run JOB [options] -- [training arguments]"),
+    ("render job.yaml --epochs=3", "launcher render job.yaml -- --epochs=3"),
+    ("run job.yaml --max 3", "--max 3: no option of run"),
+    ("run job.yaml --nnode 2", "did you mean --nnodes?"),
+    ("run job.yaml --nnodes", "--nnodes: expected one argument"),
+    ("run job.yaml --nnodes 0", "--nnodes 0: nnodes: found 0"),
+    ("run job.yaml --nnodes -1", "--nnodes"),
+    ("run job.yaml --nnodes ''", "--nnodes"),
+    ("run job.yaml --nnodes two", "--nnodes two: nnodes: found two"),
+    ("run job.yaml --nnodes 100000 --on local", "--nnodes 100000: nnodes: 100000 nodes"),
+    ("render job.yaml --nnodes 100000 --on local", "at most nnodes: "),
+    ("doctor job.yaml --nnodes 99999999999 --on local", "at most 100000 nodes"),
+    ("run job.yaml --nproc-per-node 1.5", "nproc_per_node: found 1.5"),
+    ("run job.yaml --max-restarts -3", "--max-restarts"),
+    ("run job.yaml --image 'a b'", "image: found a b"),
+    ("run job.yaml --set", "--set: expected one argument"),
+    ("run job.yaml --set x", "no key=value"),
+    ("run job.yaml --set =1", "no key=value"),
+    ("run job.yaml --set a..b=1", "no key=value"),
+    ("run job.yaml --set resources.gpus=8 --on local", "--set resources.gpus=8: resources.gpus: 8"),
+    ("run job.yaml --set nnodes=[1 --on local", "not closed"),
+    ("run job.yaml --set command= --on local", "command: missing"),
+    ("run job.yaml --on", "--on: expected one argument"),
+    ("run job.yaml --on slurm", "one of: docker, local"),
+    ("run job.yaml --on ''", "--on: found an empty text"),
+    ("run job.yaml --on LOCAL", "one of: docker, local"),
+    ("doctor job.yaml --on slurm", "one of: docker, local"),
+    ("run job.yaml --runs ''", "--runs: found an empty text"),
+    ("run job.yaml --on local --runs train.py", "cannot be made: Not a directory"),
+    ("run job.yaml --on local --runs /dev/null/x", "cannot be made: Not a directory"),
+    ("run job.yaml --on local --runs /proc/x", "/proc/x"),
+    ("run job.yaml --on local --resume nothing", "no run 'nothing'"),
+    ("run job.yaml --on local --resume ''", "--resume"),
+    ("run job.yaml --on local --resume ../..", "no run"),
+    ("run job.yaml --kind deployment", "--kind deployment: not one of"),
+    ("run job.yaml --kind job", "--on kubernetes"),
+    ("run job.yaml --namespace x", "--on kubernetes"),
+    ("run job.yaml --context x --on local", "--on kubernetes"),
+    ("run job.yaml --hosts nowhere.yaml", "--hosts nowhere.yaml: no such file"),
+    ("run job.yaml --hosts ''", "--hosts"),
+    ("run job.yaml --hosts train.py", "train.py"),
+    ("run job.yaml --hosts 'gpu[1-'", "--hosts"),
+    ("run job.yaml --hosts 'gpu[1-99999999]'", "--hosts"),
+    ("run job.yaml --hosts gpu1 --include gpu9", "gpu9"),
+    ("run job.yaml --hosts gpu1 --exclude gpu1", "no host is left"),
+    ("hosts", "no hosts are named"),
+    ("hosts --hosts .", "--hosts"),
+    ("ps x", "launcher ps does not take it"),
+    ("ps -- x", "go with run and render"),
+    ("ps --on docker", "--on docker: not one of kubernetes"),
+    ("ps --runs ''", "--runs: found an empty text"),
+    ("status nothing", "no run 'nothing'"),
+    ("status ''", "RUN: found an empty text"),
+    ("status $'a\\nb'", "no run"),
+    ("status ../../etc", "no run"),
+    ("status --runs train.py", "--runs train.py: not a folder"),
+    ("ps --runs train.py", "--runs train.py: not a folder"),
+    ("status latest --json --nope", "launcher status does not take it"),
+    ("report nothing", "no run 'nothing'"),
+    ("logs nothing", "no run 'nothing'"),
+    ("logs latest --rank -1", "--rank"),
+    ("logs latest --rank abc", "'abc' is no whole number"),
+    ("logs latest --rank 1e9", "'1e9' is no whole number"),
+    ("stop nothing", "no run 'nothing'"),
+    ("stop nothing --grace -1", "--grace"),
+    ("stop nothing --grace nan", "'nan' is no number of seconds"),
+    ("stop nothing --grace inf", "'inf' is no number of seconds"),
+    ("stop nothing --grace 30s", "'30s' is no number of seconds"),
+    ("scale", "launcher scale [RUN] N"),
+    ("scale nothing", "'nothing' is no whole number"),
+    ("scale nothing 2", "no run 'nothing'"),
+    ("scale nothing -2", "-2"),
+    ("scale nothing 999999999999", "is no whole number"),
+    ("doctor", "no job file is named"),
+    ("doctor job.yaml --limit 0s", "'0s' is no number of seconds"),
+    ("doctor job.yaml --limit -1", "--limit"),
+    ("env", "either a job file or --join RUN"),
+    ("env job.yaml --join x", "either a job file or --join RUN"),
+    ("env --join nothing", "no run 'nothing'"),
+    ("env job.yaml --nnodes 2", "--rdzv-endpoint"),
+    ("env job.yaml --node-rank 5", "--node-rank 5"),
+    ("env job.yaml --node-rank x", "'x' is no whole number"),
+    ("env job.yaml --nnodes 2 --rdzv-endpoint host:port", "host:port"),
+    ("env job.yaml --nnodes 2 --rdzv-endpoint host:0", "host:0"),
+    ("env job.yaml --nnodes 2 --rdzv-endpoint host:70000", "70000"),
+    ("env job.yaml --nnodes 2 --rdzv-endpoint ''", "--rdzv-endpoint"),
+    ("env job.yaml --nnodes 2 --rdzv-endpoint http://a:1", "http://a:1"),
+    ("check", "FILE"),
+    ("check none.yaml", "none.yaml: no such file"),
+    ("check .", "is a folder, not a file"),
+    ("play", "FILE"),
+    ("play none.yaml", "none.yaml: no such file"),
+    ("play job.yaml", "found 0 PyTorchJobs"),
+    ("play job.yaml --claim x", "found 0 PyTorchJobs"),
+    ("play job.yaml --image ''", "--image: found an empty text"),
+    ("schema extra", "launcher schema does not take it"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), LINES, ids=[line for line, _ in LINES])
+def test_a_wrong_line_is_refused_before_anything_is_made(
+    folder: Path, typed: Callable[..., Told], line: str, words: str
+) -> None:
+    argv = shlex.split(line.replace("$'a\\nb", "'a\nb"))
+    before = tree(folder)
+    assert_refused(typed(*argv), words)
+    assert tree(folder) == before
+
+
+# -- the environment ------------------------------------------------------------------------------
+
+ENVIRONMENTS = [
+    ({"LAUNCHER_ENGINE": "slurm"}, "run job.yaml --on local", "LAUNCHER_ENGINE=slurm", 2),
+    ({"LAUNCHER_HOSTS": "nowhere.yaml"}, "run job.yaml", "nowhere.yaml: no such file", 2),
+    ({"LAUNCHER_HOSTS": ""}, "hosts", "no hosts are named", 2),
+    ({"LAUNCHER_RUNS": "/dev/null/x"}, "run job.yaml --on local", "Not a directory", 2),
+    ({"DOCKER_HOST": "nonsense"}, "run job.yaml --on docker", "nonsense", 3),
+    ({"DOCKER_HOST": "tcp://127.0.0.1:1"}, "run job.yaml --on docker", "127.0.0.1:1", 3),
+    ({"DOCKER_TLS_VERIFY": "1"}, "run job.yaml --on docker", "Docker", 3),
+    ({"KUBECONFIG": "/nowhere"}, "run job.yaml --on kubernetes --image a/b:1", "/nowhere: ", 3),
+    ({"KUBECONFIG": "job.yaml"}, "ps --on kubernetes", "job.yaml", 3),
+    ({"KUBECONFIG": "."}, "ps --on kubernetes", "error: ", 3),
+    ({"CUDA_VISIBLE_DEVICES": "0"}, "run job.yaml --on local --set resources.gpus=8", "8", 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("variables", "line", "words", "code"), ENVIRONMENTS, ids=[str(e[0]) for e in ENVIRONMENTS]
+)
+def test_a_wrong_variable_is_told(
+    folder: Path,
+    typed: Callable[..., Told],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    line: str,
+    words: str,
+    code: int,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    before = tree(folder)
+    assert_refused(typed(*line.split()), words, code)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("name", ["LAUNCHER_RUNS", "LAUNCHER_ENGINE", "LAUNCHER_HOSTS"])
+def test_an_empty_variable_counts_as_not_set(
+    typed: Callable[..., Told], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "")
+    assert typed("render", "job.yaml", "--on", "local").code == 0
+    assert "no runs" in typed("ps").out

@@ -1,0 +1,220 @@
+"""Streams, folders, rights and run folders that are not as they should be: told, never a traceback.
+
+Each command is a process of its own: closed streams and deleted folders cannot be had otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import cli
+
+ROOT = Path(__file__).parents[2]
+JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
+LINES = [
+    *("ps", "ps --all --json", "schema", "status", "report", "logs", "stop", "scale 2"),
+    *("render job.yaml --on local", "run job.yaml --on local", "doctor job.yaml --on local"),
+    *("env job.yaml", "env --join x", "check job.yaml", "play job.yaml", "hosts --hosts a"),
+]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Outside of pytest's own folders, which are closed to other users."""
+    made = Path(tempfile.mkdtemp(prefix="launcher-test-"))
+    made.chmod(0o755)
+    (made / "job.yaml").write_text(JOB)
+    (made / "train.py").write_text("print('trained')\n")
+    yield made
+    for path in made.rglob("*"):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o755)
+    shutil.rmtree(made)
+
+
+def shell(
+    line: str, cwd: Path, *, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A line of a shell, in which ``launcher`` is this tree's."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PY": sys.executable}
+    variables |= {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "CUDA_VISIBLE_DEVICES": ""}
+    variables |= env or {}
+    script = f'launcher() {{ "$PY" -m launcher "$@"; }}\n{line}\n'
+    return subprocess.run(
+        [*prefix, "bash", "-c", script],
+        cwd=cwd,
+        env=variables,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
+        check=False,
+    )
+
+
+def assert_told(done: subprocess.CompletedProcess[str], code: int = 2, *, words: str = "") -> None:
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said, said
+    assert done.returncode == code, said
+    assert done.stderr.startswith("error: "), said
+    assert "\n  fix: " in done.stderr, said
+    assert done.stderr.count("\n") <= 6, said
+    assert words in done.stderr, said
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+# `run` goes on without one: its work is not to print.
+@pytest.mark.parametrize("line", [line for line in LINES if not line.startswith("run ")])
+def test_a_closed_stdout_is_told_and_nothing_is_begun(folder: Path, line: str) -> None:
+    assert_told(shell(f"launcher {line} >&-", folder), words="stdout is closed")
+    assert not (folder / "runs").exists()
+
+
+def test_a_closed_stderr_and_stdin_harm_nothing(folder: Path) -> None:
+    done = shell("launcher render job.yaml --on local <&- 2>&-", folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("#!/bin/sh\n")
+    assert shell("launcher status nothing 2>&-", folder).stdout == ""
+    done = shell("launcher check - <&-", folder)
+    assert (done.returncode, "the file is empty" in done.stdout) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "line", ["ps", "schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"]
+)
+def test_a_reader_that_goes_early_is_no_error(folder: Path, line: str) -> None:
+    done = shell(f"launcher {line} | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}", folder)
+    assert done.stderr == ""
+    assert done.stdout in ("0\n", "2\n")
+    done = shell(f"launcher {line} | true", folder)
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("line", ["schema", "ps", "render job.yaml --on local", "--help"])
+def test_output_that_finds_no_room_is_no_success(folder: Path, line: str) -> None:
+    assert_told(shell(f"launcher {line} >/dev/full", folder), words="No space left on device")
+
+
+def test_output_in_another_encoding_is_escaped(folder: Path) -> None:
+    (folder / "job.yaml").write_text(JOB + "env: {GREETING: 'grüß 😀'}\n")
+    for encoding in ("ascii", "latin-1"):
+        env = {"PYTHONIOENCODING": encoding}
+        done = shell("launcher render job.yaml --on local && launcher ps é", folder, env=env)
+        assert "Traceback" not in done.stderr
+        assert done.stdout.startswith("#!/bin/sh\n")
+
+
+def test_names_that_are_no_text_are_told(folder: Path) -> None:
+    assert_told(shell("launcher run $'\\xff.yaml'", folder), words="no UTF-8")
+    assert_told(shell("launcher status $'\\xff'", folder), words="no UTF-8")
+    assert_told(shell("launcher run job.yaml --on local --runs $'\\xff'", folder), words="no UTF-8")
+    assert_told(
+        shell("mkdir $'\\xff'; cd $'\\xff'; launcher run ../job.yaml --on local", folder),
+        words="no UTF-8",
+    )
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_deleted_folder_is_told_in_one_line(folder: Path, line: str) -> None:
+    done = shell(f"mkdir gone; cd gone; rmdir ../gone; launcher {line}", folder)
+    assert_told(done, words="the current folder is gone")
+    assert sorted(os.listdir(folder)) == ["job.yaml", "train.py"]
+
+
+def test_help_and_version_need_no_folder(folder: Path) -> None:
+    for line in ("--help", "--version", "run --help"):
+        assert shell(f"mkdir gone; cd gone; rmdir ../gone; launcher {line}", folder).returncode == 0
+
+
+# -- rights ---------------------------------------------------------------------------------------
+
+
+def as_another(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """With no more rights than a file's mode gives: root gives up its own."""
+    if os.geteuid() != 0:
+        return shell(line, cwd)
+    bare = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    return shell(line, cwd, prefix=bare)
+
+
+RIGHTS = [
+    ("run job.yaml --on local", ".", 0o555, "runs"),
+    ("run job.yaml --on local", "job.yaml", 0o000, "job.yaml: cannot be read: Permission denied"),
+    ("run job.yaml --on local", "train.py", 0o000, "Permission denied"),
+    ("run job.yaml --on local --set workdir=w", "w", 0o000, "Permission denied"),
+    ("run job.yaml --on local --set checkpoint_dir=w/x", "w", 0o555, "cannot be made"),
+    ("run job.yaml --on local --set checkpoint_dir=w/x", "w", 0o000, "Permission denied"),
+    ("run job.yaml --on local --runs w/x", "w", 0o000, "Permission denied"),
+    ("run job.yaml --on local --set local.python=w/python", "w", 0o000, "local.python"),
+    ("ps --runs w", "w", 0o000, "Permission denied"),
+    ("status --runs w", "w", 0o000, "Permission denied"),
+    ("run job.yaml --hosts w/hosts.yaml", "w", 0o000, "w/hosts.yaml"),
+    ("check w/job.yaml", "w", 0o000, "Permission denied"),
+]
+
+
+@pytest.mark.parametrize(("line", "what", "mode", "words"), RIGHTS)
+def test_what_may_not_be_read_or_written_is_told(
+    folder: Path, line: str, what: str, mode: int, words: str
+) -> None:
+    folder.chmod(0o777)
+    (folder / "w").mkdir()
+    (folder / what).chmod(mode)
+    try:
+        assert_told(as_another(f"launcher {line}", folder), words=words)
+    finally:
+        (folder / what).chmod(0o755)
+    assert not (folder / "runs").exists()
+
+
+# -- run folders that were damaged ----------------------------------------------------------------
+
+GARBAGE = [b"", b"\xff\0\xfe", b"null", b"[]", b"{}", b'"x"', b"1", b'{"at": null, "pid": []}']
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one run that failed."""
+    made = tmp_path_factory.mktemp("ended")
+    (made / "job.yaml").write_text(JOB)
+    (made / "train.py").write_text("raise SystemExit(1)\n")
+    assert shell("launcher run job.yaml --on local", made).returncode == 1
+    return made
+
+
+@pytest.mark.parametrize("content", GARBAGE)
+@pytest.mark.parametrize(
+    "name", ["plan.json", "outcome.json", "launcher.json", "submitted.json", "metrics.json"]
+)
+def test_a_damaged_run_folder_is_told_by_every_command(
+    ended: Path, folder: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ended / "runs", folder / "runs", symlinks=True)
+    run = next(path for path in (folder / "runs").iterdir() if not path.is_symlink())
+    monkeypatch.chdir(folder)
+    for line in ("ps -a", "ps", "status", "report", "logs", "stop", "env --join latest", "scale 2"):
+        (run / name).write_bytes(content)
+        # In this process: anything but an exit code is raised, and fails the test.
+        assert cli.run_command(line.split()) in (0, 2), line
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\n", b"a\nb"])
+def test_a_damaged_note_of_a_failed_build_harms_nothing(folder: Path, content: bytes) -> None:
+    (folder / ".image").mkdir()
+    (folder / ".image" / "cpu.reason").write_bytes(content)
+    done = shell("launcher render job.yaml", folder)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
