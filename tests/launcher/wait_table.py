@@ -21,6 +21,10 @@ SUPERVISOR, ENDINGS = AGENT + "test_supervisor.py::", AGENT + "test_worker_endin
 DECISIONS = AGENT + "test_agent_decisions.py::"
 ROSTER, STORE = AGENT + "test_roster_processes.py::", AGENT + "test_roster_store.py::"
 HANDLER, WORLD = AGENT + "test_roster_handler.py::", AGENT + "test_roster_world.py::"
+ENDED, PARTED = AGENT + "test_endings.py::", AGENT + "test_roster_endings.py::"
+DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
+STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/test_full_disk.py::"
+RUN_ENDINGS = "launcher/test_run_endings.py::"
 TAKEOVER = AGENT + "test_takeover.py::"
 LOCAL, RUN_LOCAL = "launcher/test_local_target.py::", "launcher/test_run_local.py::"
 UNREAD, OUTLET = "launcher/test_run_unread.py::", "launcher/test_outlet.py::"
@@ -97,6 +101,36 @@ IN_THE_NODE = (
         never=Cannot("the workers were there: it is their memory"),
     ),
     Row(
+        functions="agent.disk:retry_while_full agent.supervisor:_pause",
+        who="supervisor and agent, for room on a full disk",
+        ends="there is room; a signal that ends the node",
+        limit="disk_free_limit_s, then the reason disk-full",
+        well=by(
+            FULL,
+            "test_a_disk_that_has_room_again_lets_the_run_go_on",
+            "test_a_disk_that_is_full_before_the_start_is_waited_for",
+        ),
+        badly=(
+            *by(DISK, "test_other_errors_are_not_waited_for"),
+            *by(FULL, "test_a_signal_ends_the_wait_for_room"),
+        ),
+        frozen=by(FULL, "test_a_disk_that_stays_full_ends_the_node_by_its_own_reason"),
+        never=by(FULL, "test_a_disk_that_is_full_before_the_start_and_stays_so_ends_the_node"),
+    ),
+    Row(
+        functions="agent.streams:_Unrefused.write",
+        who="the agent, for whoever reads its console, where that is a pipe that does not block",
+        ends="it is read, or lost",
+        limit="_HOLD_S",
+        well=by(STREAMS, "test_a_pipe_that_is_read_late_gets_all"),
+        badly=(
+            *by(STREAMS, "test_a_pipe_whose_reader_has_gone_takes_all"),
+            *by(DISK, "test_a_console_that_takes_nothing_ends_nobody"),
+        ),
+        frozen=by(STREAMS, "test_a_pipe_that_nobody_reads_is_not_waited_for"),
+        never=by(STREAMS, "test_a_pipe_that_nobody_reads_is_not_waited_for"),
+    ),
+    Row(
         functions="agent.watchdog:Watchdog._wait_for_stacks",
         who="the watchdog, for the stacks of workers that hang",
         ends="all stacks are written",
@@ -118,7 +152,7 @@ IN_THE_NODE = (
     ),
     Row.alike(
         """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
-        agent.worker:_run_file agent.worker:_exit_code agent.guard:_flush""",
+        agent.worker:_tell agent.guard:_flush""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
     ),
@@ -148,14 +182,55 @@ ROUNDS = (
         ),
     ),
     Row(
-        functions="agent.roster.handler:RosterHandler._wait_for_the_others",
+        functions="""agent.roster.exit_barrier:AgentStore.wait
+            agent.roster.handler:RosterHandler.leave_finished""",
+        who="a node that has finished, for the others",
+        ends="the run is closed: all have finished, it failed, or those left can form no group; "
+        "a lost store; a signal, after which two pulses let the others know",
+        limit="none while a member works; a silent one is struck after the detection limit",
+        well=(
+            *by(ENDED, "test_the_host_of_the_store_stays_until_the_others_have_finished"),
+            *by(PARTED, "test_a_node_that_finishes_long_before_the_others_waits_for_them"),
+            *by(ENDED, "test_a_finished_node_that_is_stopped_has_completed_and_the_others_go_on"),
+        ),
+        badly=(
+            *by(ENDED, "test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run"),
+            *by(ENDED, "test_a_node_lost_after_another_has_finished_ends_a_run_of_fixed_size"),
+        ),
+        frozen=(
+            *by(ENDED, "test_a_node_that_freezes_after_another_has_finished_is_not_waited_for"),
+            *by(PARTED, "test_a_node_that_freezes_after_the_other_has_finished_ends_the_run"),
+        ),
+        never=by(
+            PARTED,
+            "test_nobody_is_let_in_once_a_member_has_finished",
+            "test_what_had_finished_under_an_earlier_store_is_not_waited_for",
+            "test_a_node_that_is_replaced_while_its_only_peer_finishes_holds_nobody_up",
+        ),
+    ),
+    Row(
+        functions="agent.watched:WatchedHandler._a_peer_finishes",
+        who="an agent whose worker failed, for a peer at torch's exit barrier; stock backends only",
+        ends="a peer has come there",
+        limit="PEER_FINISHES_S",
+        well=by(ENDED, "test_a_worker_that_fails_so_under_c10d_ends_the_run_too"),
+        badly=BOUND,
+        frozen=BOUND,
+        never=BOUND,
+    ),
+    Row(
+        functions="agent.roster.parting:wait_for_the_others",
         who="the host of the store, for the nodes that still use it",
-        ends="all have left, or are lost",
-        limit="the handler's own lingering",
-        well=by(HANDLER, "test_a_node_that_shuts_down_after_success_closes_the_run"),
-        badly=by(ROSTER, "test_survivors_of_a_killed_node_re_form_without_a_restart_counted"),
-        frozen=by(WORLD, "test_a_frozen_node_that_wakes_rejoins_as_a_newcomer"),
-        never=by(WORLD, "test_the_first_to_come_may_die_before_the_first_membership"),
+        ends="all have left, or are silent",
+        limit="the detection limit for a silent member, 2 s for a silent node that waits",
+        well=by(
+            HANDLER,
+            "test_the_store_of_a_host_stays_until_who_waits_has_heard_that_the_run_is_over",
+            "test_the_store_of_a_host_that_waited_in_vain_stays_until_the_others_have_too",
+        ),
+        badly=by(ENDED, "test_a_node_lost_after_another_has_finished_ends_a_run_of_fixed_size"),
+        frozen=by(ENDED, "test_a_node_that_freezes_after_another_has_finished_is_not_waited_for"),
+        never=by(HANDLER, "test_in_a_store_to_which_nobody_came_nobody_waits"),
     ),
     Row.alike("agent.roster.shell:Shell._pulse", "the roster's thread, between two pulses", NOBODY),
     Row(
@@ -214,6 +289,10 @@ LAUNCHER = (
             "test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used",
         ),
         frozen=(
+            *by(
+                RUN_ENDINGS,
+                "test_a_node_that_stays_frozen_when_the_other_has_finished_is_started_again",
+            ),
             *by(STAND, "test_a_node_of_this_machine_that_is_frozen_ends_with_its_run"),
             "launcher/test_faults_docker.py::"
             "test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes",
@@ -221,7 +300,27 @@ LAUNCHER = (
         never=(
             *by(LOCAL, "test_a_program_that_is_missing_is_named_and_nothing_starts"),
             *by(STAND, "test_a_detached_run_whose_folder_is_removed_ends"),
+            *by(
+                RUN_ENDINGS,
+                "test_a_node_that_is_lost_while_the_other_finishes_does_not_hold_the_run_up",
+            ),
         ),
+    ),
+    Row(
+        functions="follow:Follower._wait_for_room",
+        who="the launcher, for room to record a node's next start",
+        ends="there is room",
+        limit="disk_free_limit_s; none where a node has waited before, or without the agent",
+        well=by(
+            FULL_RUN,
+            "test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_room",
+        ),
+        badly=by(
+            FULL_RUN,
+            "test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure",
+        ),
+        frozen=by(FULL_RUN, "test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is"),
+        never=by(FULL_RUN, "test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is"),
     ),
     Row(
         functions="targets.local:LocalTarget._end",
@@ -260,17 +359,25 @@ LAUNCHER = (
     ),
     Row(
         functions="""outlet:Outlet.close outlet:Outlet._make_room outlet:Outlet._put
-            outlet:Outlet._write_on console:Console._put""",
+            outlet:Outlet._write_on outlet:Outlet.wait_for_room""",
         who="the launcher, for whoever reads what it says",
         ends="it is read, or left out with a word",
         limit="HOLD_S while it runs, STALL_S at its end",
-        well=by(OUTLET, "test_at_the_end_a_slow_reader_is_waited_for"),
-        badly=by(OUTLET, "test_a_reader_that_has_gone_is_no_error"),
+        well=by(
+            OUTLET,
+            "test_at_the_end_a_slow_reader_is_waited_for",
+            "test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses",
+        ),
+        badly=by(
+            OUTLET,
+            "test_a_reader_that_has_gone_is_no_error",
+            "test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word",
+        ),
         frozen=by(UNREAD, "test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads"),
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
     ),
     Row(
-        functions="tails:_Tail.poll tails:_Tail.close report:_read_tail",
+        functions="report:_read_tail",
         who="the launcher, for the end of what workers have written",
         ends="CHUNK_BYTES were read; at the end what there was then",
         limit="a part of each file at each look",
@@ -318,7 +425,7 @@ LAUNCHER = (
         """commands.doctor:_doctor commands.env:_env commands.hosts:_hosts commands.jobs:_render
         commands.jobs:_render_kubernetes commands.runs:_ps commands.runs:_status
         commands.runs:_report commands.schema:_schema commands.check:_check
-        listing:_write __main__:main""",
+        listing:_write __main__:say __main__:_flush commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",
         SHOWN,
     ),
