@@ -198,8 +198,8 @@ LAUNCHER = (
             FULL_RUN,
             "test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure",
         ),
-        frozen=by(FULL_RUN, "test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is"),
-        never=by(FULL_RUN, "test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is"),
+        frozen=by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
+        never=by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
     ),
     Row(
         functions="targets.local:LocalTarget._end",
