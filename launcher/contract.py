@@ -83,6 +83,9 @@ TERMINATION_LIMIT_BYTES = 4096
 CONTAINER_TASK = "/launcher/node-plan.json"
 """What all pods of a job start their agent with; each finds out which node it is."""
 
+# -- what an agent says whose work was done, and that did not stay until the run was over ---
+OTHERS_GO_ON = "its work was done; the others may still go on"
+
 # -- what a host's keeper says of a node that it ended, in place of an engine's word --------
 LAUNCHER_GONE = "its launcher was gone"
 

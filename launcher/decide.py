@@ -65,21 +65,24 @@ def decide_action(
     replaced: Mapping[int, int],
     since_first_exit_s: float,
     working: frozenset[int] = frozenset(),
+    left_early: frozenset[int] = frozenset(),
 ) -> Action:
     """The next step of a run, from the nodes that it is meant to have now.
 
     ``replaced`` counts the replacements of each node index so far; ``since_first_exit_s`` is how
     long ago the first node of the present situation was seen to have ended; ``working`` are the
-    node indices whose present incarnation has started workers.
+    node indices whose present incarnation has started workers; ``left_early`` are those that
+    finished and did not stay until the run was over.
     """
-    late = since_first_exit_s > FINISH_S and _only_latecomers_live(plan, observation, working)
+    late = since_first_exit_s > FINISH_S and _nobody_works(plan, observation, working, left_early)
     ended = [node for node in observation.nodes if _has_ended(node)]
     bad = [node for node in ended if node.exit_code != 0]
     if not ended:
         return Wait()
     if not bad:
-        finished = len(ended) == len(observation.nodes) or (plan.is_elastic and late)
-        return Finish(reason=Reason.COMPLETED) if finished else Wait()
+        if len(ended) == len(observation.nodes):
+            return Finish(reason=Reason.COMPLETED)
+        return _decide_left_over(plan, observation) if late else Wait()
     if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
     if plan.is_elastic and (action := _decide_elastic(plan, observation, bad, replaced)):
@@ -99,16 +102,21 @@ def is_lost(node: NodeObservation) -> bool:
     return node.state is NodeState.MISSING or (node.exit_code or 0) > 128
 
 
-def _only_latecomers_live(
-    plan: LaunchPlan, observation: Observation, working: frozenset[int]
+def _nobody_works(
+    plan: LaunchPlan,
+    observation: Observation,
+    working: frozenset[int],
+    left_early: frozenset[int],
 ) -> bool:
     """Whether no node that lives can have work to do, once another one has finished.
 
-    Agents with the roster end only when all members of the group have finished: who still lives was
-    about to join, or is frozen. Other agents end after torch's exit barrier of 300 s, whatever the
-    others do, so that a node with workers may still be at work.
+    A finished node stays in the roster until the run is over: who still lives then was about to
+    join, or is frozen. One that left early tells nothing of the others. Other agents end after
+    torch's exit barrier of 300 s, whatever the others do, so that a node with workers may still be
+    at work.
     """
-    if _is_roster(plan):
+    finished = [node.node_index for node in observation.nodes if node.exit_code == 0]
+    if _is_roster(plan) and not left_early.issuperset(finished):
         return True
     return not any(n.node_index in working for n in observation.nodes if not _has_ended(n))
 
@@ -174,7 +182,7 @@ def _decide_agents(
     lost = [node for node in bad if node not in closed]
     if finished:
         away = bad if _is_roster(plan) else lost
-        return _decide_partly_finished(plan, finished, len(live), away, late=late)
+        return _decide_partly_finished(plan, observation, len(live), away, late=late)
     if not live:
         return _restart_all(plan, lost or closed)
     # Closed by a node that ends; where none does, that node is simply not among the others.
@@ -182,8 +190,24 @@ def _decide_agents(
     return _decide_lost(plan, away, len(live), since_exit_s) if away else Wait()
 
 
+def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
+    """A node has finished, and those that live can have no work to do: frozen, or too late."""
+    finished = sum(node.exit_code == 0 for node in observation.nodes)
+    if finished >= plan.nodes[0].min_nodes:
+        return Finish(reason=Reason.COMPLETED)
+    if _is_roster(plan):
+        away = [node for node in observation.nodes if node.exit_code != 0]
+        return _restart_all(plan, sorted(away, key=_has_ended))
+    return Finish(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
+
+
 def _decide_partly_finished(
-    plan: LaunchPlan, finished: int, live: int, away: list[NodeObservation], *, late: bool
+    plan: LaunchPlan,
+    observation: Observation,
+    live: int,
+    away: list[NodeObservation],
+    *,
+    late: bool,
 ) -> Action:
     """A node has finished: nobody can come in any more.
 
@@ -191,7 +215,8 @@ def _decide_partly_finished(
     finished is none of them: it ends well. Other backends do not tell.
     """
     if live:
-        return Finish(reason=Reason.COMPLETED) if plan.is_elastic and late else Wait()
+        return _decide_left_over(plan, observation) if late else Wait()
+    finished = sum(node.exit_code == 0 for node in observation.nodes)
     if not away or finished >= plan.nodes[0].min_nodes:
         return Finish(reason=Reason.COMPLETED)
     return _restart_all(plan, away)
@@ -274,6 +299,8 @@ def describe_agent(node: NodeObservation) -> str:
 
 def describe(node: NodeObservation) -> str:
     """One node's ending in words."""
+    if not _has_ended(node):
+        return f"node {node.node_index} still lives though the run is over: it may be frozen"
     if node.state is NodeState.MISSING:
         return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
     why = "out of memory" if node.out_of_memory else node.detail

@@ -172,7 +172,13 @@ class Follower:
             replaced=self._replaced,
             since_first_exit_s=0.0 if self._first_exit_at is None else now - self._first_exit_at,
             working=self._working() if ended else frozenset(),
+            left_early=self._left_early() if ended and self._live else frozenset(),
         )
+
+    def _left_early(self) -> frozenset[int]:
+        """The nodes that finished, and were stopped or lost the store before the run was over."""
+        told = read_outcomes_of(self._run, self._plan)
+        return frozenset(o.node_index for o in told if o.detail == contract.OTHERS_GO_ON)
 
     def _working(self) -> frozenset[int]:
         """The nodes whose present incarnation has started workers."""

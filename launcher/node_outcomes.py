@@ -143,7 +143,7 @@ def refine_reason(
     told = next((o for o in same if o.reason is reason), None)
     if reason is Reason.TRAINING_FAILED and same:
         told = same[0]
-    if told is None:
+    if told is None or told.detail == contract.OTHERS_GO_ON:
         return reason, detail
     if told.reason is Reason.DISK_FULL:
         # It names the disk, which an exit code does not.

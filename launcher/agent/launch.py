@@ -48,8 +48,12 @@ def run_elastic_agent(
         else:
             elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
     except BaseException as error:
-        return _name_ending(error, node)
-    return Reason.COMPLETED, ""
+        reason, detail = _name_ending(error, node)
+    else:
+        reason, detail = Reason.COMPLETED, ""
+    if reason is Reason.COMPLETED and node.link and not node.link.is_over():
+        return reason, contract.OTHERS_GO_ON
+    return reason, detail
 
 
 def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:

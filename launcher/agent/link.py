@@ -85,6 +85,10 @@ class Link:
         """Why the run was closed, where the handler knows."""
         return _REASONS.get(self._roster.closed_reason) if self._roster is not None else None
 
+    def is_over(self) -> bool:
+        """Whether no node can have work to do any more; stock handlers do not know."""
+        return self._roster is None or self._roster.closed_reason not in ("", "fenced")
+
     def is_fenced_out(self) -> bool:
         """Whether the run was closed here because it goes on around another store."""
         return self._roster is not None and self._roster.closed_reason == "fenced"

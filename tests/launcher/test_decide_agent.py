@@ -53,10 +53,21 @@ def observe(*nodes: int | str, out_of_memory: bool = False) -> Observation:
 
 
 def decide(
-    plan: LaunchPlan, *nodes: int | str, since: float = LATE, out_of_memory: bool = False
+    plan: LaunchPlan,
+    *nodes: int | str,
+    since: float = LATE,
+    out_of_memory: bool = False,
+    working: frozenset[int] = frozenset(),
+    left_early: frozenset[int] = frozenset(),
 ) -> Action:
-    observation = observe(*nodes, out_of_memory=out_of_memory)
-    return decide_action(plan, observation, replaced={}, since_first_exit_s=since)
+    return decide_action(
+        plan,
+        observe(*nodes, out_of_memory=out_of_memory),
+        replaced={},
+        since_first_exit_s=since,
+        working=working,
+        left_early=left_early,
+    )
 
 
 def replaced_before(plan: LaunchPlan, times: int) -> LaunchPlan:
@@ -183,7 +194,7 @@ def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) 
 @pytest.mark.parametrize(
     ("nnodes", "nodes", "since", "expected"),
     [
-        (3, (0, RUNS, 137), LATE, Wait()),
+        (3, (0, RUNS, 137), 0, Wait()),
         ("1:3", (0, RUNS, 137), 0, Wait()),
         ("1:3", (0, RUNS, 137), LATE, Finish(reason=Reason.COMPLETED)),
         ("1:3", (0, 0, 137), 0, Finish(reason=Reason.COMPLETED)),
@@ -198,6 +209,40 @@ def test_nobody_is_replaced_once_a_node_has_finished(
     expected: Action,
 ) -> None:
     assert decide(make_plan(nnodes=nnodes, max_restarts=1), *nodes, since=since) == expected
+
+
+@pytest.mark.parametrize("nodes", [(0, RUNS), (0, RUNS, 137), (0, 0, RUNS), (CLOSED, RUNS, 0)])
+def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(
+    make_plan: MakePlan, nodes: tuple[int | str, ...]
+) -> None:
+    plan = make_plan(nnodes=len(nodes), max_restarts=0)
+    works = frozenset(index for index, node in enumerate(nodes) if node == RUNS)
+    assert decide(plan, *nodes, since=FINISH_S - 1, working=works) == Wait()
+    action = decide(plan, *nodes, working=works)
+    assert isinstance(action, Restart)
+    assert action.left == MAX_REPLACEMENTS
+    ended = decide(replaced_before(plan, MAX_REPLACEMENTS), *nodes)
+    assert reason_of(ended) is Reason.NODE_LOST
+
+
+@pytest.mark.parametrize(("nnodes", "nodes"), [("1:2", (0, RUNS)), ("2:3", (0, 0, RUNS))])
+def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(
+    make_plan: MakePlan, nnodes: str, nodes: tuple[int | str, ...]
+) -> None:
+    plan = make_plan(nnodes=nnodes, max_restarts=0)
+    assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()
+    assert decide(plan, *nodes) == Finish(reason=Reason.COMPLETED)
+
+
+@pytest.mark.parametrize("nnodes", [2, "1:2"])
+def test_who_works_on_after_a_finished_node_was_stopped_gets_all_the_time_it_needs(
+    make_plan: MakePlan, nnodes: int | str
+) -> None:
+    plan = make_plan(nnodes=nnodes, max_restarts=0)
+    left, works = frozenset({0}), frozenset({1})
+    assert decide(plan, 0, RUNS, since=100 * LATE, working=works, left_early=left) == Wait()
+    # A replacement that has never met the others finds nobody any more.
+    assert decide(plan, 0, RUNS, left_early=left) != Wait()
 
 
 def test_too_few_finished_nodes_start_all_again(make_plan: MakePlan) -> None:

@@ -157,6 +157,18 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(
     assert target.started == [None]
 
 
+def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow: Follow) -> None:
+    hours = 10_000
+    course = [(1, [RUNS, 137]), (1, [RUNS, RUNS]), (FINISH_S + 1, [0, RUNS])]
+    outcome, target, said = follow(2, *course, (1, [RUNS, RUNS]), (1, [0, 0]))
+    assert outcome.reason == "completed"
+    assert target.started == [None, (1,), (0, 1)]
+    assert "node 1 still lives though the run is over" in said
+    outcome, _, _ = follow("1:2", *course[:2], (hours, [0, RUNS]))
+    assert outcome.reason == "completed"
+    assert outcome.finished_at < FINISH_S + 5
+
+
 def test_a_node_that_fails_at_once_again_is_started_with_growing_pauses(follow: Follow) -> None:
     losses = [(lasts_s, [RUNS, 137]) for lasts_s in (0, 1.05, 2.05, 4.05)]
     outcome, target, _ = follow("1:2", *losses, (0, [0, 0]))

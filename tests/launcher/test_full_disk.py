@@ -172,6 +172,21 @@ def test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_ro
     assert [path for path in disk.leftovers() if "/nodes/1/0/" not in path] == []
 
 
+def test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run(
+    launcher: Runner, disk: Disk
+) -> None:
+    launcher.write(KILLED, TWO_NODES.replace("_s: 3}", "_s: 3, detection_limit_s: 60}"))
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    wait_until(lambda: is_full(disk.path))
+    (run_id,) = launcher.run_ids()
+    agents = find_agents(proc.find(**{RUN_ID: run_id, NODE_INDEX: "1"}))
+    proc.send(agents, signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 198, said
+    assert b"waiting for room, at most 3 s" in said
+    assert launcher.outcome["reason"] == "disk-full"
+
+
 def test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure(
     launcher: Runner, disk: Disk
 ) -> None:

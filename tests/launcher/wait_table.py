@@ -7,6 +7,7 @@ cannot occur.
 
 from __future__ import annotations
 
+from tests.launcher.wait_table_rounds import ROWS as OF_ROUNDS
 from tests.launcher.wait_table_targets import ROWS as OF_TARGETS
 from tests.launcher.wait_table_words import Cannot, Row, by
 
@@ -19,9 +20,9 @@ FROZEN = AGENT + "test_frozen.py::"
 RESTARTS, NODES = AGENT + "test_restarts.py::", AGENT + "test_nodes.py::"
 SUPERVISOR, ENDINGS = AGENT + "test_supervisor.py::", AGENT + "test_worker_endings.py::"
 DECISIONS = AGENT + "test_agent_decisions.py::"
-ROSTER, STORE = AGENT + "test_roster_processes.py::", AGENT + "test_roster_store.py::"
-HANDLER, WORLD = AGENT + "test_roster_handler.py::", AGENT + "test_roster_world.py::"
-TAKEOVER = AGENT + "test_takeover.py::"
+DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
+STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/test_full_disk.py::"
+RUN_ENDINGS = "launcher/test_run_endings.py::"
 LOCAL, RUN_LOCAL = "launcher/test_local_target.py::", "launcher/test_run_local.py::"
 UNREAD, OUTLET = "launcher/test_run_unread.py::", "launcher/test_outlet.py::"
 ALONE, CLUSTER = "launcher/test_kubernetes_alone.py::", "launcher/test_kubernetes_target.py::"
@@ -97,6 +98,36 @@ IN_THE_NODE = (
         never=Cannot("the workers were there: it is their memory"),
     ),
     Row(
+        functions="agent.disk:retry_while_full agent.supervisor:_pause",
+        who="supervisor and agent, for room on a full disk",
+        ends="there is room; a signal that ends the node",
+        limit="disk_free_limit_s, then the reason disk-full",
+        well=by(
+            FULL,
+            "test_a_disk_that_has_room_again_lets_the_run_go_on",
+            "test_a_disk_that_is_full_before_the_start_is_waited_for",
+        ),
+        badly=(
+            *by(DISK, "test_other_errors_are_not_waited_for"),
+            *by(FULL, "test_a_signal_ends_the_wait_for_room"),
+        ),
+        frozen=by(FULL, "test_a_disk_that_stays_full_ends_the_node_by_its_own_reason"),
+        never=by(FULL, "test_a_disk_that_is_full_before_the_start_and_stays_so_ends_the_node"),
+    ),
+    Row(
+        functions="agent.streams:_Unrefused.write",
+        who="the agent, for whoever reads its console, where that is a pipe that does not block",
+        ends="it is read, or lost",
+        limit="_HOLD_S",
+        well=by(STREAMS, "test_a_pipe_that_is_read_late_gets_all"),
+        badly=(
+            *by(STREAMS, "test_a_pipe_whose_reader_has_gone_takes_all"),
+            *by(DISK, "test_a_console_that_takes_nothing_ends_nobody"),
+        ),
+        frozen=by(STREAMS, "test_a_pipe_that_nobody_reads_is_not_waited_for"),
+        never=by(STREAMS, "test_a_pipe_that_nobody_reads_is_not_waited_for"),
+    ),
+    Row(
         functions="agent.watchdog:Watchdog._wait_for_stacks",
         who="the watchdog, for the stacks of workers that hang",
         ends="all stacks are written",
@@ -118,86 +149,9 @@ IN_THE_NODE = (
     ),
     Row.alike(
         """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
-        agent.worker:_run_file agent.worker:_exit_code agent.guard:_flush""",
+        agent.worker:_tell agent.guard:_flush""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
-    ),
-)
-
-ROUNDS = (
-    Row(
-        functions="""agent.roster.shell:Shell.begin agent.roster.shell:Shell.next_word
-            agent.roster.shell:Shell.settle agent.roster.shell:Shell.end
-            agent.roster.handler:RosterHandler.next_rendezvous
-            agent.roster.store:StoreClient.__init__ agent.roster.store:connect""",
-        who="a node, for the store and what the others say there",
-        ends="the group's word; the store's silence; the join limit",
-        limit="connect_timeout_s, then the silence limit, then join_limit_s",
-        well=by(HANDLER, "test_a_node_that_shuts_down_after_success_closes_the_run"),
-        badly=by(ROSTER, "test_the_loss_of_the_store_reaches_all_nodes_as_a_connection_error"),
-        frozen=by(
-            ROSTER,
-            "test_a_frozen_store_reaches_all_nodes_as_a_connection_error_after_the_silence_limit",
-            "test_a_store_that_is_frozen_from_the_start_is_given_up_in_time",
-            "test_a_frozen_node_is_lost_and_rejoins_as_a_newcomer_under_a_later_generation",
-        ),
-        never=by(
-            HANDLER,
-            "test_no_store_raises_a_connection_error_within_the_limit",
-            "test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing",
-        ),
-    ),
-    Row(
-        functions="agent.roster.handler:RosterHandler._wait_for_the_others",
-        who="the host of the store, for the nodes that still use it",
-        ends="all have left, or are lost",
-        limit="the handler's own lingering",
-        well=by(HANDLER, "test_a_node_that_shuts_down_after_success_closes_the_run"),
-        badly=by(ROSTER, "test_survivors_of_a_killed_node_re_form_without_a_restart_counted"),
-        frozen=by(WORLD, "test_a_frozen_node_that_wakes_rejoins_as_a_newcomer"),
-        never=by(WORLD, "test_the_first_to_come_may_die_before_the_first_membership"),
-    ),
-    Row.alike("agent.roster.shell:Shell._pulse", "the roster's thread, between two pulses", NOBODY),
-    Row(
-        functions="""agent.roster.store:_fork_store agent.roster.store:StoreProcess.stop
-            agent.roster.store:_serve""",
-        who="the host of the store, for its process; that one, for its parent's end",
-        ends="the port is told; SIGKILL",
-        limit="READY_LIMIT_S, STARTS times",
-        well=by(HANDLER, "test_a_host_serves_the_store_itself_and_others_find_it"),
-        badly=by(STORE, "test_a_port_that_is_taken_is_an_error_that_names_it"),
-        frozen=by(STORE, "test_a_store_whose_process_hangs_at_its_start_is_started_again"),
-        never=by(STORE, "test_the_store_dies_with_the_process_that_started_it"),
-    ),
-    Row(
-        functions="""agent.roster.store:_answers agent.roster.store:_serves
-            agent.takeover:find_round""",
-        who="a node, for a store that serves the run already",
-        ends="one answers",
-        limit="LOOK_LIMIT_S for each candidate; RETURN_LIMIT_S in all",
-        well=by(TAKEOVER, "test_the_first_candidate_comes_back_and_finds_the_store_that_took_over"),
-        badly=by(TAKEOVER, "test_the_next_candidate_takes_over_and_the_one_after_it"),
-        frozen=by(
-            TAKEOVER, "test_a_store_that_freezes_is_replaced_and_its_woken_node_joins_the_others"
-        ),
-        never=by(
-            STORE, "test_the_store_that_serves_the_run_is_found_among_dead_frozen_and_closed_ones"
-        ),
-    ),
-    Row(
-        functions="agent.roster.fencing:Fence.take",
-        who="the leader, for a number of its own on shared storage",
-        ends="a name that nobody else has made",
-        limit="as many tries as others take numbers meanwhile",
-        well=by(AGENT, "test_roster_fencing.py::test_a_number_is_taken_once_however_many_ask"),
-        badly=by(HANDLER, "test_a_fence_that_cannot_be_written_is_a_state_error"),
-        frozen=by(WORLD, "test_a_leader_whose_shared_storage_hangs_gives_the_lead_away"),
-        never=by(HANDLER, "test_without_a_fence_the_majority_rule_is_said_aloud"),
-    ),
-    Row.alike(
-        "agent.roster.backend:create_handler",
-        "a node, for the resolver's word on its own name",
-        Cannot("asked where no address is given: the resolver's own limit ends it"),
     ),
 )
 
@@ -214,6 +168,10 @@ LAUNCHER = (
             "test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used",
         ),
         frozen=(
+            *by(
+                RUN_ENDINGS,
+                "test_a_node_that_stays_frozen_when_the_other_has_finished_is_started_again",
+            ),
             *by(STAND, "test_a_node_of_this_machine_that_is_frozen_ends_with_its_run"),
             "launcher/test_faults_docker.py::"
             "test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes",
@@ -221,7 +179,27 @@ LAUNCHER = (
         never=(
             *by(LOCAL, "test_a_program_that_is_missing_is_named_and_nothing_starts"),
             *by(STAND, "test_a_detached_run_whose_folder_is_removed_ends"),
+            *by(
+                RUN_ENDINGS,
+                "test_a_node_that_is_lost_while_the_other_finishes_does_not_hold_the_run_up",
+            ),
         ),
+    ),
+    Row(
+        functions="follow:Follower._wait_for_room",
+        who="the launcher, for room to record a node's next start",
+        ends="there is room",
+        limit="disk_free_limit_s; none where a node has waited before, or without the agent",
+        well=by(
+            FULL_RUN,
+            "test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_room",
+        ),
+        badly=by(
+            FULL_RUN,
+            "test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure",
+        ),
+        frozen=by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
+        never=by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
     ),
     Row(
         functions="targets.local:LocalTarget._end",
@@ -260,17 +238,25 @@ LAUNCHER = (
     ),
     Row(
         functions="""outlet:Outlet.close outlet:Outlet._make_room outlet:Outlet._put
-            outlet:Outlet._write_on console:Console._put""",
+            outlet:Outlet._write_on outlet:Outlet.wait_for_room""",
         who="the launcher, for whoever reads what it says",
         ends="it is read, or left out with a word",
         limit="HOLD_S while it runs, STALL_S at its end",
-        well=by(OUTLET, "test_at_the_end_a_slow_reader_is_waited_for"),
-        badly=by(OUTLET, "test_a_reader_that_has_gone_is_no_error"),
+        well=by(
+            OUTLET,
+            "test_at_the_end_a_slow_reader_is_waited_for",
+            "test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses",
+        ),
+        badly=by(
+            OUTLET,
+            "test_a_reader_that_has_gone_is_no_error",
+            "test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word",
+        ),
         frozen=by(UNREAD, "test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads"),
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
     ),
     Row(
-        functions="tails:_Tail.poll tails:_Tail.close report:_read_tail",
+        functions="report:_read_tail",
         who="the launcher, for the end of what workers have written",
         ends="CHUNK_BYTES were read; at the end what there was then",
         limit="a part of each file at each look",
@@ -318,7 +304,7 @@ LAUNCHER = (
         """commands.doctor:_doctor commands.env:_env commands.hosts:_hosts commands.jobs:_render
         commands.jobs:_render_kubernetes commands.runs:_ps commands.runs:_status
         commands.runs:_report commands.schema:_schema commands.check:_check
-        listing:_write __main__:main""",
+        listing:_write __main__:say __main__:_flush commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",
         SHOWN,
     ),
@@ -340,4 +326,4 @@ LAUNCHER = (
     ),
 )
 
-TABLE: tuple[Row, ...] = (*IN_THE_NODE, *ROUNDS, *LAUNCHER, *OF_TARGETS)
+TABLE: tuple[Row, ...] = (*IN_THE_NODE, *OF_ROUNDS, *LAUNCHER, *OF_TARGETS)

@@ -24,7 +24,7 @@ STUCK_IMAGE = "test_an_image_that_gets_stuck_on_its_way_is_an_error"
 OF_DOCKER = (
     Row(
         functions="""targets.docker_engine:Engine.api targets.docker_engine:Engine.read_info
-            targets.docker_engine:Engine.read_image_labels
+            targets.docker_engine:Engine.read_image_config
             targets.docker_engine:Engine.list_containers targets.docker_engine:Engine._networks
             targets.docker_engine:Engine.read_ending targets.docker_engine:Engine.create
             targets.docker_engine:Engine._create targets.docker_engine:Engine.end
@@ -67,7 +67,7 @@ OF_DOCKER = (
     ),
     Row(
         functions="""player:Player.play player:Player._join player:Player._show
-            player:Player._follow player:_read_output""",
+            player:_read_output""",
         who="launcher play, for its pods",
         ends="an outcome by the operator's rules; Ctrl-C",
         limit="activeDeadlineSeconds, if the manifest has it; LAST_OUTPUT_S for output",
@@ -79,6 +79,11 @@ OF_DOCKER = (
             *by("launcher/test_play.py::", "test_a_job_ends_at_its_deadline"),
         ),
         never=by(PLAY, "test_an_image_that_is_not_there_is_told_before_anything_is_left"),
+    ),
+    Row.alike(
+        "player:Player._read.put",
+        "nobody: a queue without a bound",
+        Cannot("it takes what it is given at once"),
     ),
     Row(
         functions="targets.docker_play:_remove_as_root",
@@ -122,7 +127,7 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row(
-        functions="""targets.host_line:HostLine._run targets.host_line:HostLine._watch
+        functions="""targets.host_line:HostLine._run
             targets.host_line:HostLine.close targets.host_line:HostLine.free
             targets.hosts:HostsTarget.look_on""",
         who="a line of the launcher, for what its host tells",

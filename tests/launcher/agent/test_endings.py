@@ -6,8 +6,10 @@ import random
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
+from launcher import contract
 from launcher.agent.settings import StoreEndpoint
 from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
 
@@ -123,6 +125,7 @@ def test_a_finished_node_that_is_stopped_has_completed_and_the_others_go_on(
     two[0].process.send_signal(signal.SIGTERM)
     assert end_of(two[0]) == 0, two[0].console()
     assert two[0].outcome()["reason"] == "completed"
+    assert two[0].outcome()["detail"] == contract.OTHERS_GO_ON
     # The store went with it; there is nothing left that the other could need it for.
     with pytest.raises(Exception, match="timed out"):
         end_of(two[1], 4.0)
@@ -151,6 +154,26 @@ def test_a_node_lost_after_another_has_finished_ends_a_run_of_fixed_size(
     two[lost].process.kill()
     assert end_of(other, 60) == 0, other.console()
     assert other.outcome()["attempts"] == 1
+
+
+def test_a_node_that_freezes_after_another_has_finished_is_not_waited_for(
+    places: list[Place],
+) -> None:
+    two = places[:2]
+    two[0].write(WAITING)
+    start(two, port=free_port())
+    all_up(two)
+    let_go(two[0])
+    wait_until(lambda: (two[0].rank() / "exit.json").exists())
+    assert two[1].process is not None
+    frozen = psutil.Process(two[1].process.pid)
+    # From the top: a supervisor that lives would continue its agent.
+    for process in (frozen, *frozen.children(recursive=True)):
+        process.suspend()
+    assert end_of(two[0], 60) == 0, two[0].console()
+    assert two[0].outcome()["detail"] == ""
+    for process in (*frozen.children(recursive=True), frozen):
+        process.kill()
 
 
 def test_a_worker_that_leaves_no_record_counts_as_a_fault(place: Place) -> None:

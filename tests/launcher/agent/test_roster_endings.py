@@ -81,6 +81,17 @@ def test_a_node_lost_after_the_other_has_finished_ends_a_run_of_fixed_size(lost:
     assert closed(world) == "stranded"
 
 
+def test_a_node_that_freezes_after_the_other_has_finished_ends_the_run() -> None:
+    world, (early, late) = formed(FIXED, 2)
+    early.finish()
+    world.run(1)
+    late.freeze()
+    world.until(early.has_ended, LIMIT_S + 2)
+    assert closed(world) == "stranded"
+    late.wake()
+    world.until(late.has_ended, LIMIT_S + 2)
+
+
 def test_an_elastic_run_has_finished_once_only_finished_nodes_are_left() -> None:
     world, nodes = formed(ELASTIC, 3)
     nodes[0].finish()
@@ -146,6 +157,25 @@ def test_what_had_finished_under_an_earlier_store_is_not_waited_for() -> None:
     node = world.add(1)
     world.until(node.has_ended, 5)
     assert closed(world) == "stranded"
+
+
+@pytest.mark.parametrize("rules", [FIXED, ELASTIC])
+@pytest.mark.parametrize("done_s", [0.0, 0.2, LIMIT_S, LIMIT_S + 1])
+@pytest.mark.parametrize("back_s", [0.0, 0.2, LIMIT_S, LIMIT_S + 1])
+def test_a_node_that_is_replaced_while_its_only_peer_finishes_holds_nobody_up(
+    rules: Rules, done_s: float, back_s: float
+) -> None:
+    world, (peer, lost) = formed(rules, 2)
+    lost.kill()
+    world.at(back_s, lambda: world.add(1))
+    # Work is done only where the group has not stopped it to form again.
+    peer.at(done_s, lambda: peer.finish() if peer.running else None)
+    world.run(2 * LIMIT_S)
+    replacement = world.nodes[-1]
+    for node in (peer, replacement):
+        if node.running:
+            node.finish()
+    world.until(lambda: have_ended(peer, replacement), 2 * LIMIT_S)
 
 
 # -- random schedules ---------------------------------------------------------------------------

@@ -1,0 +1,132 @@
+"""The part of the table of waits that is of the rendezvous: the roster, its store, its endings."""
+
+from __future__ import annotations
+
+from tests.launcher.wait_table_words import Cannot, Row, by
+
+BOUND = Cannot("the limit ends it, whatever they do")
+NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
+
+AGENT = "launcher/agent/"
+ROSTER, STORE = AGENT + "test_roster_processes.py::", AGENT + "test_roster_store.py::"
+HANDLER, WORLD = AGENT + "test_roster_handler.py::", AGENT + "test_roster_world.py::"
+ENDED, PARTED = AGENT + "test_endings.py::", AGENT + "test_roster_endings.py::"
+TAKEOVER = AGENT + "test_takeover.py::"
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        functions="""agent.roster.shell:Shell.begin agent.roster.shell:Shell.next_word
+            agent.roster.shell:Shell.settle agent.roster.shell:Shell.end
+            agent.roster.handler:RosterHandler.next_rendezvous
+            agent.roster.store:StoreClient.__init__ agent.roster.store:connect""",
+        who="a node, for the store and what the others say there",
+        ends="the group's word; the store's silence; the join limit",
+        limit="connect_timeout_s, then the silence limit, then join_limit_s",
+        well=by(HANDLER, "test_a_node_that_shuts_down_after_success_closes_the_run"),
+        badly=by(ROSTER, "test_the_loss_of_the_store_reaches_all_nodes_as_a_connection_error"),
+        frozen=by(
+            ROSTER,
+            "test_a_frozen_store_reaches_all_nodes_as_a_connection_error_after_the_silence_limit",
+            "test_a_store_that_is_frozen_from_the_start_is_given_up_in_time",
+            "test_a_frozen_node_is_lost_and_rejoins_as_a_newcomer_under_a_later_generation",
+        ),
+        never=by(
+            HANDLER,
+            "test_no_store_raises_a_connection_error_within_the_limit",
+            "test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing",
+        ),
+    ),
+    Row(
+        functions="""agent.roster.exit_barrier:AgentStore.wait
+            agent.roster.handler:RosterHandler.leave_finished""",
+        who="a node that has finished, for the others",
+        ends="the run is closed: all have finished, it failed, or those left can form no group; "
+        "a lost store; a signal, after which two pulses let the others know",
+        limit="none while a member works; a silent one is struck after the detection limit",
+        well=(
+            *by(ENDED, "test_the_host_of_the_store_stays_until_the_others_have_finished"),
+            *by(PARTED, "test_a_node_that_finishes_long_before_the_others_waits_for_them"),
+            *by(ENDED, "test_a_finished_node_that_is_stopped_has_completed_and_the_others_go_on"),
+        ),
+        badly=(
+            *by(ENDED, "test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run"),
+            *by(ENDED, "test_a_node_lost_after_another_has_finished_ends_a_run_of_fixed_size"),
+        ),
+        frozen=(
+            *by(ENDED, "test_a_node_that_freezes_after_another_has_finished_is_not_waited_for"),
+            *by(PARTED, "test_a_node_that_freezes_after_the_other_has_finished_ends_the_run"),
+        ),
+        never=by(
+            PARTED,
+            "test_nobody_is_let_in_once_a_member_has_finished",
+            "test_what_had_finished_under_an_earlier_store_is_not_waited_for",
+            "test_a_node_that_is_replaced_while_its_only_peer_finishes_holds_nobody_up",
+        ),
+    ),
+    Row(
+        functions="agent.watched:WatchedHandler._a_peer_finishes",
+        who="an agent whose worker failed, for a peer at torch's exit barrier; stock backends only",
+        ends="a peer has come there",
+        limit="PEER_FINISHES_S",
+        well=by(ENDED, "test_a_worker_that_fails_so_under_c10d_ends_the_run_too"),
+        badly=BOUND,
+        frozen=BOUND,
+        never=BOUND,
+    ),
+    Row(
+        functions="agent.roster.parting:wait_for_the_others",
+        who="the host of the store, for the nodes that still use it",
+        ends="all have left, or are silent",
+        limit="the detection limit for a silent member, 2 s for a silent node that waits",
+        well=by(
+            HANDLER,
+            "test_the_store_of_a_host_stays_until_who_waits_has_heard_that_the_run_is_over",
+            "test_the_store_of_a_host_that_waited_in_vain_stays_until_the_others_have_too",
+        ),
+        badly=by(ENDED, "test_a_node_lost_after_another_has_finished_ends_a_run_of_fixed_size"),
+        frozen=by(ENDED, "test_a_node_that_freezes_after_another_has_finished_is_not_waited_for"),
+        never=by(HANDLER, "test_in_a_store_to_which_nobody_came_nobody_waits"),
+    ),
+    Row.alike("agent.roster.shell:Shell._pulse", "the roster's thread, between two pulses", NOBODY),
+    Row(
+        functions="""agent.roster.store:_fork_store agent.roster.store:StoreProcess.stop
+            agent.roster.store:_serve""",
+        who="the host of the store, for its process; that one, for its parent's end",
+        ends="the port is told; SIGKILL",
+        limit="READY_LIMIT_S, STARTS times",
+        well=by(HANDLER, "test_a_host_serves_the_store_itself_and_others_find_it"),
+        badly=by(STORE, "test_a_port_that_is_taken_is_an_error_that_names_it"),
+        frozen=by(STORE, "test_a_store_whose_process_hangs_at_its_start_is_started_again"),
+        never=by(STORE, "test_the_store_dies_with_the_process_that_started_it"),
+    ),
+    Row(
+        functions="""agent.roster.store:_answers agent.roster.store:_serves
+            agent.takeover:find_round""",
+        who="a node, for a store that serves the run already",
+        ends="one answers",
+        limit="LOOK_LIMIT_S for each candidate; RETURN_LIMIT_S in all",
+        well=by(TAKEOVER, "test_the_first_candidate_comes_back_and_finds_the_store_that_took_over"),
+        badly=by(TAKEOVER, "test_the_next_candidate_takes_over_and_the_one_after_it"),
+        frozen=by(
+            TAKEOVER, "test_a_store_that_freezes_is_replaced_and_its_woken_node_joins_the_others"
+        ),
+        never=by(
+            STORE, "test_the_store_that_serves_the_run_is_found_among_dead_frozen_and_closed_ones"
+        ),
+    ),
+    Row(
+        functions="agent.roster.fencing:Fence.take",
+        who="the leader, for a number of its own on shared storage",
+        ends="a name that nobody else has made",
+        limit="as many tries as others take numbers meanwhile",
+        well=by(AGENT, "test_roster_fencing.py::test_a_number_is_taken_once_however_many_ask"),
+        badly=by(HANDLER, "test_a_fence_that_cannot_be_written_is_a_state_error"),
+        frozen=by(WORLD, "test_a_leader_whose_shared_storage_hangs_gives_the_lead_away"),
+        never=by(HANDLER, "test_without_a_fence_the_majority_rule_is_said_aloud"),
+    ),
+    Row.alike(
+        "agent.roster.backend:create_handler",
+        "a node, for the resolver's word on its own name",
+        Cannot("asked where no address is given: the resolver's own limit ends it"),
+    ),
+)
