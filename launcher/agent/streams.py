@@ -34,8 +34,8 @@ def _open(old: TextIO | None, fd: int) -> TextIO:
         io.BufferedWriter(_Unrefused(fd)),  # type: ignore[type-var]
         encoding=old.encoding,
         errors=old.errors,
-        line_buffering=old.line_buffering,
-        write_through=old.write_through,
+        # Where Python is told to buffer nothing it is false, as there is no buffer then; here is one.
+        line_buffering=True,
     )
 
 

@@ -264,7 +264,7 @@ def test_the_first_cause_is_found_by_the_launchers_clock(
     told = read_report(RunFolder(tmp_path), plan).to_jsonable()
     assert (told["first"]["host"], told["first"]["failed_at"]) == ("gpu2", 1025.0)
     assert [other["failed_at"] for other in told["collateral"]] == [1030.0]
-    lines = render_failure(told)
+    lines = render_failure(told, "training-failed")
     assert lines[0].startswith("  first failure: rank 1 on node 1 (gpu2): ValueError: of 1")
     assert lines[-1] == (
         "  clocks, against this machine's: gpu1 30.0 s behind; times here are corrected"

@@ -64,6 +64,19 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
+        functions="agent.watched:WatchedHandler.shutdown",
+        who="the node that serves a stock backend's store, for the others to leave first",
+        ends="all have left",
+        limit="LEAVING_LIMIT_S",
+        well=by(
+            AGENT,
+            "test_nodes.py::test_a_good_end_under_c10d_prints_no_backtrace_of_a_node_that_leaves_later",
+        ),
+        badly=BOUND,
+        frozen=BOUND,
+        never=BOUND,
+    ),
+    Row(
         functions="agent.watched:WatchedHandler._a_peer_finishes",
         who="an agent whose worker failed, for a peer at torch's exit barrier; stock backends only",
         ends="a peer has come there",

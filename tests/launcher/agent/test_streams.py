@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +61,26 @@ def test_a_pipe_whose_reader_has_gone_takes_all(pipe: tuple[int, int]) -> None:
 
 def test_a_pipe_that_nobody_reads_is_not_waited_for(pipe: tuple[int, int]) -> None:
     assert streams._HOLD_S <= write(pipe[1]) < 10 * streams._HOLD_S
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_line_is_seen_as_soon_as_it_is_written(stream: str, unbuffered: str) -> None:
+    code = (
+        "import sys, time; from launcher.agent.streams import open_streams; open_streams(); "
+        f"sys.{stream}.write('here\\n'); time.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        cwd=Path(__file__).parents[3],
+        **{stream: subprocess.PIPE},
+    )
+    pipe = getattr(child, stream)
+    try:
+        assert select.select([pipe], [], [], 30)[0], "it stays in a buffer"
+        assert pipe.readline() == b"here\n"
+    finally:
+        child.kill()
+        child.wait()
+        pipe.close()
