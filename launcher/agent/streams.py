@@ -34,7 +34,7 @@ def _open(old: TextIO | None, fd: int) -> TextIO:
         io.BufferedWriter(_Unrefused(fd)),  # type: ignore[type-var]
         encoding=old.encoding,
         errors=old.errors,
-        # Where Python is told to buffer nothing it is false, as there is no buffer then; here is one.
+        # Also where Python was told to buffer nothing: here is a buffer.
         line_buffering=True,
     )
 
