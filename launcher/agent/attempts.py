@@ -72,6 +72,10 @@ class Attempts:
         Where the agent ended them itself because it ``regroups``, some may not have begun yet.
         """
         ends = self._recorded_ends()
+        for worker in self.workers:
+            # Left behind by a guard that was ended before it began.
+            for name in (contract.EXIT_FILE, contract.ERROR_FILE):
+                reserve.release(worker.folder / name)
         if regroups or any(end.cause != "terminated" for end in ends):
             return ends
         return (*self._never_began(), *ends)
