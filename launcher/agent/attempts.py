@@ -58,9 +58,16 @@ class Attempts:
     def make(self) -> tuple[WorkerPlace, ...]:
         """Makes the folders of the attempt that has begun; again where a disk was full."""
         workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
+        self.give_back()
         with self._lock:
             self.workers, self._hung = workers, set()
         return workers
+
+    def give_back(self) -> None:
+        """Releases the room that was set aside for workers whose guards were ended too early."""
+        for worker in self.workers:
+            for name in (contract.EXIT_FILE, contract.ERROR_FILE):
+                reserve.release(worker.folder / name)
 
     def folder(self) -> Path:
         """The present attempt's."""
@@ -72,10 +79,6 @@ class Attempts:
         Where the agent ended them itself because it ``regroups``, some may not have begun yet.
         """
         ends = self._recorded_ends()
-        for worker in self.workers:
-            # Left behind by a guard that was ended before it began.
-            for name in (contract.EXIT_FILE, contract.ERROR_FILE):
-                reserve.release(worker.folder / name)
         if regroups or any(end.cause != "terminated" for end in ends):
             return ends
         return (*self._never_began(), *ends)

@@ -59,6 +59,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -
     node.on_first_round = start_threads
     reason, detail = run_rounds(task, node, clock, run_once)
     watchdog.stop()
+    attempts.give_back()
     return AgentReport(
         reason=reason,
         detail=detail,
