@@ -405,6 +405,43 @@ def test_pod_security_refuses_the_job_before_anything_is_made_and_the_warning_is
     assert not server.objects
 
 
+@pytest.mark.parametrize("enforced", [True, False], ids=["refused", "made"])
+def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches(
+    enforced: bool, server: FakeCluster, tmp_path: Path
+) -> None:
+    if enforced:
+        server.level = "restricted"
+    else:
+        server.put("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
+        server.warn_level = "restricted"
+    (tmp_path / "job.yaml").write_text(
+        "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
+        "kubernetes: {kind: job, checkpoint: ephemeral, host_network: true}\n"
+    )
+    # A process of its own: this one has the server's threads, which a fork would lose.
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes", "--detach"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = 'launcher: would violate PodSecurity "restricted:latest": host namespaces'
+    assert done.stderr.count(told) == 1, done.stderr
+    assert "not admissible under Pod Security restricted: kubernetes.host_network" in done.stderr
+    if enforced:
+        assert done.returncode == ExitCode.TARGET_UNREACHABLE
+        assert not server.objects
+        return
+    assert done.returncode == 0, done.stderr
+    assert "launcher: a pod would not be admitted now: " in done.stderr
+    assert done.stderr.index(told) < done.stderr.index("launcher: detached; see: ")
+    server.delete("jobs", "digits")
+    server.until(lambda: (tmp_path / "runs" / done.stdout.strip() / "outcome.json").is_file())
+
+
 def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(
     server: FakeCluster, start: Start
 ) -> None:
