@@ -166,12 +166,13 @@ def follow_in_background(
     """
     log = run.path / contract.LAUNCHER_LOG_FILE
     message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
-    died = {"notes": [], "error": {"what": f"the launcher died; see {log}", "hint": ""}}
-    told = json.loads(message) if message else died
+    if not message:
+        raise TargetError(f"the launcher died; see {log}")
+    told = json.loads(message)
     for line in told["notes"]:
         note(line)
-    if failure := told.get("error"):
-        error = InputError if failure.get("bad_input") else TargetError
+    if (failure := told["error"]) is not None:
+        error = InputError if failure["bad_input"] else TargetError
         raise error(failure["what"], failure["hint"])
 
 
@@ -180,7 +181,7 @@ def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: pro
     follower = _follower(run, plan, target, console, verbose=False)
     _stop_on_signals(follower)
     try:
-        follower.follow(lambda: told(json.dumps({"notes": console.take_notes()})))
+        follower.follow(lambda: told(json.dumps({"notes": console.take_notes(), "error": None})))
     except LauncherError as error:
         notes = console.take_notes()
         # In the run's log too: whoever waited for the start may have gone long ago.
