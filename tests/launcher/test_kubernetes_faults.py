@@ -181,6 +181,50 @@ def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(
     assert "nothing was left running" not in text
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("fault", ["away", "denied"])
+def test_a_stop_by_another_process_that_cannot_end_the_job_says_that_it_runs(
+    fault: str,
+    keep: bool,
+    server: FakeCluster,
+    tmp_path: Path,
+    typed: Callable[..., tuple[int, str]],
+) -> None:
+    run = submitted(tmp_path)
+    put(server, "digits-0-a")
+    server.log("digits-0-a", ended=True)
+    server.away = fault == "away"
+    server.denied |= {("delete", "jobs"), ("patch", "jobs")}
+    code, text = typed("stop", run.run_id, *(["--keep"] if keep else []))
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert f"error: STILL RUNNING: {RUN_ID}: the cluster of context fake " in text
+    verb = "patch" if keep else "delete"
+    assert f"fix: kubectl {verb} job digits -n team --context fake" in text
+    assert run.read_outcome() is None
+
+
+def test_a_job_that_has_ended_and_cannot_be_deleted_by_another_process_is_not_said_to_run(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = submitted(tmp_path)
+    server.denied.add(("delete", "jobs"))
+    job = server.objects["jobs", "digits"]
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    code, text = typed("stop", run.run_id)
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert "STILL RUNNING" not in text
+    assert "fix: kubectl delete job digits -n team --context fake" in text
+
+
+def test_who_may_not_see_the_pods_may_end_the_job(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = submitted(tmp_path)
+    server.denied |= {("list", "pods"), ("watch", "pods")}
+    typed("stop", run.run_id, "--grace", "0")
+    assert ("jobs", "digits") not in server.objects
+
+
 # -- logs -----------------------------------------------------------------------------------------
 
 
@@ -211,6 +255,18 @@ def test_what_the_server_says_in_the_place_of_a_log_is_no_line_of_it_and_kills_n
     lost = "the rest of the log of digits-0-a is lost: unable to retrieve container logs"
     assert run.said(lost).count("unable to retrieve") == 1
     assert run.folder.console(0, 0).read_text() == "[0/0] back\n"
+
+
+def test_a_line_whose_time_is_none_kills_nobody(
+    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: died.append(str(args.exc_value)))
+    run = start()
+    run.put("digits-0-a")
+    server.log("digits-0-a", ("2026-99-99T99:99:99+02:00", "odd"), (at(2), "[0/0] after"))
+    run.said("after")
+    assert died == []
 
 
 def test_nonsense_in_a_watch_does_not_end_the_watching(server: FakeCluster, start: Start) -> None:
