@@ -147,7 +147,7 @@ class Player:
             names = {made.name: made.pod.name for made in group.containers}
             # A cluster would try again, for ever where the restart policy says so.
             raise InputError(
-                f"{names[error.name]}: StartError: {error.what}",
+                f"{names[error.name]}: StartError: {error.said}",
                 "correct the container's command, or --image REF with an image that has it",
             ) from error
         for index, id in zip(indices, ids, strict=True):

@@ -97,11 +97,12 @@ class Ending:
 
 
 class NotStartedError(TargetError):
-    """A container's program could not be started; ``name`` is the container's."""
+    """A container's program could not be started; ``name`` is the container's, ``said`` the
+    engine's word."""
 
     def __init__(self, name: str, what: str) -> None:
-        super().__init__(what, _hint(what))
-        self.name = name
+        super().__init__(what)
+        self.name, self.said = name, what.partition(f"{name}: ")[2]
 
 
 class Creatable(Protocol):
