@@ -112,8 +112,9 @@ def _tell(error: LauncherError, arguments: argparse.Namespace) -> int:
 def _place_last(argv: list[str]) -> list[str]:
     """As kubectl takes them, its own options may come before the command as well."""
     at = 0
-    while at < len(argv) and argv[at].partition("=")[0] in cluster.PLACE_OPTIONS:
-        at += 1 if "=" in argv[at] else 2
+    while at < len(argv) and argv[at].startswith(cluster.PLACE_OPTIONS):
+        # kubectl takes -nNAME, -n=NAME and -n NAME.
+        at += 2 if argv[at] in cluster.PLACE_OPTIONS else 1
     return [*argv[at : at + 1], *argv[:at], *argv[at + 1 :]]
 
 

@@ -156,37 +156,57 @@ def follow_here(
     return follower.follow(on_submitted)
 
 
-def follow_in_background(run: RunFolder, plan: LaunchPlan, target: Target) -> None:
+def follow_in_background(
+    run: RunFolder, plan: LaunchPlan, target: Target, note: Callable[[str], None]
+) -> None:
     """Submits and follows in a process of its own session; returns once the nodes are started.
 
-    Raises ``TargetError`` or ``InputError`` as the background process met it.
+    ``note`` is called here with each line that the submission is worth: afterwards such lines go to
+    the run's log alone. Raises ``TargetError`` or ``InputError`` as the background process met it.
     """
     log = run.path / contract.LAUNCHER_LOG_FILE
     message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
-    if message != SUBMITTED:
-        told = (
-            json.loads(message)
-            if message
-            else {"what": f"the launcher died; see {log}", "hint": ""}
-        )
-        error = InputError if told.get("bad_input") else TargetError
-        raise error(told["what"], told["hint"])
-
-
-SUBMITTED = "submitted"
+    if not message:
+        raise TargetError(f"the launcher died; see {log}")
+    told = json.loads(message)
+    for line in told["notes"]:
+        note(line)
+    if (failure := told["error"]) is not None:
+        error = InputError if failure["bad_input"] else TargetError
+        raise error(failure["what"], failure["hint"])
 
 
 def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: proc.Tell) -> None:
-    console = Console(sys.stdout, terminal=False, colour=False)
+    console = _LogConsole()
     follower = _follower(run, plan, target, console, verbose=False)
     _stop_on_signals(follower)
     try:
-        follower.follow(lambda: told(SUBMITTED))
+        follower.follow(lambda: told(json.dumps({"notes": console.take_notes(), "error": None})))
     except LauncherError as error:
+        notes = console.take_notes()
         # In the run's log too: whoever waited for the start may have gone long ago.
         console.note(f"error: {error}")
         bad_input = isinstance(error, InputError)
-        told(json.dumps({"what": error.what, "hint": error.hint, "bad_input": bad_input}))
+        failure = {"what": error.what, "hint": error.hint, "bad_input": bad_input}
+        told(json.dumps({"notes": notes, "error": failure}))
+
+
+class _LogConsole(Console):
+    """The console of a process in the background, which goes to the run's log."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout, terminal=False, colour=False)
+        self._notes: list[str] | None = []
+
+    def note(self, text: str) -> None:
+        if self._notes is not None:
+            self._notes.append(text)
+        super().note(text)
+
+    def take_notes(self) -> list[str]:
+        """What was noted up to the first call; nothing is kept from then on."""
+        notes, self._notes = self._notes or [], None
+        return notes
 
 
 def _follower(

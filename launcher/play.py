@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from launcher import contract
 from launcher.errors import InputError, name_exit_code
 from launcher.manifest_source import Together, Value, count_gpus, parse_quantity
 from launcher.node_plan import Env
@@ -17,7 +19,9 @@ from launcher.play_values import (
     read_env,
     read_mounts,
 )
+from launcher.pod_states import Ending, PodView, Trouble, last_words, sort_failures
 from launcher.pytorchjob import PyTorchJob, Replica, operator_env
+from launcher.state import NodeState
 
 DEFAULT_GRACE_S = 30
 RETRY_FROM = 128
@@ -31,7 +35,6 @@ UNHONOURED = (
 """Fields of a pod that mean something only in a cluster."""
 UNHONOURED_CONTAINER = (
     *("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "imagePullPolicy"),
-    "terminationMessagePath",
 )
 UNHONOURED_RUN = ("schedulingPolicy", "ttlSecondsAfterFinished", "suspend", "managedBy")
 
@@ -70,6 +73,8 @@ class PlayedPod:
     shm_bytes: int | None
     device_ids: tuple[str, ...]
     mounts: tuple[VolumeMount, ...]
+    termination_log: str
+    """Where the container leaves its last words."""
     restart_policy: str
     grace_s: int
 
@@ -110,7 +115,8 @@ def plan_play(item: Value, together: Together, machine: Machine, image: str | No
     """
     job = PyTorchJob(item=item)
     if not job.replicas:
-        raise InputError(f"{item.where}: {job.name} has no replicas", "launcher check tells more")
+        fix = f"launcher check {_file(item)}"
+        raise InputError(f"{item.where}: {job.name} has no replicas", fix)
     gpus = list(machine.gpus)
     pods = []
     for replica in job.replicas:
@@ -139,7 +145,7 @@ def _plan_pod(
 ) -> PlayedPod:
     container, pod = replica.container, replica.pod
     if container is None:
-        fix = "name it pytorch; launcher check tells more"
+        fix = f"name it pytorch; launcher check {_file(pod)}"
         raise InputError(f"{pod['containers'].where}: no container pytorch", fix)
     name = job.pod_name(replica, index)
     labels = replica.spec["template"]["metadata"]["labels"]
@@ -177,9 +183,15 @@ def _plan_pod(
         shm_bytes=_shm_bytes(pod, container),
         device_ids=given,
         mounts=tuple(read_mounts(pod, container, around)),
+        termination_log=container["terminationMessagePath"].text or contract.TERMINATION_LOG,
         restart_policy=replica.restart_policy,
         grace_s=_grace_s(pod),
     )
+
+
+def _file(value: Value) -> str:
+    """The file that a value was read from, as it is typed."""
+    return shlex.quote(value.where.rpartition(":")[0])
 
 
 def _contexts(pod: Value, container: Value) -> tuple[Value, Value]:
@@ -285,11 +297,11 @@ def decide_next(restart_policy: str, exit_code: int) -> Next:
 @dataclass(frozen=True, kw_only=True)
 class PodState:
     """A pod as it is: ``ended`` is None while it has a container or gets one; ``restarts`` are
-    those by the kubelet."""
+    those by the kubelet; ``ending`` is that of the container that ended last."""
 
     ended: Next | None = None
-    exit_code: int = 0
     restarts: int = 0
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +320,7 @@ def decide_outcome(
     limit = play.backoff_limit
     if limit is not None and restarts > 0 and restarts >= limit:
         why = f"{restarts} restarts of containers, backoffLimit is {limit}"
-        return PlayOutcome(succeeded=False, why=why)
+        return PlayOutcome(succeeded=False, why=f"{why}{_because(play, states)}")
     if play.deadline_s is not None and elapsed_s >= play.deadline_s:
         why = f"active for longer than activeDeadlineSeconds, {play.deadline_s}"
         return PlayOutcome(succeeded=False, why=why)
@@ -316,13 +328,51 @@ def decide_outcome(
     for pod, state in named:
         if _decides(play, pod) and state.ended is Next.SUCCEEDED and not _waits(play, states):
             return PlayOutcome(succeeded=True, why=f"{pod.name} ended with 0; {play.success_rule}")
-    for pod, state in named:
-        if state.ended is Next.FAILED:
-            policy = pod.restart_policy
-            ended = f"{pod.name} ended with {name_exit_code(state.exit_code)}"
-            why = f"{ended}, which {policy} does not restart"
-            return PlayOutcome(succeeded=False, why=why)
+    if any(state.ended is Next.FAILED for state in states):
+        failed = [replace(s, ending=None) if s.ended is not Next.FAILED else s for s in states]
+        return PlayOutcome(succeeded=False, why=_tell_failure(play, failed))
     return None
+
+
+def tell_ending(name: str, ending: Ending, following: str = "") -> str:
+    """How a container ended, what follows from that, and its last words."""
+    told = f"{name} ended with {name_exit_code(ending.exit_code)}{following}"
+    said = last_words(ending.message)
+    if ending.word == Trouble.OUT_OF_MEMORY.value:
+        said = f"{ending.word}; raise limits.memory; /dev/shm counts against it"
+    return f"{told}: {said}" if said else told
+
+
+def _tell_failure(play: Play, states: Sequence[PodState]) -> str:
+    pod, ending = _first_failure(play, states)[0]
+    return tell_ending(pod.name, ending, f", which {pod.restart_policy} does not restart")
+
+
+def _because(play: Play, states: Sequence[PodState]) -> str:
+    return "".join(f"; {tell_ending(p.name, e)}" for p, e in _first_failure(play, states)[:1])
+
+
+def _first_failure(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedPod, Ending]]:
+    """The pods whose last containers failed, the one first that says why."""
+    views = [
+        PodView(
+            name=pod.name,
+            uid="",
+            node_index=index,
+            created="",
+            container="pytorch",
+            state=NodeState.EXITED,
+            exit_code=state.ending.exit_code,
+            message=state.ending.message,
+            ending=state.ending,
+        )
+        for index, (pod, state) in enumerate(zip(play.pods, states, strict=True))
+        if state.ending is not None
+    ]
+    found = [(view.node_index or 0, view.ending) for view in sort_failures(views)]
+    named = [(play.pods[index], ending) for index, ending in found if ending is not None]
+    # What ran out of memory takes the others with it, and leaves no word.
+    return sorted(named, key=lambda one: one[1].word != Trouble.OUT_OF_MEMORY.value)
 
 
 def _decides(play: Play, pod: PlayedPod) -> bool:

@@ -47,6 +47,7 @@ def read_env(container: Value, around: Surroundings) -> dict[str, str]:
         prefix = source["prefix"].text
         for kind, key in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
             if source[key]:
+                _check_there(source[key], kind, source[key]["name"].text, around)
                 texts = _texts(source[key], kind, around)
                 env |= {prefix + name: value for name, value in texts.items()}
     for variable in container["env"]:
@@ -105,6 +106,16 @@ def _texts(reference: Value, kind: str, around: Surroundings) -> dict[str, str]:
         with contextlib.suppress(UnicodeDecodeError):
             texts[key] = content.decode()
     return texts
+
+
+def _check_there(reference: Value, kind: str, name: str, around: Surroundings) -> None:
+    """Raises ``InputError`` for what a pod would wait for: CreateContainerConfigError, or mounts
+    that fail."""
+    if around.together.find(kind, name) is None and reference["optional"].data is not True:
+        raise InputError(
+            f"{reference.where}: {kind} {name} is not in these files",
+            f"name the file that holds the {kind} too: launcher play JOB.yaml FILE.yaml",
+        )
 
 
 def _data(reference: Value, kind: str, around: Surroundings) -> dict[str, bytes]:
@@ -200,16 +211,18 @@ def _volume(volume: Value, around: Surroundings) -> Volume:
 
 def _from_object(source: Value, kind: str, named: str, name: str, around: Surroundings) -> Volume:
     item = source[named].text
-    if around.together.find(kind, item) is None and source["optional"].data is not True:
-        raise InputError(
-            f"{source.where}: {kind} {item} is not in these files",
-            f"name the file that holds the {kind} too: launcher play JOB.yaml FILE.yaml",
-        )
+    _check_there(source, kind, item, around)
     reference = {"name": item}
     data = _data(Value(source=source.source, path=source.path, data=reference), kind, around)
     paths = {key: key for key in data}
     if source["items"]:
         paths = {entry["key"].text: entry["path"].text for entry in source["items"]}
+    missing = sorted(set(paths) - set(data))
+    if missing and source["optional"].data is not True:
+        raise InputError(
+            f"{source['items'].where}: {kind} {item} has no key {missing[0]}",
+            f"add it to the {kind}, or take it out of items",
+        )
     mode = source["defaultMode"].number or 0o644
     files = [File(path=path, content=data[k], mode=mode) for k, path in paths.items() if k in data]
     return Volume(name=name, files=tuple(files))

@@ -5,24 +5,36 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from launcher.clock import Clock
-from launcher.errors import name_exit_code
+from launcher.errors import InputError, TargetError
 from launcher.lines import Block, BlockSplitter
-from launcher.play import Next, Play, PlayOutcome, PodState, decide_next, decide_outcome
+from launcher.play import (
+    Next,
+    Play,
+    PlayOutcome,
+    PodState,
+    decide_next,
+    decide_outcome,
+    tell_ending,
+)
+from launcher.pod_states import Ending, Trouble
 from launcher.state import NodeState
 from launcher.tails import Stream
-from launcher.targets.docker_engine import Engine, Held, at_once
-from launcher.targets.docker_play import Folders, group_of
+from launcher.targets.docker_engine import Engine, Held, NotStartedError, at_once
+from launcher.targets.docker_play import LABEL, Folders, group_of
 
 POLL_S = 0.2
 LAST_OUTPUT_S = 5.0
 """How long the engine may take to hand out what an ended container has printed."""
 MAX_PAUSE_S = 10.0
 """Between restarts of one pod; a kubelet's pauses grow to five minutes."""
+LEAST_TRIES_S = 5.0
+"""How long the removal is tried while the engine does not answer."""
+RETRY_S = 1.0
 
 
 class Stage(Protocol):
@@ -35,6 +47,15 @@ class Stage(Protocol):
     def show(self, pod: str, stream: Stream, block: Block) -> None:
         """What a pod has written."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lost:
+    """The rest of a container's output, which the engine does not hand out."""
+
+    name: str
+    id: str
+    why: str = field(compare=False)
 
 
 @dataclass(kw_only=True)
@@ -61,7 +82,8 @@ class Player:
         self._clock = clock
         self._folders = Folders(claims)
         self._pods = [_Pod(state=PodState()) for _ in play.pods]
-        self._output: queue.SimpleQueue[tuple[str, Stream, Block]] = queue.SimpleQueue()
+        self._output: queue.SimpleQueue[tuple[str, Stream, Block] | _Lost] = queue.SimpleQueue()
+        self._lost: set[_Lost] = set()
         self._followers: dict[int, list[threading.Thread]] = {}
 
     def play(self, stage: Stage) -> PlayOutcome:
@@ -72,19 +94,43 @@ class Player:
             self._advance(stage)
             self._show(stage)
             states = tuple(pod.state for pod in self._pods)
-            outcome = decide_outcome(self._play, states, self._clock.monotonic() - started_at)
+            elapsed_s = self._clock.monotonic() - started_at
+            outcome = decide_outcome(self._play, states, elapsed_s)
             if outcome is not None:
                 self._end(stage)
-                return outcome
+                return outcome if outcome.succeeded else self._tell_first(outcome, elapsed_s)
             self._clock.sleep(POLL_S)
 
     def close(self, stage: Stage) -> None:
-        """Removes containers, network and folders, by force. Idempotent."""
-        self._engine.sweep(self._engine.list_containers(self._id))
-        self._join(list(self._followers))
-        self._show(stage)
-        self._engine.sweep_networks(self._id)
+        """Removes containers, network and folders, by force. Idempotent.
+
+        Raises ``TargetError`` with the commands to type where the engine does not remove them.
+        """
+        deadline = self._clock.monotonic() + LEAST_TRIES_S
+        told = ""
+        while True:
+            try:
+                self._engine.sweep(self._engine.list_containers(self._id))
+                self._join(list(self._followers))
+                self._show(stage)
+                self._engine.sweep_networks(self._id)
+                break
+            except TargetError as error:
+                if self._clock.monotonic() >= deadline:
+                    self._show(stage)
+                    raise self._still_running(error) from error
+                if told != (told := error.what):
+                    stage.note(f"{told}; trying again")
+            self._clock.sleep(RETRY_S)
         self._folders.remove(self._engine, self._play.pods[0].image)
+
+    def _still_running(self, why: TargetError) -> TargetError:
+        held = f"docker ps --all --quiet --filter label={LABEL}={self._id}"
+        return TargetError(
+            f"STILL RUNNING: {self._id}: {why.what}",
+            f"docker rm --force --volumes $({held}); docker network rm {self._id}; "
+            f"rm -r {self._folders.root}",
+        )
 
     # -- starting and restarting ---------------------------------------------------------------
 
@@ -92,8 +138,18 @@ class Player:
         incarnations = {index: self._pods[index].incarnation for index in indices}
         for index in indices:
             self._folders.make(self._play.pods[index])
+            if self._engine.is_here:
+                self._folders.make_termination_log(self._play.pods[index])
         group = group_of(self._play, self._id, self._folders, incarnations)
-        ids = self._engine.create(group, {})
+        try:
+            ids = self._engine.create(group, {})
+        except NotStartedError as error:
+            names = {made.name: made.pod.name for made in group.containers}
+            # A cluster would try again, for ever where the restart policy says so.
+            raise InputError(
+                f"{names[error.name]}: StartError: {error.said}",
+                "correct the container's command, or --image REF with an image that has it",
+            ) from error
         for index, id in zip(indices, ids, strict=True):
             self._follow(index, id)
 
@@ -111,27 +167,40 @@ class Player:
                 self._ended(index, pod, container, stage)
 
     def _ended(self, index: int, pod: _Pod, container: Held, stage: Stage) -> None:
-        ending = self._engine.read_ending(container)
+        ending = self._read_ending(index, container)
         if ending is None:
             return
         self._join([index])
         self._show(stage)
-        named, policy = self._play.pods[index].name, self._play.pods[index].restart_policy
-        following = decide_next(policy, ending.exit_code)
-        killed = "; out of memory" if ending.out_of_memory else ""
-        stage.note(f"{named} ended with {name_exit_code(ending.exit_code)}{killed}")
+        played = self._play.pods[index]
+        following = decide_next(played.restart_policy, ending.exit_code)
+        stage.note(tell_ending(played.name, ending))
+        pod.state = replace(pod.state, ending=ending)
         if following in (Next.SUCCEEDED, Next.FAILED):
-            pod.state = replace(pod.state, ended=following, exit_code=ending.exit_code)
+            pod.state = replace(pod.state, ended=following)
             return
         if following is Next.RESTART:
             pod.state = replace(pod.state, restarts=pod.state.restarts + 1)
         self._engine.sweep([container])
         self._plan_restart(index, pod, following)
 
+    def _read_ending(self, index: int, container: Held) -> Ending | None:
+        """How a container ended, with its last words; None where it is gone by now."""
+        found = self._engine.read_ending(container)
+        if found is None:
+            return None
+        return Ending(
+            exit_code=found.exit_code,
+            word=Trouble.OUT_OF_MEMORY.value if found.out_of_memory else "",
+            message=self._folders.read_termination(self._play.pods[index]),
+            started="",
+            finished=found.finished,
+        )
+
     def _gone(self, index: int, pod: _Pod, stage: Stage) -> None:
         """A container that somebody removed: the operator makes a new pod."""
         self._join([index])
-        stage.note(f"{self._play.pods[index].name} is gone")
+        stage.note(f"{self._play.pods[index].name} is gone: somebody removed its container")
         self._plan_restart(index, pod, Next.RECREATE)
 
     def _plan_restart(self, index: int, pod: _Pod, following: Next) -> None:
@@ -163,7 +232,10 @@ class Player:
         def put(block: Block) -> None:
             self._output.put((name, stream, block))
 
-        arguments = (self._engine, id, stream, put)
+        def lose(why: str) -> None:
+            self._output.put(_Lost(name=name, id=id, why=why))
+
+        arguments = (self._engine, id, stream, put, lose)
         thread = threading.Thread(target=_read_output, args=arguments, daemon=True)
         thread.start()
         return thread
@@ -176,7 +248,12 @@ class Player:
     def _show(self, stage: Stage) -> None:
         # As many as there are now: pods that print faster than it is shown hold nothing up.
         for _ in range(self._output.qsize()):
-            stage.show(*self._output.get())
+            found = self._output.get()
+            if not isinstance(found, _Lost):
+                stage.show(*found)
+            elif found not in self._lost:
+                self._lost.add(found)
+                stage.note(f"the rest of the log of {found.name} is lost: {found.why}")
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -197,13 +274,34 @@ class Player:
         self._join(list(self._followers))
         self._show(stage)
 
+    def _tell_first(self, outcome: PlayOutcome, elapsed_s: float) -> PlayOutcome:
+        """The outcome by what failed first, now that all have ended: a victim may end sooner."""
+        for container in self._engine.list_containers(self._id):
+            pod = self._pods[container.node_index]
+            if pod.state.ended is None and container.state is NodeState.EXITED:
+                ending = self._read_ending(container.node_index, container)
+                policy = self._play.pods[container.node_index].restart_policy
+                if ending and decide_next(policy, ending.exit_code) is Next.FAILED:
+                    pod.state = replace(pod.state, ended=Next.FAILED, ending=ending)
+        states = tuple(pod.state for pod in self._pods)
+        return decide_outcome(self._play, states, elapsed_s) or outcome
+
     def _stop(self, container: Held) -> None:
         self._engine.end(container, self._play.pods[container.node_index].grace_s)
 
 
-def _read_output(engine: Engine, id: str, stream: Stream, put: Callable[[Block], None]) -> None:
-    """Hands on one stream of a container in whole lines, until it ends or is removed."""
-    splitter = BlockSplitter()
+def _read_output(
+    engine: Engine,
+    id: str,
+    stream: Stream,
+    put: Callable[[Block], None],
+    lose: Callable[[str], None],
+) -> None:
+    """Hands on one stream of a container in whole lines, until it ends or is removed.
+
+    ``lose`` is called where it is cut before.
+    """
+    splitter, lost = BlockSplitter(), ""
     wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
     try:
         for chunk in engine.api.logs(id, stream=True, follow=True, **wanted):
@@ -211,6 +309,8 @@ def _read_output(engine: Engine, id: str, stream: Stream, put: Callable[[Block],
                 put(block)
     except Exception as error:  # whatever cuts the stream: the pod's end is seen by its state
         if "404" not in str(error) and "409" not in str(error):
-            put(Block(data=f"(output lost: {error})\n".encode()))
+            lost = str(error)
     for block in splitter.flush():
         put(block)
+    if lost:
+        lose(lost)

@@ -291,21 +291,31 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
         return Reason.COMPLETED, ""
     if end.word == DELETED:
         return Reason.STOP_REQUESTED, end.message
-    failed = sorted((p for p in pods if p.exit_code not in (None, 0)), key=_order_of_failure)
+    failed = sort_failures(pods)
     for pod in failed:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {FIX[Trouble.OUT_OF_MEMORY]}"
     if failed and failed[0].trouble is Trouble.START:
         return Reason.BAD_INPUT, describe_trouble(failed[0])
     if failed:
-        outcome = parse_outcome(failed[0].message)
-        said = str(outcome.get("detail", "")) if outcome else failed[0].message
-        last = " ".join(said.splitlines()[-MESSAGE_LINES:])
+        last = last_words(failed[0].message)
         last = last or f"ended with exit code {name_exit_code(failed[0].exit_code)}"
         return reason_of_exit_code(failed[0].exit_code or 0), f"{failed[0].name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word
+
+
+def sort_failures(pods: Iterable[PodView]) -> list[PodView]:
+    """The pods that have failed, the one first that says why."""
+    return sorted((p for p in pods if p.exit_code not in (None, 0)), key=_order_of_failure)
+
+
+def last_words(message: str) -> str:
+    """What a termination message says of the failure, on a line; empty where it says nothing."""
+    outcome = parse_outcome(message)
+    said = str(outcome.get("detail", "")) if outcome else message
+    return " ".join(said.splitlines()[-MESSAGE_LINES:])
 
 
 def _order_of_failure(pod: PodView) -> tuple[bool, bool, float]:

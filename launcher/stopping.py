@@ -13,6 +13,7 @@ from launcher.plan import LaunchPlan
 from launcher.proc import is_stopped
 from launcher.runs import Outcome, RunFolder, write_atomically
 from launcher.state import Reason
+from launcher.targets.base import Target
 
 KEEP = "keep\n"
 """What the request says where a cluster shall keep the job's object."""
@@ -51,15 +52,12 @@ def stop_run(
                     break
             clock.sleep(0.1)
     target = open_target(plan.target, run.path.parent)
-    if keep:
-        from launcher.targets.kubernetes import KubernetesTarget
-
-        assert isinstance(target, KubernetesTarget), "looked at above"
-        target.collect(plan)
-        target.suspend(plan)
-        write_atomically(run.path / STOP_REQUEST_FILE, KEEP)
+    if plan.target == KUBERNETES:
+        _end_on_cluster(target, plan, grace_s, keep=keep)
     else:
         target.stop(run.run_id, grace_s)
+    if keep:
+        write_atomically(run.path / STOP_REQUEST_FILE, KEEP)
     outcome = read_outcome_now(run, plan)
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
@@ -67,6 +65,31 @@ def stop_run(
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
     )
+
+
+def _end_on_cluster(target: Target, plan: LaunchPlan, grace_s: float, *, keep: bool) -> None:
+    """Raises ``TargetError`` with the command to type where the job runs on."""
+    from launcher.targets.kubernetes import KubernetesTarget
+
+    assert isinstance(target, KubernetesTarget), "target and plan belong together"
+    try:
+        target.collect(plan)
+    except TargetError as error:
+        # Who may not see the pods may end the job all the same.
+        target.notes.append(f"the last of its logs is left there: {error.what}")
+    try:
+        if keep:
+            target.suspend(plan)
+        else:
+            target.remove(plan)
+    except TargetError as error:
+        end = None
+        with contextlib.suppress(TargetError):
+            end = target.read_end(plan)
+        what = error.what if end else f"STILL RUNNING: {plan.run_id}: {error.what}"
+        raise TargetError(what, target.render_by_hand(plan, keep=keep)) from error
+    if not keep:
+        target.wait_gone(plan, grace_s)
 
 
 def _resuming(run: RunFolder, plan: LaunchPlan) -> str:

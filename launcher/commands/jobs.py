@@ -74,7 +74,7 @@ def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> in
     from launcher import launch
 
     run = _create(choice, plan, console)
-    launch.follow_in_background(run, plan, choice.target)
+    launch.follow_in_background(run, plan, choice.target, console.note)
     console.note(f"detached; see: launcher logs --follow {run.run_id}")
     print(run.run_id, flush=True)
     _note_left_behind(choice, run.path.parent, console.note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,25 @@ def _play(arguments: argparse.Namespace) -> int:
     claims = dict(_claim(text) for text in arguments.claim)
     engine = Engine(SystemClock(), label=LABEL)
     play = plan_play(item, together, _read_machine(engine), arguments.image)
+    mounted = {mount.volume.claim for pod in play.pods for mount in pod.mounts} - {""}
+    if unknown := sorted(set(claims) - mounted):
+        fix = f"one of {', '.join(sorted(mounted))}" if mounted else "leave it out"
+        raise InputError(f"--claim {unknown[0]}=...: no pod mounts that claim", fix)
     # A reader that pauses must not keep pods from being restarted, nor from being removed.
-    shows = f"{program_name()} play {' '.join(arguments.files)} > FILE"
+    shows = f"{program_name()} play {shlex.join(_words(arguments))} > FILE"
     with open_streams(shows=shows) as console:
         return _play_here(play, engine, claims, console)
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """What was typed behind the command."""
+    words = list(arguments.files)
+    for option in ("job", "image"):
+        if (value := getattr(arguments, option)) is not None:
+            words += [f"--{option}", value]
+    for claim in arguments.claim:
+        words += ["--claim", claim]
+    return words
 
 
 def _play_here(play: Play, engine: Engine, claims: dict[str, Path], console: Console) -> int:

@@ -56,6 +56,8 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("unknown runtime", RUNTIME_HINT),
     ("unknown or invalid runtime", RUNTIME_HINT),
     ("setting rlimit", "set LimitMEMLOCK=infinity for the Docker service: NCCL and RDMA need it"),
+    ("no command specified", "give the container a command: its image starts nothing by itself"),
+    ("invalid reference format", "correct the image's name: REGISTRY/NAME:TAG, in small letters"),
     ("address pool", "docker network prune: every run needs a network of its own"),
     ("already in use", "docker rm --force that container, which is none of this run"),
     (
@@ -65,6 +67,10 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("active endpoints", "docker network disconnect whatever else is on the run's network"),
 )
 """What an engine's message holds, in lower case, and the fix."""
+
+
+NO_START = "OCI runtime create failed"
+"""What an engine's message holds where a program is not in its image, or a mount fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +92,17 @@ class Ending:
     exit_code: int
     out_of_memory: bool
     error: str
+    finished: str = ""
+    """When, as the engine writes it."""
+
+
+class NotStartedError(TargetError):
+    """A container's program could not be started; ``name`` is the container's, ``said`` the
+    engine's word."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(what)
+        self.name, self.said = name, what.partition(f"{name}: ")[2]
 
 
 class Creatable(Protocol):
@@ -134,6 +151,12 @@ class Engine:
         api.timeout = REQUEST_TIMEOUT_S
         return api
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it sees this machine's files, as far as its address tells."""
+        with engine_errors("be found"):
+            return str(self.api.base_url).startswith("http+docker://")
+
     def read_info(self) -> dict[str, Any]:
         """What ``docker info`` says."""
         with engine_errors("describe itself"):
@@ -179,6 +202,7 @@ class Engine:
                 exit_code=state["ExitCode"],
                 out_of_memory=state["OOMKilled"],
                 error=state["Error"],
+                finished=state["FinishedAt"],
             )
 
     def create(self, artifact: Group, secrets: Mapping[str, str]) -> list[str]:
@@ -198,9 +222,19 @@ class Engine:
 
             ids = at_once(create, artifact.containers)
             # All exist before the first starts: no rendezvous waits for what cannot come.
-            at_once(self.api.start, ids)
+            at_once(self._start, zip(artifact.containers, ids, strict=True))
             undo.pop_all()
             return ids
+
+    def _start(self, created: tuple[Creatable, str]) -> None:
+        container, id = created
+        try:
+            with engine_errors(f"start {container.name}"):
+                self.api.start(id)
+        except TargetError as error:
+            if NO_START in error.what and not error.hint:
+                raise NotStartedError(container.name, error.what) from error
+            raise
 
     def _create(self, container: Creatable, secrets: Mapping[str, str]) -> str:
         with engine_errors(f"create {container.name}", container.image):

@@ -50,6 +50,25 @@ class Folders:
                 source.mkdir(parents=True)
                 source.chmod(0o777)
 
+    def make_termination_log(self, pod: PlayedPod) -> None:
+        """Makes the file for the last words of a container that is to start."""
+        path = self.termination_log(pod)
+        path.parent.mkdir(exist_ok=True)
+        # Removed before: an earlier container's user may own it.
+        path.unlink(missing_ok=True)
+        path.touch()
+        path.chmod(0o666)
+
+    def termination_log(self, pod: PlayedPod) -> Path:
+        """What a pod's container has as its ``terminationMessagePath``."""
+        return self.root / "ends" / pod.name
+
+    def read_termination(self, pod: PlayedPod) -> str:
+        """A container's last words; empty where it left none."""
+        with contextlib.suppress(OSError), self.termination_log(pod).open("rb") as file:
+            return file.read(contract.TERMINATION_LIMIT_BYTES).decode(errors="replace").strip()
+        return ""
+
     def source(self, pod: PlayedPod, mount: VolumeMount) -> Path:
         """What a pod's container mounts."""
         return self._of(pod, mount.volume) / mount.sub_path
@@ -165,19 +184,23 @@ class PlayedContainer:
             optional["device_requests"] = [{"device_ids": ids, "capabilities": [["gpu"]]}]
         return {
             "network_mode": self.play_id,
-            "mounts": [self._mount(mount) for mount in pod.mounts],
+            "mounts": self._mounts(),
             "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
             **{key: value for key, value in optional.items() if value is not None},
         }
 
-    def _mount(self, mount: VolumeMount) -> dict[str, Any]:
-        source = str(self.folders.source(self.pod, mount))
-        return {
-            "Type": "bind",
-            "Source": source,
-            "Target": mount.target,
-            "ReadOnly": mount.read_only,
-        }
+    def _mounts(self) -> list[dict[str, Any]]:
+        found = [
+            (self.folders.source(self.pod, mount), mount.target, mount.read_only)
+            for mount in self.pod.mounts
+        ]
+        ends = self.folders.termination_log(self.pod)
+        if ends.exists():
+            found.append((ends, self.pod.termination_log, False))
+        return [
+            {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
+            for source, target, read_only in found
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,7 +215,7 @@ class KubernetesTarget:
         """Opens the watch; its pods' logs go to the run folder as ``follow_logs`` is called."""
         if self._watch is None:
             masters = int(pods_of(plan).has_master)
-            cluster = self._cluster(plan.run_id)
+            cluster = self._cluster(plan.run_id, pods_of(plan).namespace)
             self._watch = PodWatch(cluster, _selector(plan.run_id), masters)
             self._watch.start()
         return self._watch

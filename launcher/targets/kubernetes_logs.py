@@ -71,9 +71,8 @@ class Cursor:
         "unable to retrieve container logs", with which a log ends that is no longer there.
         """
         stamp, _, text = line.partition(b" ")
-        if not _STAMP.fullmatch(stamp):
+        if (at := _sortable(stamp)) is None:
             return None
-        at = _sortable(stamp)
         if at < self._last:
             return None
         if at == self._last:
@@ -86,11 +85,16 @@ class Cursor:
         return text
 
 
-def _sortable(stamp: bytes) -> str:
-    """RFC 3339 in UTC with all nine digits: servers leave out zeros at the end."""
+def _sortable(stamp: bytes) -> str | None:
+    """RFC 3339 in UTC with all nine digits: servers leave out zeros at the end. None for others."""
+    if not _STAMP.fullmatch(stamp):
+        return None
     text = stamp.decode("ascii", "replace")
     if not text.endswith("Z"):
-        moment = datetime.fromisoformat(text[:19] + text[-6:]).astimezone(UTC)
+        try:
+            moment = datetime.fromisoformat(text[:19] + text[-6:]).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return None
         text = f"{moment.isoformat()[:19]}{text[19:-6]}Z"
     seconds, _, fraction = text[:-1].partition(".")
     return f"{seconds}.{fraction.ljust(9, '0')}"
@@ -180,6 +184,6 @@ class LogFollower:
 
     def _accept(self, line: bytes) -> bytes | None:
         text = self._cursor.accept(line)
-        if text is None and line and not _STAMP.match(line):
+        if text is None and line and _sortable(line.partition(b" ")[0]) is None:
             self.loss = line.decode(errors="replace")
         return text

@@ -633,6 +633,22 @@ def test_pod_security_warns_of_a_job_and_refuses_its_pods(server: Server) -> Non
     assert 'violates PodSecurity "restricted:latest"' in try_pod(server, wrong)
 
 
+def test_a_namespace_that_only_warns_admits_the_pods(server: Server) -> None:
+    if server.fake is not None:
+        server.fake.warn_level = "restricted"
+    else:
+        labels = {"pod-security.kubernetes.io/warn": "restricted"}
+        server.core.patch_namespace(server.namespace, {"metadata": {"labels": labels}})
+    item, single = job(), one_pod()
+    item["spec"]["template"]["spec"]["hostNetwork"] = True
+    single["spec"]["hostNetwork"] = True
+    call = server.batch.create_namespaced_job_with_http_info
+    headers = call(server.namespace, item, dry_run="All")[2]
+    (warning,) = [value for name, value in headers.items() if name.lower() == "warning"]
+    assert warning.startswith('299 - "would violate PodSecurity \\"restricted:latest\\": ')
+    assert try_pod(server, single) == ""
+
+
 def test_a_list_is_in_the_order_of_names_and_not_of_creation(server: Server) -> None:
     for name in ("digits-b", "digits-a"):
         item = config_map()

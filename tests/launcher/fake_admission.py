@@ -48,6 +48,8 @@ class Write:
     merged: Object
     level: str = ""
     """What Pod Security enforces in the namespace; empty for nothing."""
+    warn_level: str = ""
+    """What it warns of."""
     quotas: tuple[Object, ...] = ()
     pods: int = 0
     """How many are there."""
@@ -68,10 +70,10 @@ def warnings_of(write: Write) -> tuple[str, ...]:
     kubernetes.io/docs/concepts/security/pod-security-admission, "Workload resources and Pod
     templates": what would be enforced on their pods is told to whoever makes one.
     """
-    if write.plural != "jobs" or write.method != "POST" or not write.level:
+    if write.plural != "jobs" or write.method != "POST" or not write.warn_level:
         return ()
     found = _violations(write.merged["spec"]["template"]["spec"])
-    return (f'would violate PodSecurity "{write.level}:latest": {found}',) if found else ()
+    return (f'would violate PodSecurity "{write.warn_level}:latest": {found}',) if found else ()
 
 
 def _pod_security(write: Write) -> Refusal | None:

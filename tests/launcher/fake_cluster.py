@@ -89,6 +89,8 @@ class FakeCluster:
         refused: ``("list", "jobs")``, ``("get", "pods/log")``."""
         self.level = ""
         """What Pod Security enforces in the namespace; empty for nothing."""
+        self.warn_level = ""
+        """What it warns of; empty for what it enforces."""
         self.away = False
         """Whether every connection breaks, as when no API server is there."""
         self.lost_logs: set[str] = set()
@@ -399,6 +401,7 @@ class _Handler(BaseHTTPRequestHandler):
             held=held,
             merged=merged,
             level=self.cluster.level,
+            warn_level=self.cluster.warn_level or self.cluster.level,
             quotas=tuple(o for (p, _), o in self.cluster.objects.items() if p == "resourcequotas"),
             pods=sum(p == "pods" for p, _ in self.cluster.objects),
         )

@@ -71,6 +71,8 @@ def test_the_package_brings_the_program() -> None:
         ("status",),
         ("status", "digits", "-n", "team"),
         ("-n", "team", "status", "digits"),
+        ("-nteam", "status", "digits"),
+        ("status", "digits", "-nteam"),
         ("--context=fake", "--namespace", "team", "status", "digits"),
     ],
 )

@@ -181,6 +181,50 @@ def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(
     assert "nothing was left running" not in text
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("fault", ["away", "denied"])
+def test_a_stop_by_another_process_that_cannot_end_the_job_says_that_it_runs(
+    fault: str,
+    keep: bool,
+    server: FakeCluster,
+    tmp_path: Path,
+    typed: Callable[..., tuple[int, str]],
+) -> None:
+    run = submitted(tmp_path)
+    put(server, "digits-0-a")
+    server.log("digits-0-a", ended=True)
+    server.away = fault == "away"
+    server.denied |= {("delete", "jobs"), ("patch", "jobs")}
+    code, text = typed("stop", run.run_id, *(["--keep"] if keep else []))
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert f"error: STILL RUNNING: {RUN_ID}: the cluster of context fake " in text
+    verb = "patch" if keep else "delete"
+    assert f"fix: kubectl {verb} job digits -n team --context fake" in text
+    assert run.read_outcome() is None
+
+
+def test_a_job_that_has_ended_and_cannot_be_deleted_by_another_process_is_not_said_to_run(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = submitted(tmp_path)
+    server.denied.add(("delete", "jobs"))
+    job = server.objects["jobs", "digits"]
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    code, text = typed("stop", run.run_id)
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert "STILL RUNNING" not in text
+    assert "fix: kubectl delete job digits -n team --context fake" in text
+
+
+def test_who_may_not_see_the_pods_may_end_the_job(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
+) -> None:
+    run = submitted(tmp_path)
+    server.denied |= {("list", "pods"), ("watch", "pods")}
+    typed("stop", run.run_id, "--grace", "0")
+    assert ("jobs", "digits") not in server.objects
+
+
 # -- logs -----------------------------------------------------------------------------------------
 
 
@@ -211,6 +255,18 @@ def test_what_the_server_says_in_the_place_of_a_log_is_no_line_of_it_and_kills_n
     lost = "the rest of the log of digits-0-a is lost: unable to retrieve container logs"
     assert run.said(lost).count("unable to retrieve") == 1
     assert run.folder.console(0, 0).read_text() == "[0/0] back\n"
+
+
+def test_a_line_whose_time_is_none_kills_nobody(
+    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: died.append(str(args.exc_value)))
+    run = start()
+    run.put("digits-0-a")
+    server.log("digits-0-a", ("2026-99-99T99:99:99+02:00", "odd"), (at(2), "[0/0] after"))
+    run.said("after")
+    assert died == []
 
 
 def test_nonsense_in_a_watch_does_not_end_the_watching(server: FakeCluster, start: Start) -> None:
@@ -403,6 +459,43 @@ def test_pod_security_refuses_the_job_before_anything_is_made_and_the_warning_is
     assert 'would violate PodSecurity "restricted:latest": host namespaces' in text
     assert 'violates PodSecurity "restricted:latest"' in text
     assert not server.objects
+
+
+@pytest.mark.parametrize("enforced", [True, False], ids=["refused", "made"])
+def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches(
+    enforced: bool, server: FakeCluster, tmp_path: Path
+) -> None:
+    if enforced:
+        server.level = "restricted"
+    else:
+        server.put("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
+        server.warn_level = "restricted"
+    (tmp_path / "job.yaml").write_text(
+        "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
+        "kubernetes: {kind: job, checkpoint: ephemeral, host_network: true}\n"
+    )
+    # A process of its own: this one has the server's threads, which a fork would lose.
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes", "--detach"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = 'launcher: would violate PodSecurity "restricted:latest": host namespaces'
+    assert done.stderr.count(told) == 1, done.stderr
+    assert "not admissible under Pod Security restricted: kubernetes.host_network" in done.stderr
+    if enforced:
+        assert done.returncode == ExitCode.TARGET_UNREACHABLE
+        assert not server.objects
+        return
+    assert done.returncode == 0, done.stderr
+    assert "launcher: a pod would not be admitted now: " in done.stderr
+    assert done.stderr.index(told) < done.stderr.index("launcher: detached; see: ")
+    server.delete("jobs", "digits")
+    server.until(lambda: (tmp_path / "runs" / done.stdout.strip() / "outcome.json").is_file())
 
 
 def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(

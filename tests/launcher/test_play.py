@@ -10,6 +10,8 @@ import pytest
 from launcher.errors import InputError
 from launcher.manifest_source import Together, parse_manifest
 from launcher.play import Machine, Next, Play, PodState, decide_next, decide_outcome, plan_play
+from launcher.pod_states import Ending
+from tests.launcher.cluster_run import agents_outcome
 
 MACHINE = Machine(cpu_count=4, environ={"TOKEN": "from-here"})
 JOB = """
@@ -250,6 +252,17 @@ def test_what_is_not_honoured_is_said_a_line_each(static: Play) -> None:
     [
         ("name: settings, key: lr", "name: other, key: lr", "LR comes from ConfigMap other"),
         ("configMap: {name: settings}", "configMap: {name: other}", "other is not in these files"),
+        (
+            "configMapRef: {name: settings}",
+            "configMapRef: {name: x}",
+            "ConfigMap x is not in these",
+        ),
+        ("configMapRef: {name: settings}", "secretRef: {name: x}", "Secret x is not in these"),
+        (
+            "configMap: {name: settings}",
+            "configMap: {name: settings, items: [{key: x, path: x}]}",
+            "ConfigMap settings has no key x",
+        ),
         ("name: scratch, mountPath", "name: scrach, mountPath", "no volume 'scrach'"),
         ("name: pytorch\n", "name: torch\n", "no container pytorch"),
         ("  pytorchReplicaSpecs", "  replicaSpecs", "mnist has no replicas"),
@@ -277,7 +290,12 @@ def test_the_restart_policy_says_what_comes_after_an_exit(
     assert decide_next(policy, code) is following
 
 
-DONE, FELL, RUNS = PodState(ended=Next.SUCCEEDED), PodState(ended=Next.FAILED), PodState()
+def failed(code: int = 1, message: str = "", finished: str = "", word: str = "") -> PodState:
+    ending = Ending(exit_code=code, word=word, message=message, started="", finished=finished)
+    return PodState(ended=Next.FAILED, ending=ending)
+
+
+DONE, FELL, RUNS = PodState(ended=Next.SUCCEEDED), failed(), PodState()
 
 
 @pytest.mark.parametrize(
@@ -311,6 +329,52 @@ def test_restarts_of_all_pods_together_count_against_the_limit(
     states = (PodState(restarts=restarts - 1), PodState(restarts=1), PodState())
     outcome = decide_outcome(replace(static, backoff_limit=limit), states, 1.0)
     assert (outcome is not None and not outcome.succeeded) is ends
+
+
+@pytest.mark.parametrize(
+    ("states", "why"),
+    [
+        # The agents' own words: the victim's container ended first.
+        (
+            (failed(message=agents_outcome(at=100.2, message="RuntimeError: of the victim")),
+             failed(message=agents_outcome(at=100.1, message="ValueError: no data", rank=1))),
+            "mnist-worker-1 ended with 1, which OnFailure does not restart: "
+            "rank 1: ValueError: no data",
+        ),
+        # Foreign programs: by the times of the engine, which are of nanoseconds.
+        (
+            (failed(3, finished="2026-01-01T00:00:02.000000002Z"),
+             failed(4, finished="2026-01-01T00:00:01.999999999Z", message="one\ntwo\n")),
+            "mnist-worker-1 ended with 4, which OnFailure does not restart: two",
+        ),
+        # What was ended by a signal says less than a permanent cause.
+        (
+            (failed(137, finished="2026-01-01T00:00:01Z"), failed(1)),
+            "mnist-worker-1 ended with 1, which OnFailure does not restart",
+        ),
+        (
+            (failed(1), failed(137, word="OOMKilled")),
+            "mnist-worker-1 ended with 137, SIGKILL (9), which OnFailure does not restart: "
+            "OOMKilled; raise limits.memory; /dev/shm counts against it",
+        ),
+    ],
+    ids=["agents", "times", "permanent", "memory"],
+)  # fmt: skip
+def test_the_headline_names_the_pod_that_failed_first(
+    states: tuple[PodState, ...], why: str
+) -> None:
+    outcome = decide_outcome(plan(ELASTIC), states, 1.0)
+    assert outcome is not None
+    assert outcome.why == why
+
+
+def test_a_job_that_has_restarted_too_often_says_what_its_containers_ended_with() -> None:
+    states = (replace(failed(3, "bad seed"), ended=None, restarts=4), RUNS)
+    outcome = decide_outcome(replace(plan(ELASTIC), backoff_limit=4), states, 1.0)
+    assert outcome is not None
+    assert outcome.why == (
+        "4 restarts of containers, backoffLimit is 4; mnist-worker-0 ended with 3: bad seed"
+    )
 
 
 def test_a_job_ends_at_its_deadline(static: Play) -> None:

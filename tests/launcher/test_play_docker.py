@@ -19,106 +19,29 @@ from launcher import contract
 from launcher.manifest_source import parse_manifest
 from launcher.pytorchjob import PyTorchJob, operator_env
 from launcher.targets.docker_play import LABEL
+from tests.launcher.played import (
+    COUNTED,
+    ENDS_AT_ONCE,
+    LIMIT_S,
+    PRINT_ENV,
+    ROOT,
+    WAIT,
+    Played,
+    container,
+    elastic,
+    job,
+    networks,
+    nothing_is_left,
+    plays,
+)
 
 pytestmark = pytest.mark.docker
-ROOT = Path(__file__).parents[2]
-IMAGE = "fabric-train:cpu"
-LIMIT_S = 120.0
-PRINT_ENV = "import json, os; print('ENV ' + json.dumps(dict(os.environ)), flush=True)"
-ENDS_AT_ONCE = "pass"
-WAIT = "import time; print('up', flush=True); time.sleep(600)"
-COUNTED = """
-import os, pathlib, sys
-count = pathlib.Path('/scratch/count')
-n = int(count.read_text()) if count.exists() else 0
-count.write_text(str(n + 1))
-print('start', n, flush=True)
-sys.exit(CODE if n < FAILURES else 0)
-"""
-
-
-def job(program: str, **changes: Any) -> dict[str, Any]:
-    """A manifest that knows nothing of this project."""
-    container = {
-        "name": "pytorch",
-        "image": IMAGE,
-        "command": ["python3", "-u", "-c", program],
-        "env": [{"name": "MASTER_ADDR", "value": "mine"}, {"name": "OWN", "value": "x"}],
-        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
-    }
-    pod = {
-        "securityContext": {"runAsUser": 1000, "runAsGroup": 1000},
-        "terminationGracePeriodSeconds": 1,
-        "containers": [container],
-        "volumes": [{"name": "scratch", "emptyDir": {}}],
-    }
-    replica = {"restartPolicy": "OnFailure", "template": {"spec": pod}}
-    spec: dict[str, Any] = {
-        "nprocPerNode": "2",
-        "runPolicy": {"cleanPodPolicy": "Running"},
-        "pytorchReplicaSpecs": {
-            "Master": {"replicas": 1, **replica},
-            "Worker": {"replicas": 2, **replica},
-        },
-    }
-    metadata = {"name": "foreign"}
-    item = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata}
-    return {**item, "spec": {**spec, **changes}}
-
-
-def elastic(program: str, restart_policy: str = "OnFailure", **run_policy: Any) -> dict[str, Any]:
-    made = job(program)
-    spec = made["spec"]
-    del spec["pytorchReplicaSpecs"]["Master"]
-    spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = restart_policy
-    spec["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 2, "maxRestarts": 3, "rdzvId": "a"}
-    spec["runPolicy"] |= run_policy
-    return made
-
-
-class Played:
-    """One ``launcher play`` under way."""
-
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        path, self._output = folder / "job.yaml", folder / "output"
-        path.write_text(json.dumps(manifest))
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", "play", str(path)],
-            cwd=ROOT,
-            stdout=self._output.open("wb"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(folder)},
-        )
-
-    @property
-    def text(self) -> str:
-        return self._output.read_text()
-
-    def until(self, happened: Callable[[str], Any]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not happened(self.text):
-            assert time.monotonic() < deadline, self.text
-            assert self.process.poll() is None, self.text
-            time.sleep(0.1)
-
-    def end(self) -> int:
-        return self.process.wait(LIMIT_S)
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Played]]:
-    started: list[Played] = []
-
-    def start(manifest: dict[str, Any]) -> Played:
-        started.append(Played(tmp_path, manifest))
-        return started[-1]
-
-    yield start
-    for played in started:
-        if played.process.poll() is None:
-            played.process.send_signal(signal.SIGINT)
-            played.process.wait(LIMIT_S)
+def play(tmp_path: Path) -> Iterator[Callable[..., Played]]:
+    with plays(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture
@@ -126,30 +49,6 @@ def engine() -> Any:
     import docker
 
     return docker.from_env()
-
-
-def networks(engine: Any) -> list[str]:
-    return [n.name for n in engine.networks.list(filters={"label": LABEL})]
-
-
-def nothing_is_left(engine: Any, played: Played) -> bool:
-    left = [n for n in networks(engine) if n.startswith("foreign-")]
-    left += [
-        c.name
-        for c in engine.containers.list(all=True, filters={"label": LABEL})
-        if c.name.startswith("foreign-")
-    ]
-    return not left and not list(played.folder.glob("launcher-play-*"))
-
-
-def container(engine: Any, pod: str) -> Any:
-    found = [
-        c
-        for c in engine.containers.list(filters={"label": LABEL})
-        if c.name.startswith("foreign-") and c.name.endswith(pod)
-    ]
-    assert len(found) == 1
-    return found[0]
 
 
 @pytest.mark.parametrize("make", [job, elastic], ids=["static", "elastic"])
@@ -245,9 +144,10 @@ def test_a_worker_that_is_killed_is_restarted_while_the_others_go_on(
     container(engine, "worker-0").kill()
     played.until(lambda text: text.count("[worker-0] up") == 2)
     assert container(engine, "worker-1").id == other
+    assert played.text.count("foreign-worker-0 ended with 137, SIGKILL (9)") == 1
+    assert played.text.count("foreign-worker-0 is restarted in its pod (OnFailure)") == 1
 
 
-@pytest.mark.slow
 def test_a_pod_that_is_removed_is_made_anew(
     play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:
@@ -255,6 +155,9 @@ def test_a_pod_that_is_removed_is_made_anew(
     played.until(lambda text: text.count("] up") == 2)
     container(engine, "worker-1").remove(force=True)
     played.until(lambda text: text.count("[worker-1] up") == 2)
+    assert played.text.count("foreign-worker-1 is gone: somebody removed its container") == 1
+    assert played.text.count("foreign-worker-1 is replaced by a new pod (Never)") == 1
+    assert "ended with" not in played.text
 
 
 def test_pods_are_restarted_while_nobody_reads(tmp_path: Path, engine: Any) -> None:

@@ -379,6 +379,29 @@ def test_the_command_that_resumes_a_kept_run_resumes_it(
 
 
 @pytest.mark.kubectl
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_command_behind_still_running_ends_the_job(
+    keep: bool, terminal: Terminal, server: FakeCluster, kubectl: Shell
+) -> None:
+    words = ("run", "job file.yaml", "--on", "kubernetes", "--detach", "--runs", RUNS)
+    code, text = terminal.type(*words, *terminal.of_place, *OF_JOB)
+    assert code == 0, text
+    server.denied |= {("delete", "jobs"), ("patch", "jobs")}
+    where = ("--runs", RUNS, "--kubeconfig", "their config")
+    code, text = terminal.type("stop", *(["--keep"] if keep else []), *where)
+    assert code == 3, text
+    assert "STILL RUNNING" in text
+    server.denied.clear()
+    done = kubectl(text.partition("fix: ")[2].splitlines()[0])
+    assert done.communicate(timeout=60)[1] == ""
+    assert done.returncode == 0
+    if keep:
+        assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
+    else:
+        assert ("jobs", "digits") not in server.objects
+
+
+@pytest.mark.kubectl
 def test_the_command_that_makes_way_for_a_job_deletes_what_is_there(
     terminal: Terminal, server: FakeCluster, kubectl: Shell
 ) -> None:

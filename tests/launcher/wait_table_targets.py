@@ -9,6 +9,7 @@ NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its
 STAND = "launcher/test_standstill.py::"
 ENGINE, DOCKER = "launcher/test_docker_engine.py::", "launcher/test_docker_target.py::"
 PLAY, FAULTS = "launcher/test_play_docker.py::", "launcher/test_faults_docker.py::"
+PLAY_FAULTS = "launcher/test_play_faults.py::"
 SSH, COPY = "launcher/test_ssh_sessions.py::", "launcher/test_host_copy.py::"
 LEASES, LATE = "launcher/test_host_leases.py::", "launcher/test_host_late.py::"
 FACTS, EXAMINE = "launcher/test_host_facts.py::", "launcher/test_host_examine.py::"
@@ -19,6 +20,8 @@ CLUSTER, ALONE = "launcher/test_kubernetes_target.py::", "launcher/test_kubernet
 ELSEWHERE = "hosts/test_elsewhere.py::"
 STILL = "test_an_engine_that_stands_still_after_its_first_word_is_an_error"
 SILENT_CLUSTER = "test_a_cluster_that_accepts_and_never_answers_is_asked_once"
+AWAY = "test_ctrl_c_with_the_engine_away_says_what_runs_on_and_the_command_that_ends_it"
+COMES_BACK = "test_an_engine_that_comes_back_while_the_removal_is_tried_leaves_nothing"
 STUCK_IMAGE = "test_an_image_that_gets_stuck_on_its_way_is_an_error"
 
 OF_DOCKER = (
@@ -27,7 +30,8 @@ OF_DOCKER = (
             targets.docker_engine:Engine.read_image_config
             targets.docker_engine:Engine.list_containers targets.docker_engine:Engine._networks
             targets.docker_engine:Engine.read_ending targets.docker_engine:Engine.create
-            targets.docker_engine:Engine._create targets.docker_engine:Engine.end
+            targets.docker_engine:Engine._create targets.docker_engine:Engine._start
+            targets.docker_engine:Engine.end
             targets.docker_engine:Engine.remove targets.docker_engine:Engine._remove_network
             targets.docker_engine:at_once""",
         who="the launcher, for the Docker engine",
@@ -80,8 +84,18 @@ OF_DOCKER = (
         ),
         never=by(PLAY, "test_an_image_that_is_not_there_is_told_before_anything_is_left"),
     ),
+    Row(
+        functions="player:Player.close",
+        who="launcher play, for the engine that is to remove its containers",
+        ends="they are gone",
+        limit="LEAST_TRIES_S; then it says STILL RUNNING, with the commands to type",
+        well=by(PLAY, "test_an_interrupted_play_leaves_nothing_behind"),
+        badly=by(PLAY_FAULTS, COMES_BACK),
+        frozen=by(STAND, STILL),
+        never=by(PLAY_FAULTS, AWAY),
+    ),
     Row.alike(
-        "player:Player._read.put",
+        "player:Player._read.put player:Player._read.lose",
         "nobody: a queue without a bound",
         Cannot("it takes what it is given at once"),
     ),

@@ -1,0 +1,261 @@
+"""What real clusters do to a job, played in real containers, in the words of ``launcher run``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+
+from launcher.errors import ExitCode
+from tests.launcher.cluster_run import agents_outcome
+from tests.launcher.played import (
+    LIMIT_S,
+    ROOT,
+    WAIT,
+    Played,
+    container,
+    elastic,
+    job,
+    nothing_is_left,
+    plays,
+)
+
+pytestmark = pytest.mark.docker
+Play = Callable[..., Played]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Play]:
+    with plays(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def engine() -> Any:
+    import docker
+
+    return docker.from_env()
+
+
+class Relay:
+    """A socket that leads to the engine's, and can be taken away from its clients."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._engine = urlparse(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
+        self._open: set[socket.socket] = set()
+        self._listener: socket.socket | None = None
+        self.come()
+
+    def come(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.path))
+        self._listener.listen(64)
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def go(self) -> None:
+        assert self._listener is not None
+        self.path.unlink(missing_ok=True)
+        for one in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def _serve(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._engine.path)
+                self._open |= {client, server}
+                for pair in ((client, server), (server, client)):
+                    threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    if not (os.environ.get("DOCKER_HOST") or "unix://").startswith("unix://"):
+        pytest.skip("the engine is not behind a socket of this machine")
+    # Not in tmp_path: a socket's path has at most 107 bytes.
+    path = Path(f"/tmp/play-{os.getpid()}.sock")
+    made = Relay(path)
+    yield made
+    made.go()
+
+
+# -- an engine that goes away ---------------------------------------------------------------------
+
+
+def test_ctrl_c_with_the_engine_away_says_what_runs_on_and_the_command_that_ends_it(
+    play: Play, engine: Any, relay: Relay
+) -> None:
+    played = play(elastic(WAIT), DOCKER_HOST=f"unix://{relay.path}")
+    played.until(lambda text: text.count("] up") == 2)
+    relay.go()
+    played.process.send_signal(signal.SIGINT)
+    assert played.end() == ExitCode.TARGET_UNREACHABLE, played.text
+    assert "nothing was left running" not in played.text
+    assert "Traceback" not in played.text
+    assert played.text.count("trying again") == 1
+    what, fix = played.text.splitlines()[-2:]
+    assert what.startswith("error: STILL RUNNING: foreign-")
+    assert container(engine, "worker-0").status == "running"
+    subprocess.run(fix.partition("fix: ")[2], shell=True, check=True, timeout=LIMIT_S)
+    assert nothing_is_left(engine, played)
+
+
+def test_an_engine_that_comes_back_while_the_removal_is_tried_leaves_nothing(
+    play: Play, engine: Any, relay: Relay
+) -> None:
+    played = play(elastic(WAIT), DOCKER_HOST=f"unix://{relay.path}")
+    played.until(lambda text: text.count("] up") == 2)
+    relay.go()
+    played.process.send_signal(signal.SIGINT)
+    played.until(lambda text: "trying again" in text)
+    relay.come()
+    code = played.end()
+    assert nothing_is_left(engine, played), played.text
+    assert code in (ExitCode.INTERRUPTED, ExitCode.TARGET_UNREACHABLE)
+    assert "STILL RUNNING" not in played.text
+
+
+# -- programs that do not start, and how those end that did ---------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["OnFailure", "ExitCode"])
+def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(
+    policy: str, play: Play, engine: Any
+) -> None:
+    manifest = elastic(WAIT, policy)
+    spec = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec["containers"][0]["command"] = ["python9"]
+    played = play(manifest)
+    assert played.end() == ExitCode.BAD_INPUT, played.text
+    assert re.search(
+        r"^error: foreign-worker-[01]: StartError: failed to create", played.text, re.M
+    )
+    assert 'exec: "python9": executable file not found' in played.text
+    assert "fix: correct the container's command, or --image REF" in played.text
+    assert nothing_is_left(engine, played)
+
+
+LEAVE = "import pathlib; pathlib.Path('/dev/termination-log').write_text"
+
+
+def test_the_headline_names_the_pod_whose_worker_failed_first_though_a_victim_ended_sooner(
+    play: Play, engine: Any
+) -> None:
+    victim = agents_outcome(at=100.2, message="RuntimeError: of the victim", rank=0)
+    first = agents_outcome(at=100.1, message="ValueError: no data", rank=1)
+    program = (
+        "import socket, sys, time\n"
+        "is_victim = socket.gethostname().endswith('-0')\n"
+        # As PID 1 without a handler it hears no SIGTERM.
+        "time.sleep(0 if is_victim else 2)\n"
+        f"{LEAVE}({victim!r} if is_victim else {first!r})\n"
+        "sys.exit(1)"
+    )
+    manifest = elastic(program, "Never")
+    spec = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec["terminationGracePeriodSeconds"] = 20
+    played = play(manifest)
+    assert played.end() == 1, played.text
+    assert "foreign-worker-0 ended with 1: rank 0: RuntimeError: of the victim" in played.text
+    assert played.text.splitlines()[-1] == (
+        "launcher: Failed: foreign-worker-1 ended with 1, which Never does not restart: "
+        "rank 1: ValueError: no data"
+    )
+    assert nothing_is_left(engine, played)
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"), [("OnFailure", 3), pytest.param("ExitCode", 137, marks=pytest.mark.slow)]
+)
+def test_a_container_that_is_started_again_leaves_its_last_words_and_finds_none(
+    policy: str, code: int, play: Play
+) -> None:
+    program = (
+        "import pathlib, sys\n"
+        "log, again = pathlib.Path('/dev/termination-log'), pathlib.Path('/claim/again')\n"
+        "print('found', repr(log.read_text()), flush=True)\n"
+        f"{LEAVE}('no data')\n"
+        "if not again.exists(): again.touch(); sys.exit(CODE)"
+    ).replace("CODE", str(code))
+    manifest = elastic(program, policy)
+    replica = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
+    replica["replicas"] = 1
+    spec = replica["template"]["spec"]
+    spec["volumes"].append({"name": "claim", "persistentVolumeClaim": {"claimName": "data"}})
+    spec["containers"][0]["volumeMounts"].append({"name": "claim", "mountPath": "/claim"})
+    played = play(manifest)
+    assert played.end() == 0, played.text
+    assert f"foreign-worker-0 ended with {code}" in played.text
+    assert played.text.count(": no data") == 2
+    assert played.text.count("[worker-0] found ''") == 2
+
+
+@pytest.mark.slow
+def test_a_container_that_runs_out_of_memory_is_the_headline(play: Play) -> None:
+    program = (
+        "import socket, sys, time\n"
+        "if socket.gethostname().endswith('-0'): time.sleep(600)\n"
+        "held = bytearray(1 << 30)"
+    )
+    manifest = elastic(program, "Never")
+    spec = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec["containers"][0]["resources"] = {"limits": {"memory": "64Mi"}}
+    played = play(manifest)
+    assert played.end() == 1, played.text
+    assert "foreign-worker-1 ended with 137, SIGKILL (9)" in played.text.splitlines()[-1]
+    assert "OOMKilled; raise limits.memory" in played.text.splitlines()[-1]
+
+
+# -- what is typed --------------------------------------------------------------------------------
+
+
+def test_a_claim_that_no_pod_mounts_is_refused(play: Play, tmp_path: Path) -> None:
+    played = play(job("pass"), "--claim", f"dta={tmp_path}")
+    assert played.end() == ExitCode.BAD_INPUT
+    assert "--claim dta=...: no pod mounts that claim" in played.text
+
+
+def test_the_command_that_shows_the_output_is_the_one_that_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "job file.yaml").write_text(json.dumps(job("print('out')")))
+    words = ["play", "job file.yaml", "--job", "foreign", "--image", "fabric-train:cpu"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "its output: " in line]
+    typed = shlex.split(line.partition("its output: ")[2])
+    assert typed == [*shlex.split("python -m launcher"), *words, ">", "FILE"]
