@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import contract
-from launcher.errors import InputError, TargetError
+from launcher.errors import InputError, SilentTargetError, TargetError
 from launcher.facts import TargetFacts
 from launcher.targets.base import Target
 
@@ -86,6 +86,8 @@ def choose_target(
         stale = _read_image_reason() if job.image is None else ""
         why = f"{describe(facts)}{f'; the image is an older one: {stale}' if stale else ''}"
         return Choice(target=docker, facts=facts, why=why)
+    except SilentTargetError as error:
+        raise TargetError(error.what, f"{error.hint}; without it: --on local") from error
     except TargetError as error:
         reason = _read_image_reason() or error.what
     local = open_("local", run_root)

@@ -98,3 +98,7 @@ class TargetError(LauncherError):
 
     fault = Fault.PLATFORM
     exit_code = ExitCode.TARGET_UNREACHABLE
+
+
+class SilentTargetError(TargetError):
+    """The target is there, but has not answered in time: nothing else may be taken in its place."""

@@ -16,7 +16,7 @@ from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.ranks import node_rank_of
 from launcher.report import read_report, refine_by_first
 from launcher.runs import Outcome, RunFolder, full_disk
-from launcher.scaling import read_withdrawn, take_request, without
+from launcher.scaling import count_nodes, read_withdrawn, take_request, without
 from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, NodeState, Reason, RunState
 from launcher.tails import Output, RunTails
 from launcher.targets.base import Observation, Target
@@ -208,7 +208,7 @@ class Follower:
         beyond = frozenset(range(nodes, len(self._plan.nodes)))
         go, come = beyond - self._withdrawn, self._withdrawn - beyond
         self._withdrawn = beyond
-        self._console.note(f"scaling to {nodes} nodes")
+        self._console.note(f"scaling to {count_nodes(nodes)}")
         if go:
             self._target.stop_nodes(self._run.run_id, tuple(go), self._plan.stop_grace_s)
         for index in sorted(come):
@@ -299,7 +299,8 @@ def write_outcome(
     if STATE_OF_REASON[reason] is RunState.FAILED:
         failure = report or read_report(run, plan)
         reason, detail = refine_by_first(reason, detail, failure.first)
-    started_at = run.submitted_at()
+    # Where the folder was removed, nobody knows.
+    started_at = run.submitted_at() or finished_at
     outcome = Outcome(
         run_id=run.run_id,
         job=plan.job_name,

@@ -224,6 +224,9 @@ def _follower(
 def _stop_on_signals(follower: Follower | ClusterFollower) -> None:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if follower.stop_reason is not None:
+            # A third must not interrupt the cleaning up, nor what is told of it.
+            for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(ignored, signal.SIG_IGN)
             raise KeyboardInterrupt
         follower.stop_reason = Reason.INTERRUPTED
 

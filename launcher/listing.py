@@ -114,7 +114,12 @@ def render_table(rows: Sequence[Row]) -> str:
         (row.run_id, row.target, str(row.nnodes), row.state, row.reason, f"{row.age_s:.0f} s")
         for row in rows
     ]
-    return _columns([header, *body])
+    ends = "".join(
+        f"{row.run_id}: its launcher has gone; end it: launcher stop {row.run_id}\n"
+        for row in rows
+        if row.state == ORPHANED
+    )
+    return _columns([header, *body]) + ends
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:

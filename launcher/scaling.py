@@ -57,7 +57,7 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
                 f"launcher status {run.run_id}",
             )
         clock.sleep(0.05)
-    return f"{run.run_id}: {nodes} nodes asked for; launcher report {run.run_id} tells the world"
+    return f"{run.run_id}: asked for {count_nodes(nodes)}; launcher status {run.run_id} shows them"
 
 
 def _goes_on_alone(run: RunFolder, plan: LaunchPlan) -> bool:
@@ -111,3 +111,8 @@ def _read_nodes(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(path.read_text())["nodes"])
     return None
+
+
+def count_nodes(nodes: int) -> str:
+    """A number of nodes in words."""
+    return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"

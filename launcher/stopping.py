@@ -61,7 +61,7 @@ def stop_run(
     outcome = read_outcome_now(run, plan)
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
-    left = _resuming(run, plan) if keep else "nothing of it is left"
+    left = _resuming(run, plan) if keep else "nothing of it runs any more"
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
     )

@@ -40,7 +40,8 @@ class Ledger:
         now = {"at": self._clock.wall(), "monotonic_s": self._clock.monotonic()}
         line = json.dumps({**self._fixed, "attempt": attempt, "event": event, **now, **values})
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Not its parents: a run folder that was removed is not made anew.
+            self._path.parent.mkdir(exist_ok=True)
             with self._path.open("a") as file:
                 file.write(f"{self._torn}{line}\n")
             self._torn = ""

@@ -33,7 +33,7 @@ def program_name() -> str:
         return "python -m launcher"
     if shutil.which(called.name) == str(called):
         return "kubectl launcher" if called.name == PLUGIN else called.name
-    return shown(called)
+    return shlex.quote(shown(called))
 
 
 def spell(text: str, arguments: argparse.Namespace) -> str:

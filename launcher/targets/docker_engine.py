@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from launcher import contract
 from launcher.clock import Clock
-from launcher.errors import TargetError
+from launcher.errors import SilentTargetError, TargetError
 from launcher.repository import in_repository
 from launcher.state import NodeState
 
@@ -47,6 +47,7 @@ STATES: Mapping[str, NodeState] = {
 """The engine's word for a container's state, and ours."""
 
 PERMISSION_HINT = "sudo usermod -aG docker $USER and log in again, or run with --on local"
+SILENT_HINT = "docker info, which shows whether it hangs; if so, restart the engine"
 START_HINT = "start Docker (sudo systemctl start docker, or .ci/setup), or run with --on local"
 RUNTIME_HINT = "set docker.runtime of the job to one that `docker info` lists"
 HINTS: tuple[tuple[str, str], ...] = (
@@ -308,10 +309,22 @@ def engine_errors(doing: str, image: str = "") -> Iterator[None]:
         raise TargetError(f"the Docker engine cannot {doing}: {said}", _hint(said)) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
         where = os.environ.get("DOCKER_HOST") or "its usual socket"
+        if _has_stood_still(error):
+            what = f"the Docker engine at {where} is there, but does not answer"
+            raise SilentTargetError(f"{what} (it was to {doing})", SILENT_HINT) from error
         cause = _cause(error)
         hint = PERMISSION_HINT if isinstance(cause, PermissionError) else START_HINT
         said = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
         raise TargetError(f"no Docker engine answers at {where}: {said}", hint) from error
+
+
+def _has_stood_still(error: BaseException | None) -> bool:
+    """Whether the engine took a request and never answered it."""
+    import requests
+
+    while error is not None and not isinstance(error, requests.ReadTimeout):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.choose import choose_engine, choose_target
-from launcher.errors import InputError, TargetError
+from launcher.errors import InputError, SilentTargetError, TargetError
 from launcher.facts import TargetFacts
 from launcher.job import JobSpec
 
@@ -125,3 +125,11 @@ def test_without_it_the_job_chooses(
 def test_a_misspelt_engine_is_refused(make_job: Callable[..., JobSpec]) -> None:
     with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
         choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})
+
+
+def test_nothing_is_taken_in_the_place_of_an_engine_that_does_not_answer(
+    choose: Callable[..., Any],
+) -> None:
+    with pytest.raises(TargetError, match="does not answer") as caught:
+        choose(SilentTargetError("the Docker engine is there, but does not answer", "docker info"))
+    assert caught.value.hint == "docker info; without it: --on local"

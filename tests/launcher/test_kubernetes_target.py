@@ -686,7 +686,7 @@ def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
     code, text = typed("run", "job.yaml", "--on", "kubernetes")
     assert code == ExitCode.BAD_INPUT
     assert "already" in text
-    assert "1 nodes asked for" in typed("scale", run_id, "1")[1]
+    assert "asked for 1 node;" in typed("scale", run_id, "1")[1]
     server.until(lambda: server.objects["jobs", "digits"]["spec"]["parallelism"] == 1)
     server.until(lambda: "epoch 1" in typed("logs", run_id)[1], 60)
     gone = threading.Thread(target=collect_garbage, args=(server, "digits-0-a"), daemon=True)
