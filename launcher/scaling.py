@@ -36,13 +36,13 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
 
         KubernetesTarget(run.path.parent).scale(plan, nodes)
         write_atomically(run.path / SCALE_FILE, json.dumps({"nodes": nodes}))
-        return f"{run.run_id}: {nodes} nodes asked for"
+        return f"{run.run_id}: asked for {count_nodes(nodes)}"
     if plan.target == "hosts" and run.read_outcome() is None and run.launcher_pid() is None:
         from launcher.targets.hosts import HostsTarget
 
         text = json.dumps({"nodes": nodes})
         HostsTarget(run.path.parent).ask_launcher(plan, SCALE_REQUEST_FILE, text)
-        return f"{run.run_id}: {nodes} nodes asked for"
+        return f"{run.run_id}: asked for {count_nodes(nodes)}"
     if run.read_outcome() is not None or run.launcher_pid() is None:
         raise InputError(
             f"{run.run_id} has ended, or nobody follows it", "launcher ps lists the runs that go on"

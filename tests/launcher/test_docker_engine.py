@@ -59,8 +59,8 @@ def test_an_engine_that_never_answers_is_an_error_within_seconds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent_socket: str
 ) -> None:
     error = facts_error(monkeypatch, silent_socket, tmp_path)
-    assert "timed out" in error.what
-    assert "start Docker" in error.hint
+    assert "is there, but does not answer" in error.what
+    assert "docker info" in error.hint
 
 
 def test_a_docker_host_that_makes_no_sense_is_an_error(
