@@ -199,7 +199,7 @@ def test_a_run_of_others_is_scaled_and_its_size_is_told(
     assert submitted.objects["jobs", "digits"]["spec"]["parallelism"] == 1
     submitted.remove("pods", "digits-1-a")
     assert "node 1" not in typed("status", "digits")[1]
-    assert "asked for 5 nodes" in typed("scale", "digits", "5")[1]
+    assert "5 nodes asked for" in typed("scale", "digits", "5")[1]
 
 
 def test_a_run_of_others_is_stopped(submitted: FakeCluster, typed: Typed) -> None:
