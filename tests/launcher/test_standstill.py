@@ -201,7 +201,7 @@ def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
         cluster = kubernetes_api.Cluster()
         cluster.namespace  # noqa: B018 - the client and the configuration are read before
         with within(3), pytest.raises(TargetError, match="does not answer"):
-            cluster.read_version()
+            cluster.read_version(1.0)
         with within(3), pytest.raises(TargetError, match="does not answer"):
             next(cluster.watch_pods("a=b", "1", 1))
         with within(3), pytest.raises(TargetError, match="does not answer"):

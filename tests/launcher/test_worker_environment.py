@@ -77,6 +77,9 @@ def observe(tmp_path_factory: pytest.TempPathFactory) -> Observe:
         of_the_tests = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTEST_CURRENT_TEST")
         for name in (*of_the_tests, "GLOO_SOCKET_IFNAME"):
             runner.env.pop(name, None)
+        # Such as LAUNCHER_SOAK_S of `make soak`.
+        for name in [name for name in runner.env if name.startswith("LAUNCHER_")]:
+            del runner.env[name]
         runner.env["LT_STRATEGY"] = "ddp"
         (runner.folder / "script.py").write_text(SCRIPT)
         if mode == "plain":
