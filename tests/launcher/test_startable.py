@@ -95,16 +95,16 @@ def test_pythonpath_of_the_job_counts(make_plan: MakePlan, tree: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "workdir", "image_workdir", "is_there"),
     [
-        ("train.py", "/work", None, True),
-        ("nothere.py", "/work", None, False),
-        ("nothere.py", None, "/work", False),
-        ("sub/../nothere.py", "/work/pkg", None, False),
-        ("/work/nothere.py", "/elsewhere", None, False),
-        ("/work/train.py", None, None, True),
-        ("nothere.py", "/in/the/image", "/work", True),
+        ("train.py", "/code", None, True),
+        ("nothere.py", "/code", None, False),
+        ("nothere.py", None, "/code", False),
+        ("sub/../nothere.py", "/code/pkg", None, False),
+        ("/code/nothere.py", "/elsewhere", None, False),
+        ("/code/train.py", None, None, True),
+        ("nothere.py", "/in/the/image", "/code", True),
         ("nothere.py", None, None, True),
-        ("nothere.py", "/work/link", None, True),
-        ("nested.py", "/work/pkg/sub", None, False),
+        ("nothere.py", "/code/link", None, True),
+        ("nested.py", "/code/pkg/sub", None, False),
     ],
 )
 def test_a_script_in_a_mount_is_looked_at_and_one_in_the_image_is_not(
@@ -118,7 +118,7 @@ def test_a_script_in_a_mount_is_looked_at_and_one_in_the_image_is_not(
 ) -> None:
     (tree / "link").symlink_to("/only/in/the/container")
     (tree / "pkg/sub/nested.py").touch()
-    mounts = [f"{tree}:/work", f"{tree / 'bare'}:/work/pkg/sub"]
+    mounts = [f"{tree}:/code", f"{tree / 'bare'}:/code/pkg/sub"]
     plan = make_plan(docker_facts, command=[command], workdir=workdir, mounts=mounts)
     node = plan.nodes[0]
     if is_there:
@@ -132,7 +132,7 @@ def test_a_script_in_a_mount_is_looked_at_and_one_in_the_image_is_not(
 def test_a_script_that_its_mount_lacks_ends_with_2_before_a_container_is_made(
     launcher: Runner,
 ) -> None:
-    job = "name: tiny\nmounts: ['.:/work']\nworkdir: /work\n"
+    job = "name: tiny\nmounts: ['.:/code']\nworkdir: /code\n"
     launcher.write("print('trained')\n", job)
     done = launcher("run", "job.yaml", "--on", "docker", "--set", "command=tran.py")
     assert done.returncode == 2, done.stderr
