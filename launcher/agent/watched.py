@@ -156,20 +156,22 @@ class WatchedHandler(RendezvousHandler):
         if verdict.counts and (give_up := self._faults.count(ends)):
             self._end(give_up)
         failed = verdict.counts or verdict.cause == LOST_PEER
-        if failed and self._fixed_size and self._a_peer_finishes():
+        # One that names no peer needs no peer's end to explain it: its restart is not held up.
+        limit_s = PEER_FINISHES_S if verdict.cause == LOST_PEER else 0.0
+        if failed and self._fixed_size and self._a_peer_finishes(limit_s):
             self._end(GiveUp(reason=Reason.TRAINING_FAILED, detail=describe(ends[0])))
         if verdict.cause == LOST_PEER:
             self._blamed_peer = ends
         else:
             node.on_restart(verdict.cause, ends)
 
-    def _a_peer_finishes(self) -> bool:
+    def _a_peer_finishes(self, limit_s: float) -> bool:
         """Whether a peer stands at torch's exit barrier, or comes to it soon; stock backends only.
 
         The peer may have ended well just before this node's worker failed because of it.
         """
         clock = SystemClock()
-        end = clock.monotonic() + PEER_FINISHES_S
+        end = clock.monotonic() + limit_s
         while self._faults.knows_the_barrier():
             if self._faults.a_peer_has_finished():
                 return True

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from launcher import contract
+from launcher.commands.typed import program_name
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
@@ -413,3 +414,8 @@ def test_the_command_that_makes_way_for_a_job_deletes_what_is_there(
     done = kubectl(text.partition("fix: ")[2].partition(" to replace it")[0])
     assert done.communicate(timeout=60)[1] == ""
     assert ("jobs", "digits") not in server.objects
+
+
+def test_a_program_in_a_folder_with_a_space_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/my code/.venv/bin/launcher"])
+    assert program_name() == "'/my code/.venv/bin/launcher'"

@@ -114,3 +114,9 @@ def test_a_console_that_takes_nothing_ends_nobody(place: Place, start: str) -> N
     assert place.start().wait(LIMIT_S) == 0
     assert place.outcome()["restarts"] == {"worker-fault": 1}
     assert len(place.stdout(1, attempt=1)) == 100_001
+
+
+def test_a_ledger_makes_no_run_folder_anew_that_was_removed(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "run/ledger/a.jsonl", SystemClock(), node_index=0, incarnation=0)
+    ledger.write("agent-ended")
+    assert not (tmp_path / "run").exists()
