@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import ROOT
-from launcher import contract
-from launcher.goodput import measure_goodput
-from launcher.node_outcomes import agent_ledger, read_ledger, read_train_ledger
-from launcher.plot import write_plot
-from launcher.runs import RunFolder
+from launcher.contract import protocol
+from launcher.runs.folder import RunFolder
+from launcher.runs.goodput import measure_goodput
+from launcher.runs.node_outcomes import agent_ledger, read_ledger, read_train_ledger
+from launcher.runs.plot import write_plot
 from train.lineage import Lineage
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -95,9 +95,9 @@ class Experiment:
 
     def nodes(self) -> list[Any]:
         """The containers that run, by node index."""
-        label = f"{contract.LABEL_RUN_ID}={self.run.run_id}"
+        label = f"{protocol.LABEL_RUN_ID}={self.run.run_id}"
         found = self.engine.containers.list(filters={"label": label, "status": "running"})
-        return sorted(found, key=lambda each: int(each.labels[contract.LABEL_NODE_INDEX]))
+        return sorted(found, key=lambda each: int(each.labels[protocol.LABEL_NODE_INDEX]))
 
     def strike(self, kind: str) -> None:
         """Makes one failure happen; a node that is out comes back before this returns."""
@@ -262,7 +262,7 @@ def wait_for_run(runs: Path, before: set[str], process: Command) -> Path:
     deadline = time.monotonic() + RECOVERY_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         for path in runs.glob("chaos-*"):
-            if path.name not in before and (path / contract.PLAN_FILE).exists():
+            if path.name not in before and (path / protocol.PLAN_FILE).exists():
                 return path
         time.sleep(0.1)
     raise ChaosError("the run did not start")
@@ -271,7 +271,7 @@ def wait_for_run(runs: Path, before: set[str], process: Command) -> Path:
 def read_outcome(folder: Path) -> dict[str, Any]:
     """The newest run's outcome."""
     found: dict[str, Any] = json.loads(
-        (folder / "runs" / contract.LATEST_LINK / contract.OUTCOME_FILE).read_text()
+        (folder / "runs" / protocol.LATEST_LINK / protocol.OUTCOME_FILE).read_text()
     )
     return found
 
@@ -283,7 +283,7 @@ def count_samples(run: RunFolder, batch_size: int) -> tuple[int, int]:
     """
     bases = {
         start.writer.generation: start.base.step if start.base else 0
-        for start in Lineage(run.path / contract.CHECKPOINTS_DIR).read_starts()
+        for start in Lineage(run.path / protocol.CHECKPOINTS_DIR).read_starts()
     }
     generation, lost, repeated = None, 0, 0
     for event in sorted(read_train_ledger(run), key=lambda each: float(each["at"])):

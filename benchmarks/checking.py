@@ -28,7 +28,7 @@ def measure_check(repetitions: int) -> Iterator[Row]:
 
 def check_manifests(number: int) -> float:
     """Seconds to read and check so many files with an Indexed Job and its Service each."""
-    from launcher.check import check_manifests
+    from launcher.manifests.check import check_manifests
 
     # Without the agent's archive in front, which nobody else's manifests hold.
     text = MANIFEST.read_text().partition("\n---\n")[2]

@@ -14,9 +14,9 @@ from typing import Literal
 
 from benchmarks.commands import ROOT, find_torchrun
 from benchmarks.trees import Trees
-from launcher.agent.settings import AgentSettings, NodeTask, StoreEndpoint
-from launcher.node_plan import Elastic, NodePlan
-from launcher.render.agent_archive import read_agent_sources, render_agent_archive
+from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
+from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
 
 SCRIPT = ROOT / "benchmarks" / "peers" / "collectives.py"
 HOST = "127.0.0.1"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.measure import BenchmarkError, Goal, Measurement, Row
-from launcher.errors import TargetError
-from launcher.hosts import Host
-from launcher.inventory import Inventory, read_inventory
-from launcher.targets.ssh import Ssh
+from launcher.contract.errors import TargetError
+from launcher.plan.hosts import Host
+from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.ssh import Ssh
 
 SESSIONS = (4, 16, 64, 128)
 FEW, MANY = 16, 128

@@ -26,9 +26,9 @@ def measure_manifests(repetitions: int) -> Iterator[Row]:
 
 def plan_and_render_kind(kind: str, nodes: int) -> float:
     """Seconds from a validated job to the text that ``kubectl apply`` takes."""
-    from launcher.job import JobSpec
-    from launcher.kubernetes_plan import plan_kubernetes
-    from launcher.manifests import render_manifest
+    from launcher.job.spec import JobSpec
+    from launcher.targets.kubernetes.plan import plan_kubernetes
+    from launcher.targets.kubernetes.render import render_manifest
 
     job = JobSpec.model_validate(
         {

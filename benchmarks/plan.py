@@ -33,14 +33,14 @@ def measure_plan(repetitions: int) -> Iterator[Row]:
 
 def choose_target() -> str:
     """Docker's renderer, whose output is the larger one, where this version has it."""
-    return "docker" if importlib.util.find_spec("launcher.render.docker") else "local"
+    return "docker" if importlib.util.find_spec("launcher.targets.docker.render") else "local"
 
 
 def plan_and_render(nodes: int) -> float:
     """Seconds from a validated job to the text that would start so many nodes."""
-    from launcher.facts import TargetFacts
-    from launcher.job import JobSpec
-    from launcher.plan import plan_run
+    from launcher.job.spec import JobSpec
+    from launcher.plan.launch_plan import plan_run
+    from launcher.plan.target_facts import TargetFacts
 
     target = choose_target()
     renderer = importlib.import_module(f"launcher.render.{target}")

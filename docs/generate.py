@@ -1,4 +1,4 @@
-"""Writes what is made from launcher/job.py: docs/job-file.md and jobs/job.schema.json.
+"""Writes what is made from launcher/job/spec.py: docs/job-file.md and jobs/job.schema.json.
 
 Run it as ``python docs/generate.py`` after a change there; a test fails until then.
 """
@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
-    from launcher.jobfile import render_schema
-    from launcher.reference import render_reference
+    from launcher.job.file import render_schema
+    from launcher.job.reference import render_reference
 
     (ROOT / "docs/job-file.md").write_text(render_reference(), encoding="utf-8")
     (ROOT / "jobs/job.schema.json").write_text(render_schema(), encoding="utf-8")

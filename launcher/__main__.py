@@ -21,7 +21,7 @@ def main(*, is_plugin: bool = False) -> None:
     """Runs the command line and ends the process with its code."""
     gc.set_threshold(GARBAGE_THRESHOLD)
     no_stdout = _open_closed_streams()
-    from launcher.cli import run_command
+    from launcher.commands.cli import run_command
 
     if no_stdout and sys.argv[1:2] != [GOES_ON_WITHOUT_STDOUT]:
         say("stdout is closed, so nothing could be shown", "launcher ... >/dev/null")

@@ -86,8 +86,8 @@ def why_no_cluster() -> str:
         return "no CLUSTER_IMAGE=REF, which says that the current context may be used"
     if importlib.util.find_spec("kubernetes") is None:
         return "no Python package kubernetes: make setup"
-    from launcher.errors import TargetError
-    from launcher.targets.kubernetes_api import Cluster
+    from launcher.contract.errors import TargetError
+    from launcher.targets.kubernetes.api import Cluster
 
     try:
         Cluster().read_version()

@@ -1,7 +1,7 @@
 """The training's part of the run's ledger: what its time went to, one JSON line per event.
 
-``launcher/contract.py`` holds the schema; any script may write it, in three lines. Standard
-library only. A disk that refuses never stops the training.
+``launcher/contract/protocol.py`` holds the schema; any script may write it, in three lines.
+Standard library only. A disk that refuses never stops the training.
 """
 
 from __future__ import annotations

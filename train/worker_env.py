@@ -1,7 +1,7 @@
 """What the environment says about this process, as typed values.
 
-Repeats the names of ``launcher/contract.py`` because ``train`` never imports ``launcher``; a test
-holds both equal.
+Repeats the names of ``launcher/contract/protocol.py`` because ``train`` never imports
+``launcher``; a test holds both equal.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import contract
 from launcher.agent import disk, reserve
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.heartbeat import Beat, create_heartbeat, read_heartbeat
 from launcher.agent.report import has_succeeded, read_ends, read_oom_kills
+from launcher.contract import protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Attempts:
 
     def begin(self, ranks: Mapping[int, int]) -> None:
         """Goes on to a new attempt of ``{local rank: rank}``; ``make`` follows."""
-        (self.node_dir / contract.STOP_READY_FILE).unlink(missing_ok=True)
+        (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
         self.number += 1
         self.count += 1
         self._ranks = dict(ranks)
@@ -66,12 +66,12 @@ class Attempts:
     def give_back(self) -> None:
         """Releases the room that was set aside for workers whose guards were ended too early."""
         for worker in self.workers:
-            for name in (contract.EXIT_FILE, contract.ERROR_FILE):
+            for name in (protocol.EXIT_FILE, protocol.ERROR_FILE):
                 reserve.release(worker.folder / name)
 
     def folder(self) -> Path:
         """The present attempt's."""
-        return self.node_dir / contract.ATTEMPT_FOLDER.format(attempt=self.number)
+        return self.node_dir / protocol.ATTEMPT_FOLDER.format(attempt=self.number)
 
     def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
         """How the workers that failed in the present attempt ended, causes first.
@@ -95,7 +95,7 @@ class Attempts:
 
     def folders(self) -> tuple[Path, ...]:
         """What the agent and its workers write to, the run's folder first."""
-        others = disk.common_folders(os.environ.get(contract.CHECKPOINT_DIR))
+        others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
         return (self._run_dir, self.node_dir, self._scratch, *others)
 
     def beats(self) -> dict[int, Beat]:
@@ -109,13 +109,13 @@ class Attempts:
         """The workers that have not ended."""
         with self._lock:
             workers = self.workers
-        return tuple(w for w in workers if not (w.folder / contract.EXIT_FILE).exists())
+        return tuple(w for w in workers if not (w.folder / protocol.EXIT_FILE).exists())
 
     def have_succeeded(self) -> bool:
         """Whether all workers ended well, and none of them because it was asked to end."""
         with self._lock:
             workers = self.workers
-        return bool(workers) and all(has_succeeded(w.folder / contract.EXIT_FILE) for w in workers)
+        return bool(workers) and all(has_succeeded(w.folder / protocol.EXIT_FILE) for w in workers)
 
     def running_pids(self) -> list[int]:
         """The scripts that have begun and, by what their guards told, not ended."""
@@ -145,7 +145,7 @@ class Attempts:
                 log=os.path.relpath(worker.folder, self._run_dir),
             )
             for worker in self.workers
-            if not (worker.folder / contract.EXIT_FILE).exists()
+            if not (worker.folder / protocol.EXIT_FILE).exists()
         )
 
     def _killed_with_their_guards(self) -> list[dict[str, Any]]:
@@ -162,17 +162,17 @@ class Attempts:
                 **_why_unknown(worker.folder),
             }
             for worker in self.workers
-            if worker.rank in beats and not (worker.folder / contract.EXIT_FILE).exists()
+            if worker.rank in beats and not (worker.folder / protocol.EXIT_FILE).exists()
         ]
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
-        folder = self.folder() / contract.RANK_FOLDER.format(rank=rank)
+        folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
         folder.mkdir(parents=True, exist_ok=True)
         # What torch opens, and what tells how the worker ended, must not need room later.
-        for name in (contract.STDOUT_FILE, contract.STDERR_FILE):
+        for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
             (folder / name).touch()
-        reserve.reserve(folder / contract.EXIT_FILE, reserve.EXIT_BYTES)
-        reserve.reserve(folder / contract.ERROR_FILE, reserve.ERROR_BYTES)
+        reserve.reserve(folder / protocol.EXIT_FILE, reserve.EXIT_BYTES)
+        reserve.reserve(folder / protocol.ERROR_FILE, reserve.ERROR_BYTES)
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
@@ -191,6 +191,6 @@ def _why_unknown(folder: Path) -> dict[str, Any]:
 
 def _last_number(node_dir: Path) -> int:
     """The highest attempt that an earlier start of this incarnation's agent made; -1 for none."""
-    pattern = re.compile(contract.ATTEMPT_FOLDER.format(attempt=r"(\d+)"))
+    pattern = re.compile(protocol.ATTEMPT_FOLDER.format(attempt=r"(\d+)"))
     found = (pattern.fullmatch(path.name) for path in node_dir.glob("attempt-*"))
     return max((int(match[1]) for match in found if match), default=-1)

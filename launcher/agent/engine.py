@@ -16,11 +16,11 @@ from launcher.agent.faults import FaultBook
 from launcher.agent.gpu import GpuGate, open_devices
 from launcher.agent.node import Node, say
 from launcher.agent.report import AgentReport, Ledger
-from launcher.agent.settings import AgentSettings, NodeTask
 from launcher.agent.takeover import find_round, may_go_on, plan_round
 from launcher.agent.watchdog import Watchdog
-from launcher.clock import Clock, SystemClock
-from launcher.state import Reason
+from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.reasons import Reason
 
 _FABRIC = "lightning.fabric"
 

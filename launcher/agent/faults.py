@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.agent import disk
-from launcher.errors import ExitCode, name_ending
-from launcher.state import Reason
+from launcher.contract.errors import ExitCode, name_ending
+from launcher.contract.reasons import Reason
 
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 
-from launcher.clock import Clock
+from launcher.contract.clock import Clock
 
 TOLERANCE_BYTES = 256 << 20
 """Beyond the memory that was in use before the first workers."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher import contract
 from launcher.agent import disk, processes, worker
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.report import read_tail
 from launcher.agent.reserve import release, write_atomically
+from launcher.contract import protocol
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""
@@ -101,7 +101,7 @@ def _run(
     code = os.waitstatus_to_exitcode(status)
     processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
     _write_exit(place, code, watch)
-    _remove_if_empty(place.folder / contract.STACKS_FILE)
+    _remove_if_empty(place.folder / protocol.STACKS_FILE)
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if code != 0:
         _end_like(code)
@@ -137,7 +137,7 @@ class _Watch:
             processes.send(self._pid, signum)
         elif signum in _ENDING and signum is not None:
             if not self.was_asked:
-                self.had_failed = (self._place.folder / contract.ERROR_FILE).exists()
+                self.had_failed = (self._place.folder / protocol.ERROR_FILE).exists()
             self.was_asked = True
             processes.send(self._pid, signum)
             processes.send(self._pid, signal.SIGCONT)
@@ -155,8 +155,8 @@ def _next_signal(until: float | None) -> int | None:
 def _grace_s(place: _Place) -> float:
     """SIGTERM without a request means a restart, which must not wait for a slow handler."""
     try:
-        request = json.loads((place.node_dir / contract.STOP_REQUEST_FILE).read_text())
-        if request["reason"] == contract.STOP_REASON_RESIZE:
+        request = json.loads((place.node_dir / protocol.STOP_REQUEST_FILE).read_text())
+        if request["reason"] == protocol.STOP_REASON_RESIZE:
             return place.exit_grace_s
         deadline, at = float(request["deadline"]), float(request["at"])
         # The clock may have been set since: never longer than what was given.
@@ -168,8 +168,8 @@ def _grace_s(place: _Place) -> float:
 def _read_place(environ: Mapping[str, str]) -> _Place:
     return _Place(
         folder=Path(environ[WORKER_DIR]),
-        node_dir=Path(environ[contract.NODE_DIR]),
-        heartbeat=Path(environ[contract.HEARTBEAT]),
+        node_dir=Path(environ[protocol.NODE_DIR]),
+        heartbeat=Path(environ[protocol.HEARTBEAT]),
         exit_grace_s=float(environ[EXIT_GRACE_S]),
         rank=int(environ["RANK"]),
         local_rank=int(environ["LOCAL_RANK"]),
@@ -199,18 +199,18 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
     if code > 0 and (full := _find_full_disk(place.folder)):
         holds_run = disk.are_on_one_disk(full, place.folder)
         record["full_disk"] = {"at": str(disk.mount_of(full)), "holds_run": holds_run}
-    release(place.folder / contract.ERROR_FILE)
+    release(place.folder / protocol.ERROR_FILE)
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
-        write_atomically(place.folder / contract.EXIT_FILE, json.dumps(record))
+        write_atomically(place.folder / protocol.EXIT_FILE, json.dumps(record))
 
 
 def _find_full_disk(folder: Path) -> Path | None:
     """The disk that the worker failed on, now that it is still full; None if it was no disk."""
-    said = read_tail(folder / contract.ERROR_FILE) or read_tail(folder / contract.STDERR_FILE)
+    said = read_tail(folder / protocol.ERROR_FILE) or read_tail(folder / protocol.STDERR_FILE)
     if not disk.says_full(said):
         return None
-    others = disk.common_folders(os.environ.get(contract.CHECKPOINT_DIR))
+    others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
     return disk.find_full(said, (folder, *others))
 
 

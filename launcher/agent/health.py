@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from launcher.agent.node import Node
 from launcher.agent.watchdog import SilenceBook
-from launcher.clock import Clock
+from launcher.contract.clock import Clock
 
 REQUEST_LIMIT_S = 5.0
 

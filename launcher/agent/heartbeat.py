@@ -24,15 +24,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from launcher import contract
+from launcher.contract import protocol
 
-_LAYOUT = struct.Struct(contract.HEARTBEAT_FORMAT)
-_CHECKSUM = struct.Struct(contract.HEARTBEAT_CHECKSUM_FORMAT)
+_LAYOUT = struct.Struct(protocol.HEARTBEAT_FORMAT)
+_CHECKSUM = struct.Struct(protocol.HEARTBEAT_CHECKSUM_FORMAT)
 _SLOT_BYTES = _LAYOUT.size + _CHECKSUM.size
-_FILE_BYTES = _SLOT_BYTES * contract.HEARTBEAT_SLOTS
+_FILE_BYTES = _SLOT_BYTES * protocol.HEARTBEAT_SLOTS
 _READS = 20
 """Both slots are torn only where the reader is held up between the two; it reads again."""
-_MAGIC = contract.HEARTBEAT_MAGIC
+_MAGIC = protocol.HEARTBEAT_MAGIC
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
@@ -75,7 +75,7 @@ class HeartbeatWriter:
         number = next(self._numbers)
         now = time.monotonic()
         beat = _LAYOUT.pack(_MAGIC, os.getpid(), number, self._steps, now, until, phase.encode())
-        start = number % contract.HEARTBEAT_SLOTS * _SLOT_BYTES
+        start = number % protocol.HEARTBEAT_SLOTS * _SLOT_BYTES
         # In one copy: pack_into would clear the slot first, for every reader to see.
         self._map[start : start + _SLOT_BYTES] = beat + _CHECKSUM.pack(zlib.crc32(beat))
 

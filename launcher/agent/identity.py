@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from launcher import contract
-from launcher.agent.settings import AgentSettings, NodeTask
-from launcher.errors import InputError
-from launcher.node_plan import Elastic, NodePlan
+from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.errors import InputError
+from launcher.contract.node_plan import Elastic, NodePlan
 
 FROM_PLAN = "plan"
 LOOPBACK = "127.0.0.1"
@@ -46,20 +46,20 @@ class FromLauncher:
     """Nodes that share one plan and are told their index."""
 
     def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        return _identity(environ, host_name, contract.NODE_INDEX)
+        return _identity(environ, host_name, protocol.NODE_INDEX)
 
 
 class FromPyTorchJob:
     """RANK where a Master exists; elastic workers are told nothing but their pod's name."""
 
     def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        for name in (contract.NODE_RANK, "RANK"):
+        for name in (protocol.NODE_RANK, "RANK"):
             if name in environ:
                 return _identity(environ, host_name, name)
         match = re.search(r"-worker-(\d+)$", host_name)
         if match is None:
             raise _unknown(
-                f"{contract.NODE_RANK} and RANK are not set, and this pod is called {host_name!r}"
+                f"{protocol.NODE_RANK} and RANK are not set, and this pod is called {host_name!r}"
             )
         return Identity(node_index=int(match[1]), local_addr=_address(environ, host_name))
 
@@ -68,7 +68,7 @@ class FromTrainJob:
     """The trainer gives each node its rank as torchrun's variable."""
 
     def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        return _identity(environ, host_name, contract.NODE_RANK)
+        return _identity(environ, host_name, protocol.NODE_RANK)
 
 
 class FromIndexedJob:
@@ -99,7 +99,7 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
         raise InputError(
             f"identity {task.settings.identity!r} is unknown", f"use one of {', '.join(SOURCES)}"
         )
-    name = host_name or environ.get(contract.POD_NAME) or socket.gethostname()
+    name = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
     found = source.read(task.node, environ, name)
     if task.settings.identity in POD_SOURCES:
         task = _as_told(task, environ, found)
@@ -123,7 +123,7 @@ def claim_incarnation(task: NodeTask) -> NodeTask:
             (node_folder / str(number)).mkdir()
         except FileExistsError:
             continue
-        env = {**dict(task.node.env), contract.INCARNATION: str(number)}
+        env = {**dict(task.node.env), protocol.INCARNATION: str(number)}
         log_dir = str(node_folder / str(number))
         node = replace(task.node, incarnation=number, env=tuple(env.items()), log_dir=log_dir)
         return replace(task, node=node)
@@ -133,20 +133,20 @@ def claim_incarnation(task: NodeTask) -> NodeTask:
 def _as_told(task: NodeTask, environ: Mapping[str, str], found: Identity) -> NodeTask:
     """The plan as it was resized since; probes come to the pod's address."""
     node, settings = task.node, task.settings
-    nodes = _read_nodes(environ.get(contract.NNODES, ""))
+    nodes = _read_nodes(environ.get(protocol.NNODES, ""))
     if nodes is not None and nodes != (node.min_nodes, node.max_nodes):
         if node.max_nodes == 1:
             raise InputError(
-                f"{contract.NNODES}={environ[contract.NNODES]}, but this was planned for one node",
+                f"{protocol.NNODES}={environ[protocol.NNODES]}, but this was planned for one node",
                 "render the manifest again with the new nnodes",
             )
         node = replace(node, min_nodes=nodes[0], max_nodes=nodes[1])
-    workers = environ.get(contract.NPROC_PER_NODE, "")
+    workers = environ.get(protocol.NPROC_PER_NODE, "")
     if workers.isascii() and workers.isdigit() and int(workers) > 0:
         node = replace(node, nproc_per_node=int(workers))
     # Else the training would cut its batches for the size that was planned.
     largest = str(node.max_nodes * node.nproc_per_node)
-    env = {**dict(node.env), contract.MAX_WORLD_SIZE: largest}
+    env = {**dict(node.env), protocol.MAX_WORLD_SIZE: largest}
     node = replace(node, env=tuple(env.items()))
     if settings.health_host == LOOPBACK:
         settings = replace(settings, health_host=found.local_addr)
@@ -161,11 +161,11 @@ def _read_nodes(text: str) -> tuple[int, int] | None:
 def _with_identity(task: NodeTask, found: Identity) -> NodePlan:
     node = task.node
     nodes = PurePosixPath(node.log_dir).parents[1]
-    prefix = contract.LINE_PREFIX.format(node_index=found.node_index)
+    prefix = protocol.LINE_PREFIX.format(node_index=found.node_index)
     env = {
         **dict(node.env),
-        contract.NODE_INDEX: str(found.node_index),
-        contract.LINE_PREFIX_TEMPLATE: prefix,
+        protocol.NODE_INDEX: str(found.node_index),
+        protocol.LINE_PREFIX_TEMPLATE: prefix,
     }
     rendezvous = node.rendezvous
     if isinstance(rendezvous, Elastic):
@@ -192,7 +192,7 @@ def _identity(environ: Mapping[str, str], host_name: str, name: str) -> Identity
 
 
 def _address(environ: Mapping[str, str], host_name: str) -> str:
-    return environ.get(contract.POD_IP) or host_name
+    return environ.get(protocol.POD_IP) or host_name
 
 
 def _unknown(what: str) -> InputError:

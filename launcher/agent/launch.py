@@ -19,17 +19,17 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launcher import contract
 from launcher.agent import guard, preload
 from launcher.agent.disk import CAUSE, DiskFullError, is_full
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
-from launcher.agent.settings import ROSTER, NodeTask
 from launcher.agent.watched import NodeEnding, register_watched
-from launcher.errors import name_signal
-from launcher.node_plan import Static
-from launcher.state import Reason
+from launcher.contract import protocol
+from launcher.contract.agent_settings import ROSTER, NodeTask
+from launcher.contract.errors import name_signal
+from launcher.contract.node_plan import Static
+from launcher.contract.reasons import Reason
 
 INEXHAUSTIBLE = 1_000_000_000
 """torch's own count of restarts; a loss inside a collective would use it up."""
@@ -52,7 +52,7 @@ def run_elastic_agent(
     else:
         reason, detail = Reason.COMPLETED, ""
     if reason is Reason.COMPLETED and node.link and not node.link.is_over():
-        return reason, contract.OTHERS_GO_ON
+        return reason, protocol.OTHERS_GO_ON
     return reason, detail
 
 
@@ -81,7 +81,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "monitor_interval": settings.monitor_interval_s,
         "start_method": "forkserver" if forks else "spawn",
         "logs_specs": logs,
-        "log_line_prefix_template": dict(plan.env).get(contract.LINE_PREFIX_TEMPLATE),
+        "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),
         "local_addr": plan.local_addr,
         "shutdown_timeout": int(settings.stop_grace_s),
     }

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from launcher.agent.settings import ROSTER
-from launcher.state import Reason
+from launcher.contract.agent_settings import ROSTER
+from launcher.contract.reasons import Reason
 
 if TYPE_CHECKING:
     from launcher.agent.roster.handler import RosterHandler

@@ -6,10 +6,10 @@ import os
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 
-from launcher import contract
 from launcher.agent import guard
 from launcher.agent.attempts import WorkerPlace
 from launcher.agent.node import Node
+from launcher.contract import protocol
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
@@ -49,33 +49,33 @@ class RunFolderLogs(LogsSpecs):
         )
         for worker in workers:
             self._add_variables(envs[worker.local_rank], worker)
-        stdouts = {w.local_rank: str(w.folder / contract.STDOUT_FILE) for w in workers}
-        stderrs = {w.local_rank: str(w.folder / contract.STDERR_FILE) for w in workers}
+        stdouts = {w.local_rank: str(w.folder / protocol.STDOUT_FILE) for w in workers}
+        stderrs = {w.local_rank: str(w.folder / protocol.STDERR_FILE) for w in workers}
         return LogsDest(
             stdouts=stdouts,
             stderrs=stderrs,
             tee_stdouts=dict(stdouts) if self._copies else {},
             tee_stderrs=dict(stderrs) if self._copies else {},
-            error_files={w.local_rank: str(w.folder / contract.ERROR_FILE) for w in workers},
+            error_files={w.local_rank: str(w.folder / protocol.ERROR_FILE) for w in workers},
         )
 
     def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
         generation = self._node.link.generation() if self._node.link else None
         if generation is not None:
-            env[contract.GENERATION] = str(generation)
+            env[protocol.GENERATION] = str(generation)
         # torch sets it for the whole agent, which a process that was forked before does not see.
         if signals := os.environ.get(_SIGNALS):
             env[_SIGNALS] = signals
         env.update(
             {
-                "TORCHELASTIC_ERROR_FILE": str(worker.folder / contract.ERROR_FILE),
+                "TORCHELASTIC_ERROR_FILE": str(worker.folder / protocol.ERROR_FILE),
                 # torch is given a number that never runs out; scripts see the user's.
                 "TORCHELASTIC_MAX_RESTARTS": str(self._max_restarts),
                 # Another store may have taken over since the node's plan was made.
-                contract.RDZV_ENDPOINT: self._endpoint,
-                contract.NODE_DIR: str(self._attempts.node_dir),
-                contract.NODE_ATTEMPT: str(self._attempts.number),
-                contract.HEARTBEAT: str(worker.heartbeat),
+                protocol.RDZV_ENDPOINT: self._endpoint,
+                protocol.NODE_DIR: str(self._attempts.node_dir),
+                protocol.NODE_ATTEMPT: str(self._attempts.number),
+                protocol.HEARTBEAT: str(worker.heartbeat),
                 guard.WORKER_DIR: str(worker.folder),
                 guard.EXIT_GRACE_S: str(self._exit_grace_s),
                 guard.PARENT_PID: str(os.getpid()),

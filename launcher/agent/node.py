@@ -15,8 +15,8 @@ from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, describe
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import Ledger
-from launcher.clock import Clock
-from launcher.state import Reason
+from launcher.contract.clock import Clock
+from launcher.contract.reasons import Reason
 
 if TYPE_CHECKING:
     from launcher.agent.link import Link

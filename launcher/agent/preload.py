@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.agent import processes
-from launcher.errors import ExitCode
+from launcher.contract.errors import ExitCode
 
 SERVER_PID = 0
 STDIN_FD = 0

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import contract
 from launcher.agent import disk
 from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause, sort_ends
 from launcher.agent.reserve import write_atomically
-from launcher.clock import Clock
-from launcher.state import Reason
+from launcher.contract import protocol
+from launcher.contract.clock import Clock
+from launcher.contract.reasons import Reason
 
 TAIL_BYTES = 4096
 _FATAL = "Fatal Python error: "
@@ -28,7 +28,7 @@ class Ledger:
     def __init__(self, path: Path, clock: Clock, *, node_index: int, incarnation: int) -> None:
         self._path, self._clock = path, clock
         self._fixed = {
-            "schema": contract.LEDGER_SCHEMA,
+            "schema": protocol.LEDGER_SCHEMA,
             "source": "agent",
             "node_index": node_index,
             "incarnation": incarnation,
@@ -52,8 +52,8 @@ class Ledger:
 
 def ledger_path(run_dir: Path, node_index: int, incarnation: int) -> Path:
     """Where the agent's part of the ledger lies."""
-    name = contract.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
-    return run_dir / contract.LEDGER_DIR / name
+    name = protocol.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
+    return run_dir / protocol.LEDGER_DIR / name
 
 
 @dataclass(kw_only=True)
@@ -98,7 +98,7 @@ def read_ends(
     ``killed`` are the records of workers whose guard had no time to write one.
     """
     records: list[Mapping[str, Any]] = list(killed)
-    for path in sorted(folder.glob(f"*/{contract.EXIT_FILE}")):
+    for path in sorted(folder.glob(f"*/{protocol.EXIT_FILE}")):
         with contextlib.suppress(OSError, ValueError):
             records.append(json.loads(path.read_text()))
     found = []
@@ -125,7 +125,7 @@ def _read_end(
     hung: frozenset[int],
     out_of_memory: bool,
 ) -> WorkerEnd:
-    folder = attempt_folder / contract.RANK_FOLDER.format(rank=record["rank"])
+    folder = attempt_folder / protocol.RANK_FOLDER.format(rank=record["rank"])
     message = record.get("message") or _read_message(folder, record["exit_code"])
     # It failed by itself, and was still on its way out when the agent ended them all.
     failed_first = record.get("had_failed", False) and is_own_failure(message)
@@ -157,7 +157,7 @@ def _read_end(
 def _failed_at(folder: Path, *, otherwise: float) -> float:
     """When the exception was written: a worker may take long to end after it."""
     try:
-        return (folder / contract.ERROR_FILE).stat().st_mtime
+        return (folder / protocol.ERROR_FILE).stat().st_mtime
     except OSError:
         return otherwise
 
@@ -165,13 +165,13 @@ def _failed_at(folder: Path, *, otherwise: float) -> float:
 def _read_message(folder: Path, exit_code: int) -> str:
     """The uncaught exception's line; else the last on stderr, of an abort or of a full disk."""
     try:
-        message = json.loads((folder / contract.ERROR_FILE).read_text())["message"]
+        message = json.loads((folder / protocol.ERROR_FILE).read_text())["message"]
         text = message["message"] if isinstance(message, dict) else message
         return str(text).partition("\n")[0][:500]
     except (OSError, ValueError, KeyError, TypeError):
         pass
     # Behind this comes faulthandler's account of all threads, whose last line says nothing.
-    told, fatal, stacks = read_tail(folder / contract.STDERR_FILE).partition(_FATAL)
+    told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition(_FATAL)
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     last = lines[-1][:500] if lines else ""
     return last if exit_code == -6 or disk.says_full(last) else ""
@@ -210,7 +210,7 @@ def make_outcome(
     causes = [end for end in report.ends if not end.is_collateral]
     first = causes[0] if causes else (report.ends[0] if report.ends else None)
     return {
-        "schema": contract.NODE_OUTCOME_SCHEMA,
+        "schema": protocol.NODE_OUTCOME_SCHEMA,
         "node_index": node_index,
         "incarnation": incarnation,
         "reason": report.reason.value,
@@ -236,7 +236,7 @@ def take_own_end(path: Path) -> int | None:
     """The exit code of an earlier start that ended by itself; what a signal ended is forgotten."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         code = int(json.loads(path.read_text())["exit_code"])
-        if code not in contract.SIGNAL_CODES:
+        if code not in protocol.SIGNAL_CODES:
             return code
         path.unlink()
     return None
@@ -252,7 +252,7 @@ def write_termination(outcome: Mapping[str, Any], path: Path) -> None:
 def render_termination(outcome: Mapping[str, Any]) -> str:
     """The outcome in as many bytes as a pod's status holds; what fell with the first goes first."""
     *texts, shortest = shorten(outcome)
-    fitting = (text for text in texts if len(text) <= contract.TERMINATION_LIMIT_BYTES)
+    fitting = (text for text in texts if len(text) <= protocol.TERMINATION_LIMIT_BYTES)
     return next(fitting, shortest)
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import contract
 from launcher.agent.reserve import write_atomically
-from launcher.state import Reason
+from launcher.contract import protocol
+from launcher.contract.reasons import Reason
 
 REASON_OF_SIGNAL = {
     signal.SIGTERM: Reason.PREEMPTED,
@@ -81,7 +81,7 @@ class StopFiles:
 
     def clear(self) -> None:
         """Forgets an earlier conversation of the same incarnation."""
-        for name in (contract.STOP_REQUEST_FILE, contract.STOP_READY_FILE, contract.STOP_ACK_FILE):
+        for name in (protocol.STOP_REQUEST_FILE, protocol.STOP_READY_FILE, protocol.STOP_ACK_FILE):
             with contextlib.suppress(OSError):
                 (self._node_dir / name).unlink(missing_ok=True)
 
@@ -89,16 +89,16 @@ class StopFiles:
         """Writes the request; times are seconds since the epoch."""
         request = {"reason": reason.value, "at": at, "deadline": deadline}
         with contextlib.suppress(OSError):
-            write_atomically(self._node_dir / contract.STOP_REQUEST_FILE, json.dumps(request))
+            write_atomically(self._node_dir / protocol.STOP_REQUEST_FILE, json.dumps(request))
 
     def training_speaks(self) -> bool:
         """Whether the training said that it will answer."""
-        return (self._node_dir / contract.STOP_READY_FILE).exists()
+        return (self._node_dir / protocol.STOP_READY_FILE).exists()
 
     def read_answer(self) -> dict[str, Any] | None:
         """What the training committed; None before it did."""
         try:
-            answer = json.loads((self._node_dir / contract.STOP_ACK_FILE).read_text())
+            answer = json.loads((self._node_dir / protocol.STOP_ACK_FILE).read_text())
         except (OSError, ValueError):
             return None
         return answer if isinstance(answer, dict) else None

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from launcher import contract
 from launcher.agent import disk, processes, reserve
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
@@ -32,13 +31,14 @@ from launcher.agent.report import (
     write_termination,
 )
 from launcher.agent.scratch import Scratch
-from launcher.agent.settings import NodeTask, parse_task
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
 from launcher.agent.streams import open_streams
 from launcher.agent.waking import LOOK_S, Waker
-from launcher.clock import SystemClock
-from launcher.errors import ExitCode, InputError, name_ending
-from launcher.state import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
+from launcher.contract import protocol
+from launcher.contract.agent_settings import NodeTask, parse_task
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode, InputError, name_ending
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
 
 T = TypeVar("T")
 
@@ -67,8 +67,8 @@ def main(argv: list[str]) -> int:
     except (InputError, OSError) as error:
         say(str(error))
         return int(ExitCode.BAD_INPUT)
-    again = contract.COMES_BACK in os.environ
-    if again and (code := take_own_end(Path(task.node.log_dir, contract.OUTCOME_FILE))) is not None:
+    again = protocol.COMES_BACK in os.environ
+    if again and (code := take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))) is not None:
         return code
     return Supervisor(task).run()
 
@@ -116,7 +116,7 @@ class Supervisor:
         self._task, self._clock = task, SystemClock()
         node = task.node
         self._node_dir = Path(node.log_dir)
-        self._run_dir = Path(dict(node.env).get(contract.RUN_DIR, self._node_dir.parents[2]))
+        self._run_dir = Path(dict(node.env).get(protocol.RUN_DIR, self._node_dir.parents[2]))
         self._files = StopFiles(self._node_dir)
         self._stop: Stop | None = None
         self._agent_pid = 0
@@ -155,12 +155,12 @@ class Supervisor:
         processes.adopt_orphans()
         node = self._task.node
         # What an operator told this node counts pods, and would win over the plan.
-        for name in contract.STALE_VARIABLES:
+        for name in protocol.STALE_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(node.env)
         # Meant for torchrun; a script that starts one of its own would hand it on.
-        os.environ.pop(contract.LINE_PREFIX_TEMPLATE, None)
-        os.environ[contract.NODE_INDEX] = str(node.node_index)
+        os.environ.pop(protocol.LINE_PREFIX_TEMPLATE, None)
+        os.environ[protocol.NODE_INDEX] = str(node.node_index)
         _while_full(self._task, self._make_folders)
         if node.workdir is not None:
             os.chdir(node.workdir)
@@ -169,11 +169,11 @@ class Supervisor:
 
     def _make_folders(self) -> None:
         self._node_dir.mkdir(parents=True, exist_ok=True)
-        if checkpoint_dir := os.environ.get(contract.CHECKPOINT_DIR):
+        if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
         # How the node ends is told on a full disk, too.
-        reserve.reserve(self._node_dir / contract.OUTCOME_FILE, reserve.OUTCOME_BYTES)
-        reserve.reserve(self._node_dir / contract.STOP_REQUEST_FILE, reserve.REQUEST_BYTES)
+        reserve.reserve(self._node_dir / protocol.OUTCOME_FILE, reserve.OUTCOME_BYTES)
+        reserve.reserve(self._node_dir / protocol.STOP_REQUEST_FILE, reserve.REQUEST_BYTES)
         self._own = self._own or Scratch()
         self._scratch = self._own.path
         reserve.reserve(self._scratch / _REPORT_FILE, reserve.OUTCOME_BYTES)
@@ -189,10 +189,10 @@ class Supervisor:
             started_at=started_at,
             finished_at=self._clock.wall(),
         )
-        write_outcome(self._node_dir / contract.OUTCOME_FILE, outcome)
-        reserve.release(self._node_dir / contract.STOP_REQUEST_FILE)
+        write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
+        reserve.release(self._node_dir / protocol.STOP_REQUEST_FILE)
         if self._task.settings.identity in POD_SOURCES:
-            write_termination(outcome, Path(contract.TERMINATION_LOG))
+            write_termination(outcome, Path(protocol.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
             detail = f": {report.detail}" if report.detail else ""
             say(f"{report.reason.value}{detail} (exit code {code})")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from launcher.agent.settings import ROSTER, NodeTask, StoreEndpoint
-from launcher.clock import Clock
-from launcher.node_plan import Elastic, Static
-from launcher.state import Reason
+from launcher.contract.agent_settings import ROSTER, NodeTask, StoreEndpoint
+from launcher.contract.clock import Clock
+from launcher.contract.node_plan import Elastic, Static
+from launcher.contract.reasons import Reason
 
 CONNECT_LIMIT_S = 15.0
 """How long the next candidate is waited for: its agent runs already, and lost the store too."""

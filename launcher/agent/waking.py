@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 
 from launcher.agent import processes
-from launcher.clock import Clock
+from launcher.contract.clock import Clock
 
 STOPPED_LIMIT_S = 5.0
 """How long a helper may stand still before it is continued."""

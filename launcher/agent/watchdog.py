@@ -11,15 +11,15 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher import contract
 from launcher.agent import processes
 from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.heartbeat import Beat
 from launcher.agent.node import say
 from launcher.agent.report import Ledger
-from launcher.agent.settings import AgentSettings
 from launcher.agent.worker import STACKS_SIGNAL
-from launcher.clock import Clock
+from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings
+from launcher.contract.clock import Clock
 
 POLL_S = 0.25
 STACKS_LIMIT_S = 1.0
@@ -251,7 +251,7 @@ class Watchdog:
 
     def _wait_for_stacks(self, workers: tuple[WorkerPlace, ...]) -> None:
         deadline = self._clock.monotonic() + STACKS_LIMIT_S
-        files = [worker.folder / contract.STACKS_FILE for worker in workers]
+        files = [worker.folder / protocol.STACKS_FILE for worker in workers]
         while self._clock.monotonic() < deadline:
             if all(file.exists() and file.stat().st_size for file in files):
                 # Writing is several calls; the last one is not announced.

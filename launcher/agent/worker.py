@@ -28,10 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from launcher import contract
 from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
 from launcher.agent.reserve import write_atomically
-from launcher.errors import ExitCode
+from launcher.contract import protocol
+from launcher.contract.errors import ExitCode
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -244,14 +244,14 @@ def _show_crashes() -> None:
 def _open_stacks(folder: Path) -> None:
     """Python stacks on demand, also while a thread is stuck in C code."""
     with contextlib.suppress(OSError, ValueError):
-        file = (folder / contract.STACKS_FILE).open("w")
+        file = (folder / protocol.STACKS_FILE).open("w")
         _kept_open.append(file)
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
 def _start_heartbeat() -> None:
     with contextlib.suppress(OSError, KeyError):
-        beat_after_steps(HeartbeatWriter(Path(os.environ[contract.HEARTBEAT])))
+        beat_after_steps(HeartbeatWriter(Path(os.environ[protocol.HEARTBEAT])))
 
 
 # -- only where forked from the warm process ---------------------------------------------------

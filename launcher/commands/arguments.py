@@ -11,18 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import contract
 from launcher.commands import cluster
-from launcher.errors import InputError
+from launcher.contract import protocol
+from launcher.contract.errors import InputError
 
 if TYPE_CHECKING:
-    from launcher.choose import Choice
-    from launcher.inventory import Inventory
-    from launcher.job import JobSpec
-    from launcher.jobfile import Override
-    from launcher.plan import LaunchPlan
-    from launcher.runs import RunFolder
-    from launcher.targets.ssh import Ssh
+    from launcher.api.open import Choice
+    from launcher.job.file import Override
+    from launcher.job.spec import JobSpec
+    from launcher.plan.launch_plan import LaunchPlan
+    from launcher.runs.folder import RunFolder
+    from launcher.targets.hosts.inventory import Inventory
+    from launcher.targets.hosts.ssh import Ssh
 
 RUN_ROOT = Path("runs")
 OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image")
@@ -108,7 +108,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "run",
         metavar="RUN",
         nargs="?",
-        default=contract.LATEST_LINK,
+        default=protocol.LATEST_LINK,
         help="run id, its beginning, or latest (default); on a cluster also the job's name",
     )
     # A run that another machine started is found on its hosts.
@@ -129,8 +129,8 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
     ``otherwise`` is the text of a job file for where none is named.
     """
-    from launcher.choose import choose_engine
-    from launcher.jobfile import parse_job, read_job
+    from launcher.api.open import choose_engine
+    from launcher.job.file import parse_job, read_job
 
     overrides = _read_overrides(arguments)
     if arguments.job is None:
@@ -139,7 +139,7 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
 
 def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
-    from launcher.jobfile import option_override, parse_override
+    from launcher.job.file import option_override, parse_override
 
     settings = [*arguments.set, *cluster.read_overrides(arguments)]
     overrides = [parse_override(setting) for setting in settings]
@@ -152,7 +152,7 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
 
 def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
     """``file:line`` of a key of the job, the option that gave it, or the file alone."""
-    from launcher.jobfile import find_place
+    from launcher.job.file import find_place
 
     return find_place(key, str(arguments.job), _read_overrides(arguments))
 
@@ -163,9 +163,9 @@ def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
     forced = arguments.on or ("hosts" if inventory else None)
     ssh = _connect(inventory) if inventory and forced == "hosts" else None
 
-    from launcher.choose import choose_target, open_target
-    from launcher.hosts_plan import plan_on_hosts
-    from launcher.plan import new_run_id, plan_run
+    from launcher.api.open import choose_target, open_target
+    from launcher.plan.launch_plan import new_run_id, plan_run
+    from launcher.targets.hosts.plan import plan_on_hosts
 
     job = read_job(arguments)
     if arguments.resume and arguments.on != cluster.KUBERNETES:
@@ -181,7 +181,7 @@ def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
 
 def _connect(inventory: Inventory) -> Ssh:
     """Begins before all else is imported, which takes as long as the hosts' answer."""
-    from launcher.targets.ssh import Ssh
+    from launcher.targets.hosts.ssh import Ssh
 
     ssh = Ssh(inventory)
     ssh.open_early(inventory.hosts)
@@ -189,7 +189,7 @@ def _connect(inventory: Inventory) -> Ssh:
 
 
 def _planned_kubernetes(job: JobSpec, run_id: str, arguments: argparse.Namespace) -> LaunchPlan:
-    from launcher.kubernetes_plan import plan_kubernetes
+    from launcher.targets.kubernetes.plan import plan_kubernetes
 
     if arguments.resume:
         raise InputError(
@@ -202,7 +202,7 @@ def _planned_kubernetes(job: JobSpec, run_id: str, arguments: argparse.Namespace
 
 def read_hosts(arguments: argparse.Namespace) -> Inventory | None:
     """The machines that the command line names; None where it names none."""
-    from launcher.inventory import read_inventory
+    from launcher.targets.hosts.inventory import read_inventory
 
     if arguments.hosts is None:
         return None
@@ -211,7 +211,7 @@ def read_hosts(arguments: argparse.Namespace) -> Inventory | None:
 
 
 def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
-    from launcher.runs import find_run
+    from launcher.runs.folder import find_run
 
     earlier = find_run(run_root(arguments), arguments.resume).read_plan()
     return job.model_copy(update={"checkpoint_dir": earlier.checkpoint_dir})
@@ -234,7 +234,7 @@ def find(arguments: argparse.Namespace) -> RunFolder:
 
 
 def _find_on_hosts(arguments: argparse.Namespace, inventory: Inventory | None) -> RunFolder:
-    from launcher.runs import find_run
+    from launcher.runs.folder import find_run
 
     name = arguments.run
     try:
@@ -245,7 +245,7 @@ def _find_on_hosts(arguments: argparse.Namespace, inventory: Inventory | None) -
     except InputError:
         if inventory is None:
             raise
-    from launcher.adopting import adopt_run
+    from launcher.targets.hosts.adopt import adopt_run
 
     return adopt_run(inventory, run_root(arguments), name)
 

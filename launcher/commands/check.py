@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from launcher.commands.arguments import add_command
-from launcher.errors import ExitCode
+from launcher.contract.errors import ExitCode
 
 STDIN = "-"
 
@@ -24,8 +24,8 @@ def add(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from launcher.check import check_manifests, render_findings
-    from launcher.yaml_source import read_text
+    from launcher.manifests.check import check_manifests, render_findings
+    from launcher.yamlfile.source import read_text
 
     texts = [
         ("<stdin>", sys.stdin.read()) if file == STDIN else (file, read_text(file))

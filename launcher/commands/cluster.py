@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import contract
-from launcher.errors import InputError, TargetError
+from launcher.contract import protocol
+from launcher.contract.errors import InputError, TargetError
 
 if TYPE_CHECKING:
-    from launcher.runs import RunFolder
+    from launcher.runs.folder import RunFolder
 
 KUBERNETES = "kubernetes"
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
@@ -83,13 +83,13 @@ def find_run(arguments: argparse.Namespace, run_root: Path) -> RunFolder:
     Where a place of a cluster is named, the cluster is asked before beginnings of ids are looked
     at; else only for what no folder here has. Raises ``InputError``.
     """
-    from launcher.runs import RunFolder
-    from launcher.runs import find_run as find_here
+    from launcher.runs.folder import RunFolder
+    from launcher.runs.folder import find_run as find_here
 
     name, on_cluster = arguments.run, arguments.on == KUBERNETES
     exact = run_root / name
-    is_latest = name == contract.LATEST_LINK
-    if (exact / contract.PLAN_FILE).is_file() and not (is_latest and on_cluster):
+    is_latest = name == protocol.LATEST_LINK
+    if (exact / protocol.PLAN_FILE).is_file() and not (is_latest and on_cluster):
         return RunFolder(exact.resolve())
     if on_cluster or arguments.context or arguments.namespace:
         if (run := _borrow(arguments, run_root, name)) is not None:
@@ -109,7 +109,7 @@ def _try_to_borrow(
     arguments: argparse.Namespace, run_root: Path, name: str, otherwise: InputError
 ) -> RunFolder | None:
     """For a name that nobody said to be on a cluster: it may be a mistyped one, so not for long."""
-    from launcher.targets.kubernetes_api import Cluster
+    from launcher.targets.kubernetes.api import Cluster
 
     try:
         Cluster().read_version(UNASKED_LIMIT_S)
@@ -119,14 +119,14 @@ def _try_to_borrow(
 
 
 def _borrow(arguments: argparse.Namespace, run_root: Path, name: str) -> RunFolder | None:
-    from launcher.adopting_kubernetes import adopt_run, find_on_cluster
-    from launcher.runs import RunFolder
-    from launcher.targets.kubernetes_api import Cluster
+    from launcher.runs.folder import RunFolder
+    from launcher.targets.kubernetes.adopt import adopt_run, find_on_cluster
+    from launcher.targets.kubernetes.api import Cluster
 
     there = Cluster(context=arguments.context, namespace=arguments.namespace)
     if (found := find_on_cluster(there, name)) is None:
         return None
-    if (run_root / found.run_id / contract.PLAN_FILE).is_file():
+    if (run_root / found.run_id / protocol.PLAN_FILE).is_file():
         return RunFolder(run_root / found.run_id)
     folder = tempfile.TemporaryDirectory(prefix="launcher-run-", ignore_cleanup_errors=True)
     return adopt_run(there, found, Path(arguments.until_end.enter_context(folder)))
@@ -145,8 +145,8 @@ def move_run(run: RunFolder, context: str | None, namespace: str | None) -> None
     For a context that was renamed, or another kubeconfig. Raises ``InputError`` where the run is
     on no cluster or not there, ``TargetError`` where the cluster does not answer.
     """
-    from launcher.targets.kubernetes import KubernetesTarget, read_cluster, write_cluster
-    from launcher.targets.kubernetes_api import Cluster
+    from launcher.targets.kubernetes.api import Cluster
+    from launcher.targets.kubernetes.target import KubernetesTarget, read_cluster, write_cluster
 
     plan = run.read_plan()
     option = f"--context {context}" if context else f"--namespace {namespace}"

@@ -19,7 +19,7 @@ from launcher.commands.arguments import (
 )
 from launcher.commands.parser import seconds
 from launcher.commands.typed import spell
-from launcher.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
 
@@ -52,8 +52,8 @@ def add(commands: Any) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from launcher.doctor import diagnose, is_fit
-    from launcher.probes.finding import render_findings
+    from launcher.api.doctor import diagnose, is_fit
+    from launcher.doctor.finding import render_findings
 
     inventory = read_hosts(arguments)
     if arguments.job is None and inventory is None:
@@ -73,6 +73,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _usual_target(job: Any, root: Path) -> str:
-    from launcher.choose import choose_target
+    from launcher.api.open import choose_target
 
     return choose_target(job, None, root).facts.target

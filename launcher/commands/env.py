@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.commands.arguments import add_command, add_job_file, read_job, run_root
 from launcher.commands.parser import natural
-from launcher.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError
 
 
 def add(commands: Any) -> None:
@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def _env(arguments: argparse.Namespace) -> int:
-    from launcher.by_hand import plan_by_hand, render_by_hand
+    from launcher.targets.by_hand import plan_by_hand, render_by_hand
 
     if (arguments.job is None) == (arguments.join is None):
         raise InputError(
@@ -50,9 +50,9 @@ def _env(arguments: argparse.Namespace) -> int:
 
 
 def _render_join(arguments: argparse.Namespace) -> str:
-    from launcher.choose import open_target
-    from launcher.joining import join_run, write_task
-    from launcher.runs import find_run
+    from launcher.api.joining import join_run, write_task
+    from launcher.api.open import open_target
+    from launcher.runs.folder import find_run
 
     plan, index = join_run(find_run(run_root(arguments), arguments.join))
     write_task(plan, index)

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from launcher.commands.arguments import add_command, add_hosts, read_hosts
-from launcher.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError
 
 
 def add(commands: Any) -> None:
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
 
 
 def _hosts(arguments: argparse.Namespace) -> int:
-    from launcher.host_table import read_hosts_now, render_hosts_table
+    from launcher.targets.hosts.table import read_hosts_now, render_hosts_table
 
     inventory = read_hosts(arguments)
     if inventory is None:

@@ -28,13 +28,13 @@ from launcher.commands.typed import (
     program_name,
     spell,
 )
-from launcher.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from launcher.choose import Choice
-    from launcher.console import Console
-    from launcher.plan import LaunchPlan
-    from launcher.runs import RunFolder
+    from launcher.api.open import Choice
+    from launcher.follow.console import Console
+    from launcher.plan.launch_plan import LaunchPlan
+    from launcher.runs.folder import RunFolder
 
 
 STREAMS = """The workers' stdout goes to stdout; their stderr and the launcher's own lines go to
@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from launcher import launch
+    from launcher.api import launch
 
     choice, plan = planned(arguments)
     plan = dataclasses.replace(plan, detached=arguments.detach)
@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> int:
-    from launcher import launch
+    from launcher.api import launch
 
     run = _create(choice, plan, console)
     launch.follow_in_background(run, plan, choice.target, console.note)
@@ -84,8 +84,8 @@ def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> in
 def _run_here(
     arguments: argparse.Namespace, choice: Choice, plan: LaunchPlan, console: Console
 ) -> int:
-    from launcher import launch
-    from launcher.summary import render_summary
+    from launcher.api import launch
+    from launcher.runs.summary import render_summary
 
     run = _create(choice, plan, console)
     outcome = launch.follow_here(
@@ -112,14 +112,14 @@ def _run_here(
 
 
 def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
-    from launcher import launch
+    from launcher.api import launch
 
     run = launch.create_run(plan, choice.target)
     console.note(f"running on {choice.why}")
     for line in launch.find_overruled(plan, os.environ):
         console.note(line)
     if plan.kubernetes is not None:
-        from launcher.manifests import render_losses
+        from launcher.targets.kubernetes.render import render_losses
 
         for told in (*choice.target.notes, *render_losses(plan.kubernetes)):
             console.note(told)
@@ -138,9 +138,9 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _render_kubernetes(arguments: argparse.Namespace) -> int:
-    from launcher.kubernetes_plan import plan_kubernetes
-    from launcher.manifests import render_losses, render_manifest
-    from launcher.render.pod import pods_of
+    from launcher.targets.kubernetes.plan import plan_kubernetes
+    from launcher.targets.kubernetes.render import render_losses, render_manifest
+    from launcher.targets.kubernetes.render_pod import pods_of
 
     if arguments.resume:
         raise InputError(
@@ -170,7 +170,7 @@ def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -
 
     A run whose folder or launcher cannot be seen from here may be anybody's, and alive.
     """
-    from launcher.runs import RunFolder
+    from launcher.runs.folder import RunFolder
 
     for live in choice.target.live_runs():
         run = RunFolder(Path(live.run_dir))

@@ -10,7 +10,7 @@ import shlex
 import sys
 from typing import Any, NoReturn
 
-from launcher.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError
 
 TAKES_TRAINING = ("run", "render")
 """The commands whose words behind ``--`` go to the training."""

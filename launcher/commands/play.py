@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.commands.arguments import add_command
 from launcher.commands.typed import program_name
-from launcher.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from launcher.console import Console
-    from launcher.lines import Block
-    from launcher.manifest_source import Together, Value
-    from launcher.play import Play, PlayOutcome
-    from launcher.player import Player, Stage
-    from launcher.tails import Stream
-    from launcher.targets.docker_engine import Engine
+    from launcher.follow.console import Console
+    from launcher.follow.lines import Block
+    from launcher.follow.tails import Stream
+    from launcher.manifests.play import Play, PlayOutcome
+    from launcher.manifests.player import Player, Stage
+    from launcher.manifests.source import Together, Value
+    from launcher.targets.docker.engine import Engine
 
 
 def add(commands: Any) -> None:
@@ -43,11 +43,11 @@ def add(commands: Any) -> None:
 
 
 def _play(arguments: argparse.Namespace) -> int:
-    from launcher.clock import SystemClock
-    from launcher.launch import open_streams
-    from launcher.play import plan_play
-    from launcher.targets.docker_engine import Engine
-    from launcher.targets.docker_play import LABEL
+    from launcher.api.launch import open_streams
+    from launcher.contract.clock import SystemClock
+    from launcher.manifests.docker_play import LABEL
+    from launcher.manifests.play import plan_play
+    from launcher.targets.docker.engine import Engine
 
     item, together = _read_job(arguments)
     claims = dict(_claim(text) for text in arguments.claim)
@@ -75,10 +75,10 @@ def _words(arguments: argparse.Namespace) -> list[str]:
 
 
 def _play_here(play: Play, engine: Engine, claims: dict[str, Path], console: Console) -> int:
-    from launcher.clock import SystemClock
-    from launcher.plan import new_run_id
-    from launcher.player import Player
-    from launcher.signals import raise_on_signals
+    from launcher.contract.clock import SystemClock
+    from launcher.follow.signals import raise_on_signals
+    from launcher.manifests.player import Player
+    from launcher.plan.launch_plan import new_run_id
 
     names = [pod.name for pod in play.pods]
     stage = _Stage(console, play.job_name, names)
@@ -120,8 +120,8 @@ def _play_to_end(player: Player, stage: Stage) -> PlayOutcome:
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:
-    from launcher.manifest_source import Together, object_name, parse_manifest
-    from launcher.yaml_source import read_text
+    from launcher.manifests.source import Together, object_name, parse_manifest
+    from launcher.yamlfile.source import read_text
 
     objects = [item for file in arguments.files for item in parse_manifest(read_text(file), file)]
     jobs = [item for item in objects if item["kind"].text == "PyTorchJob"]
@@ -143,8 +143,8 @@ def _claim(text: str) -> tuple[str, Path]:
 
 
 def _read_machine(engine: Any) -> Any:
-    from launcher.play import Machine
-    from launcher.targets.docker import has_nvidia
+    from launcher.manifests.play import Machine
+    from launcher.targets.docker.target import has_nvidia
     from launcher.targets.gpus import read_gpus
 
     info = engine.read_info()

@@ -20,10 +20,10 @@ from launcher.commands.arguments import (
 )
 from launcher.commands.parser import natural, seconds
 from launcher.commands.typed import spell
-from launcher.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from launcher.listing import Row
+    from launcher.api.listing import Row
 
 
 def add(commands: Any) -> None:
@@ -83,15 +83,15 @@ def add(commands: Any) -> None:
 
 
 def _ps(arguments: argparse.Namespace) -> int:
-    from launcher.listing import list_runs, render_table
+    from launcher.api.listing import list_runs, render_table
 
     if arguments.on or arguments.context or arguments.namespace:
         rows = _list_cluster(arguments)
     else:
         rows = list_runs(run_root(arguments), everything=arguments.all)
     if (inventory := read_hosts(arguments)) is not None:
-        from launcher.adopting import list_on_hosts
-        from launcher.runs import list_runs as list_folders
+        from launcher.runs.folder import list_runs as list_folders
+        from launcher.targets.hosts.adopt import list_on_hosts
 
         known = [run.run_id for run in list_folders(run_root(arguments))]
         rows += list_on_hosts(inventory, known, time.time())
@@ -103,9 +103,9 @@ def _ps(arguments: argparse.Namespace) -> int:
 
 
 def _list_cluster(arguments: argparse.Namespace) -> list[Row]:
-    from launcher.clock import SystemClock
-    from launcher.listing_kubernetes import list_cluster_runs
-    from launcher.targets.kubernetes_api import Cluster
+    from launcher.contract.clock import SystemClock
+    from launcher.targets.kubernetes.api import Cluster
+    from launcher.targets.kubernetes.listing import list_cluster_runs
 
     place = Cluster(context=arguments.context, namespace=arguments.namespace)
     now = SystemClock().wall()
@@ -116,7 +116,7 @@ def _list_cluster(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from launcher.listing import read_status, render_status
+    from launcher.api.listing import read_status, render_status
 
     run = find(arguments)
     status = read_status(run)
@@ -126,15 +126,15 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from launcher.clock import SystemClock
-    from launcher.postmortem import read_postmortem, render_postmortem
+    from launcher.contract.clock import SystemClock
+    from launcher.runs.report import read_postmortem, render_postmortem
 
     claim = Path(arguments.claim) if arguments.claim else None
     if claim is not None and not claim.is_dir():
         raise InputError(f"--claim {claim}: no such folder", "where the claim is mounted here")
     told = read_postmortem(find(arguments), SystemClock().wall(), claim)
     if arguments.png:
-        from launcher.plot import write_plot
+        from launcher.runs.plot import write_plot
 
         write_plot(told, Path(arguments.png))
     text = json.dumps(told, indent=2) + "\n" if arguments.json else render_postmortem(told)
@@ -143,7 +143,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from launcher.listing import show_logs
+    from launcher.api.listing import show_logs
 
     run = find(arguments)
     show_logs(
@@ -158,7 +158,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from launcher.stopping import stop_run
+    from launcher.api.stopping import stop_run
 
     run = find(arguments)
     said = stop_run(run, arguments.grace, keep=arguments.keep)
@@ -167,7 +167,7 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _scale(arguments: argparse.Namespace) -> int:
-    from launcher.scaling import scale_run
+    from launcher.follow.scaling import scale_run
 
     said = scale_run(find(arguments), arguments.nodes)
     print(spell(said, arguments), file=sys.stderr)

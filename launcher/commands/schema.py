@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from launcher.commands.arguments import add_command
-from launcher.errors import ExitCode
+from launcher.contract.errors import ExitCode
 
 
 def add(commands: Any) -> None:
@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    from launcher.jobfile import render_schema
+    from launcher.job.file import render_schema
 
     sys.stdout.write(render_schema())
     return int(ExitCode.OK)

@@ -1,1 +1,1 @@
-"""Places where jobs run, all behind the small interface of ``base.Target``."""
+"""Places where jobs run: a room for each, behind one interface; beside them what they share."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import proc
-from launcher.errors import InputError
+from launcher.contract.errors import InputError
+from launcher.targets import proc
 
 MAX_BYTES = 512 << 20
 """Of all files together: what is larger is data, which belongs into a mount or shared folder."""

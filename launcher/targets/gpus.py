@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from launcher import proc
+from launcher.targets import proc
 
 
 def read_gpus() -> tuple[str, ...]:

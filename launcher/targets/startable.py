@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 
-from launcher import proc
-from launcher.hosts_plan import CODE_DIR, run_dir_on
-from launcher.key_errors import KeyInputError
-from launcher.node_plan import NodePlan
-from launcher.plan import LaunchPlan
+from launcher.contract.errors import KeyInputError
+from launcher.contract.node_plan import NodePlan
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets import proc
 from launcher.targets.code import Code
+from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 
 LOOK_LIMIT_S = 20.0
 _FIND = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.roster.store import serve_forked
-from launcher.targets.local import find_free_ports
+from launcher.targets.local.target import find_free_ports
 from tests.conformance.nodes import LIMIT_S, Group
 from tests.launcher.agent.node_process import wait_until
 

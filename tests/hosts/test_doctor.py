@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from launcher.hosts import LEASE_DIR
-from launcher.inventory import Inventory, parse_host_list
-from launcher.targets.ssh import Ssh
+from launcher.plan.hosts import LEASE_DIR
+from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.ssh import Ssh
 from tests.conftest import DOCKER_IMAGE
 from tests.hosts.places import Host, Network
 from tests.hosts.typist import Typist

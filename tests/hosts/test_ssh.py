@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import TargetError
-from launcher.hosts import Host
-from launcher.inventory import Inventory
-from launcher.targets.ssh import Ssh
+from launcher.contract.errors import TargetError
+from launcher.plan.hosts import Host
+from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.ssh import Ssh
 from tests.hosts.places import HOME, Network
 
 pytestmark = pytest.mark.hosts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract import LABEL_CUDA, LABEL_TORCH
+from launcher.contract.protocol import LABEL_CUDA, LABEL_TORCH
 
 pytestmark = pytest.mark.docker
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import __version__
-from launcher.contract import LABEL_CUDA, LABEL_TORCH
+from launcher.contract.protocol import LABEL_CUDA, LABEL_TORCH
 
 pytestmark = pytest.mark.docker
 

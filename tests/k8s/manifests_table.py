@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from launcher.job import JobSpec
-from launcher.kubernetes_plan import plan_kubernetes
-from launcher.manifests import Manifest, render_manifest
-from launcher.plan import LaunchPlan
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.render import Manifest, render_manifest
 
 Fields = dict[str, Any]
 

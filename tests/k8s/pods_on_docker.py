@@ -13,8 +13,8 @@ from typing import Any
 
 import docker
 
-from launcher.manifests import Manifest
-from launcher.plan import LaunchPlan
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.kubernetes.render import Manifest
 from tests.k8s.manifests_table import main_object, pod_specs
 
 IMAGE = "fabric-train:cpu"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import run_command
+from launcher.commands.cli import run_command
 
 JOB = """\
 name: tiny

@@ -20,10 +20,10 @@ import pytest
 from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
-from launcher import contract
-from launcher.kubernetes_plan import parse_kept_plan
-from launcher.pod_states import is_suspended
-from launcher.story_kubernetes import tell_event
+from launcher.contract import protocol
+from launcher.targets.kubernetes.plan import parse_kept_plan
+from launcher.targets.kubernetes.pod_states import is_suspended
+from launcher.targets.kubernetes.story import tell_event
 from tests.k8s.crds import CRD_DIR
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
@@ -416,10 +416,10 @@ def test_a_config_map_with_the_largest_plan_is_taken_and_found_by_its_run(server
     config["metadata"].pop("namespace", None)
     server.apply(config, "configmaps", fieldValidation="Strict")
     labels = config["metadata"]["labels"]
-    selector = f"{contract.LABEL_RUN_ID}={labels[contract.LABEL_RUN_ID]}"
+    selector = f"{protocol.LABEL_RUN_ID}={labels[protocol.LABEL_RUN_ID]}"
     found = server.core.list_namespaced_config_map(server.namespace, label_selector=selector)
-    (kept,) = [one for one in found.items if contract.PLAN_FILE in (one.data or {})]
-    plan = parse_kept_plan(kept.data[contract.PLAN_FILE], "/runs/x")
+    (kept,) = [one for one in found.items if protocol.PLAN_FILE in (one.data or {})]
+    plan = parse_kept_plan(kept.data[protocol.PLAN_FILE], "/runs/x")
     assert len(plan.nodes) == 1000
     assert kept.metadata.creation_timestamp is not None
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from launcher.agent.identity import identify
-from launcher.agent.settings import parse_task
-from launcher.plan import parse_plan
-from launcher.render.agent_archive import read_agent_sources, render_agent_archive
+from launcher.contract.agent_settings import parse_task
+from launcher.plan.launch_plan import parse_plan
+from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
 from tests.k8s.manifests_table import TABLE, manifest_of, plan_of, without_archive
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ GENERATE = generator()
 def test_the_files_of_k8s_are_what_their_command_prints(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from launcher.cli import run_command
+    from launcher.commands.cli import run_command
 
     written = (ROOT / "k8s" / file).read_text()
     # Somebody may have written them for an image of their own.
@@ -179,7 +179,7 @@ def test_the_workers_of_the_overlay_are_told_of_all_that_may_come() -> None:
 @pytest.mark.kubectl
 @pytest.mark.parametrize("folder", ["base", "overlays/gpu"])
 def test_what_is_built_passes_our_own_check(folder: str, tmp_path: Path) -> None:
-    from launcher.cli import run_command
+    from launcher.commands.cli import run_command
 
     (tmp_path / "built.yaml").write_text(yaml.safe_dump_all(build(folder)))
     assert run_command(["check", str(tmp_path / "built.yaml")]) == 0
@@ -187,7 +187,7 @@ def test_what_is_built_passes_our_own_check(folder: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("file", GENERATE.FILES)
 def test_each_manifest_passes_our_own_check(file: str) -> None:
-    from launcher.cli import run_command
+    from launcher.commands.cli import run_command
 
     assert run_command(["check", str(ROOT / "k8s" / file)]) == 0
 

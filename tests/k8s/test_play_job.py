@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.targets.docker_play import LABEL
+from launcher.manifests.docker_play import LABEL
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 900.0

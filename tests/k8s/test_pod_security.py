@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.manifests import render_losses
-from launcher.render.pod import pods_of
+from launcher.targets.kubernetes.render import render_losses
+from launcher.targets.kubernetes.render_pod import pods_of
 from tests.k8s.manifests_table import KINDS, TABLE, manifest_of, plan_of, pod_specs
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"} | {

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.job import JobSpec
-from launcher.kubernetes_plan import plan_kubernetes
-from launcher.manifests import render_manifest
+from launcher.job.spec import JobSpec
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.render import render_manifest
 from tests.k8s.pods_on_docker import IMAGE, Pods
 from tests.launcher.runner import wait_until
 

@@ -7,16 +7,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from launcher import contract
-from launcher.clock import SystemClock
-from launcher.console import Console
-from launcher.errors import LauncherError
-from launcher.follow_kubernetes import ClusterFollower
-from launcher.job import JobSpec
-from launcher.kubernetes_plan import plan_kubernetes
-from launcher.plan import LaunchPlan
-from launcher.runs import Outcome, RunFolder
-from launcher.targets.kubernetes import KubernetesTarget
+from launcher.contract import protocol
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import LauncherError
+from launcher.follow.console import Console
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import Outcome, RunFolder
+from launcher.targets.kubernetes.follow import ClusterFollower
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, Object, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -83,9 +83,9 @@ class ClusterRun:
 
     def put(self, name: str, index: int = 0, *, made: str | None = None, **fields: Any) -> Object:
         """A pod of the run; ``made`` is when, of this minute's seconds."""
-        labels = {contract.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
+        labels = {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
         if self.plan.kubernetes and self.plan.kubernetes.kind == "pytorchjob":
-            labels = {contract.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
+            labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
         item = pod(name, labels, **fields)
         if made is not None:
             item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{made}Z"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.facts import TargetFacts
-from launcher.job import JobSpec
-from launcher.plan import LaunchPlan, plan_run
-from launcher.targets.kubernetes_logs import LogFollower
-from launcher.targets.kubernetes_watch import PodWatch
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.target_facts import TargetFacts
+from launcher.targets.kubernetes.logs import LogFollower
+from launcher.targets.kubernetes.watch import PodWatch
 from tests.launcher.docker_runs import remove_left
 from tests.launcher.runner import Runner
 

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import docker
 
-from launcher.job import JobSpec
-from launcher.plan import LaunchPlan, plan_run
-from launcher.runs import RunFolder
-from launcher.targets.base import NodeObservation
-from launcher.targets.docker import DockerTarget
+from launcher.follow.target import NodeObservation
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.runs.folder import RunFolder
+from launcher.targets.docker.target import DockerTarget
 
 IMAGE = "fabric-train:cpu"
 TORCHRUN = """#!/bin/sh

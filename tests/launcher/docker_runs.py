@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.contract import LABEL_NODE_INDEX, LABEL_RUN_ID
+from launcher.contract.protocol import LABEL_NODE_INDEX, LABEL_RUN_ID
 from tests.launcher.runner import PREFIX, Runner
 
 MOUNTED = PREFIX + "mounts: [./:/code:ro]\nworkdir: /code\n"

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher import proc
-from launcher.contract import RUN_ID
+from launcher.contract.protocol import RUN_ID
+from launcher.targets import proc
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\n"

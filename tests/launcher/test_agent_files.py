@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.settings import StoreEndpoint, parse_task
-from launcher.facts import TargetFacts
-from launcher.plan import LaunchPlan, parse_plan
-from launcher.render.agent_archive import read_agent_sources, render_agent_archive
-from launcher.render.agent_files import AgentFiles, render_agent_files
-from launcher.render.docker import render_docker
-from launcher.render.local import render_local
-from launcher.runs import write_agent_files
+from launcher.contract.agent_settings import StoreEndpoint, parse_task
+from launcher.plan.launch_plan import LaunchPlan, parse_plan
+from launcher.plan.target_facts import TargetFacts
+from launcher.runs.folder import write_agent_files
+from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
+from launcher.targets.agent_files import AgentFiles, render_agent_files
+from launcher.targets.docker.render import render_docker
+from launcher.targets.local.render import render_local
 
 MakePlan = Callable[..., LaunchPlan]
 ARCHIVE = re.compile(r"(base64 -d >[^\n]+ <<'END'\n)(.*?)\n(END\n)", re.DOTALL)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.agent_logs import parse_agent_folder
-from launcher.runs import RunFolder
-from launcher.tails import RunTails
-from launcher.torchrun import WorkerLog
+from launcher.follow.tails import RunTails
+from launcher.plan.agent_logs import parse_agent_folder
+from launcher.plan.torchrun import WorkerLog
+from launcher.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.by_hand import parse_endpoint, plan_by_hand, read_local_addr, render_by_hand
-from launcher.errors import InputError
-from launcher.job import JobSpec
+from launcher.contract.errors import InputError
+from launcher.job.spec import JobSpec
+from launcher.targets.by_hand import parse_endpoint, plan_by_hand, read_local_addr, render_by_hand
 
 MakeJob = Callable[..., JobSpec]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.check import CHECKS, check_manifests, render_findings
-from launcher.checks.rules import WHY, Rule, Severity, severity_of
+from launcher.manifests.check import CHECKS, check_manifests, render_findings
+from launcher.manifests.checks.rules import WHY, Rule, Severity, severity_of
 
 MANIFESTS = Path(__file__).parent / "manifests"
 ROOT = Path(__file__).parents[2]
@@ -333,7 +333,7 @@ def test_the_command_reads_a_manifest_from_its_standard_input() -> None:
 
 
 def test_every_kind_with_fields_has_a_check() -> None:
-    from launcher.checks.fields import FIELDS
+    from launcher.manifests.checks.fields import FIELDS
 
     assert set(FIELDS) <= set(CHECKS)
 

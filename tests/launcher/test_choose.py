@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from launcher.choose import choose_engine, choose_target
-from launcher.errors import InputError, SilentTargetError, TargetError
-from launcher.facts import TargetFacts
-from launcher.job import JobSpec
+from launcher.api.open import choose_engine, choose_target
+from launcher.contract.errors import InputError, SilentTargetError, TargetError
+from launcher.job.spec import JobSpec
+from launcher.plan.target_facts import TargetFacts
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import InputError
+from launcher.contract.errors import InputError
 from launcher.targets import code as code_module
 from launcher.targets.code import read_code
 

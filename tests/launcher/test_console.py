@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import io
 
-from launcher.console import PROGRESS_INTERVAL_S, Console
-from launcher.lines import Block
+from launcher.follow.console import PROGRESS_INTERVAL_S, Console
+from launcher.follow.lines import Block
 
 
 class StoppedClock:

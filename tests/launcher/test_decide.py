@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.decide import (
+from launcher.contract.reasons import NodeState, Reason
+from launcher.follow.decide import (
     FALL_S,
     FINISH_S,
     Action,
@@ -19,9 +20,8 @@ from launcher.decide import (
     decide_action,
     is_lost,
 )
-from launcher.plan import LaunchPlan
-from launcher.state import NodeState, Reason
-from launcher.targets.base import NodeObservation, Observation
+from launcher.follow.target import NodeObservation, Observation
+from launcher.plan.launch_plan import LaunchPlan
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS, GONE = "runs", "gone"

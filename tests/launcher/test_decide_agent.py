@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.decide import (
+from launcher.contract.errors import ExitCode
+from launcher.contract.reasons import NodeState, Reason
+from launcher.follow.decide import (
     FALL_S,
     FINISH_S,
     MAX_REPLACEMENTS,
@@ -19,10 +21,8 @@ from launcher.decide import (
     Wait,
     decide_action,
 )
-from launcher.errors import ExitCode
-from launcher.plan import LaunchPlan
-from launcher.state import NodeState, Reason
-from launcher.targets.base import NodeObservation, Observation
+from launcher.follow.target import NodeObservation, Observation
+from launcher.plan.launch_plan import LaunchPlan
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS, GONE, CLOSED = "runs", "gone", int(ExitCode.RENDEZVOUS_CLOSED)

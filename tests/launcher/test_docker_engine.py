@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import ExitCode, TargetError
-from launcher.job import JobSpec
-from launcher.state import NodeState
-from launcher.targets.docker import DockerTarget, has_nvidia
-from launcher.targets.docker_engine import STATES, at_once
+from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.reasons import NodeState
+from launcher.job.spec import JobSpec
+from launcher.targets.docker.engine import STATES, at_once
+from launcher.targets.docker.target import DockerTarget, has_nvidia
 
 JOB = JobSpec.model_validate({"name": "t", "command": "t.py"})
 
@@ -73,9 +73,9 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 import docker  # before this user may no longer read it
-from launcher.job import JobSpec
-from launcher.errors import TargetError
-from launcher.targets.docker import DockerTarget
+from launcher.job.spec import JobSpec
+from launcher.contract.errors import TargetError
+from launcher.targets.docker.target import DockerTarget
 target, job = DockerTarget(Path("/")), JobSpec.model_validate({"name": "t", "command": "t.py"})
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)

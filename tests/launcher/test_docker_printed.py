@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.plan import LaunchPlan
-from launcher.render.docker import DockerArtifact, render_docker
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.docker.render import DockerArtifact, render_docker
 from tests.launcher.docker_place import LINGER, STUBBORN, Place, wait_until
 from tests.launcher.runner import hear_hangups
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import InputError, TargetError
-from launcher.job import JobSpec
-from launcher.node_plan import Mount
-from launcher.plan import plan_replacement
-from launcher.runs import RunFolder
-from launcher.state import NodeState
-from launcher.targets.docker import DockerTarget
+from launcher.contract.errors import InputError, TargetError
+from launcher.contract.node_plan import Mount
+from launcher.contract.reasons import NodeState
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import plan_replacement
+from launcher.runs.folder import RunFolder
+from launcher.targets.docker.target import DockerTarget
 from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place, wait_until
 
 pytestmark = pytest.mark.docker
@@ -198,8 +198,8 @@ def test_a_network_left_alone_counts_as_a_run_to_stop(place: Place) -> None:
 SUBMIT_AND_STAY = """
 import sys, time
 from pathlib import Path
-from launcher.plan import parse_plan
-from launcher.targets.docker import DockerTarget
+from launcher.plan.launch_plan import parse_plan
+from launcher.targets.docker.target import DockerTarget
 from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place, wait_until
 DockerTarget(Path(sys.argv[1])).submit(parse_plan(sys.stdin.read()))
 print("submitted", flush=True)

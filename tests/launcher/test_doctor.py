@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor import is_fit
-from launcher.job import JobSpec
-from launcher.probe_run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
-from launcher.probes.finding import Status, failed, ok, render_findings, warning
-from launcher.probes.judge import judge_all_reduce, judge_machine, judge_nodes, judge_shared
-from launcher.probes.program import parse_gpus, parse_xids
+from launcher.api.doctor import is_fit
+from launcher.doctor.finding import Status, failed, ok, render_findings, warning
+from launcher.doctor.judge import judge_all_reduce, judge_machine, judge_nodes, judge_shared
+from launcher.doctor.program import parse_gpus, parse_xids
+from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
+from launcher.job.spec import JobSpec
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner
 

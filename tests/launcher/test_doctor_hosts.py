@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import TargetError
-from launcher.hosts import Host
-from launcher.hosts_plan import Address, decide_unshared
-from launcher.job import JobSpec
-from launcher.probes import judge_hosts
-from launcher.probes.finding import Finding, Status
-from launcher.probes.host_answers import HostAnswer
-from launcher.targets.host_images import Image
-from launcher.targets.host_reach import Met
+from launcher.contract.errors import TargetError
+from launcher.doctor.finding import Finding, Status
+from launcher.job.spec import JobSpec
+from launcher.plan.hosts import Host
+from launcher.targets.hosts import doctor_judge
+from launcher.targets.hosts.doctor_answers import HostAnswer
+from launcher.targets.hosts.images import Image
+from launcher.targets.hosts.plan import Address, decide_unshared
+from launcher.targets.hosts.reach import Met
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
 CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]
@@ -59,7 +59,7 @@ def test_clocks_are_held_against_the_middle_one(
     offsets_s: tuple[float, ...], backend: str, not_ok: list[tuple[str, str]]
 ) -> None:
     given = {host.name: offset_s for host, offset_s in zip(HOSTS, offsets_s, strict=True)}
-    found = list(judge_hosts.judge_clocks(given, backend))
+    found = list(doctor_judge.judge_clocks(given, backend))
     assert [(f.status.value, f.where) for f in found if f.status is not Status.OK] == not_ok
 
 
@@ -83,7 +83,7 @@ ENGINE = {"version": "27.1", "runtimes": ["nvidia", "runc"], "hook": False}
 def test_an_engine_must_answer_and_give_gpus_to_containers(
     engine: dict[str, Any], gpus: list[str], expected: list[tuple[str, str]]
 ) -> None:
-    found = judge_hosts.judge_engine(answer(HOSTS[0], engine={**ENGINE, **engine}, gpus=gpus))
+    found = doctor_judge.judge_engine(answer(HOSTS[0], engine={**ENGINE, **engine}, gpus=gpus))
     assert [(status, text) for status, _, text in rows(list(found))] == expected
 
 
@@ -92,7 +92,7 @@ def images(own: str, *ids: str) -> list[tuple[str, str]]:
         answer(host, engine={**ENGINE, "image_id": id, "digests": []})
         for host, id in zip(HOSTS, ids, strict=True)
     ]
-    found = list(judge_hosts.judge_images(answers, Image(name="a:1", id=own)))
+    found = list(doctor_judge.judge_images(answers, Image(name="a:1", id=own)))
     return [(status, text) for status, _, text in rows(found)]
 
 
@@ -120,7 +120,7 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
 ) -> None:
     job = make_job(nnodes=nnodes, nproc_per_node=2)
     answers = [answer(HOSTS[0], leases=[LEASE]), answer(HOSTS[1]), answer(HOSTS[2])]
-    found = rows(list(judge_hosts.judge_leases(answers, job)))
+    found = rows(list(doctor_judge.judge_leases(answers, job)))
     held = "1 GPUs free of 2 wanted; held by anna@desk with digits-1"
     assert found == [
         (status, "gpu1", held),
@@ -130,7 +130,7 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
 
 
 def pairs(**fields: Any) -> list[Finding]:
-    return list(judge_hosts.judge_pairs(HOSTS, CANDIDATES, met(**fields), 29500))
+    return list(doctor_judge.judge_pairs(HOSTS, CANDIDATES, met(**fields), 29500))
 
 
 def test_each_way_between_hosts_counts() -> None:
@@ -155,7 +155,7 @@ def test_another_network_does_not_help_where_a_run_takes_this_one() -> None:
     ]
     by_ib = {(source, to, f"10.1.0.{to + 1}", port) for source, to, _, port in EVERY_WAY}
     reached = (EVERY_WAY | by_ib) - {(0, 2, "10.1.0.3", 0)}
-    (row,) = judge_hosts.judge_pairs(HOSTS, both, met(reached=reached), 29500)
+    (row,) = doctor_judge.judge_pairs(HOSTS, both, met(reached=reached), 29500)
     assert (row.status, row.where) == (Status.FAILED, "gpu1 -> gpu3")
 
 
@@ -163,7 +163,7 @@ def test_a_taken_rendezvous_port_is_named_and_its_pairs_are_not() -> None:
     closed = {(1, 0): TargetError("gpu2: Address already in use")}
     reached = frozenset(call for call in EVERY_WAY if (call[1], call[3]) != (1, 0))
     together = met(closed=closed, reached=reached)
-    assert rows(list(judge_hosts.judge_ports(HOSTS, together, 29500))) == [
+    assert rows(list(doctor_judge.judge_ports(HOSTS, together, 29500))) == [
         ("failed", "gpu2", "29500, of the rendezvous, is taken")
     ]
     assert rows(pairs(closed=closed, reached=reached))[0][0] == "ok"
@@ -190,7 +190,7 @@ def test_the_largest_group_that_sees_one_folder_is_right(
 def test_a_folder_that_cannot_be_written_is_told_once() -> None:
     unwritten = {1: TargetError("gpu2: /mnt/c: Permission denied")}
     seen = ({0, 2}, set(), {0, 2})
-    found = list(judge_hosts.judge_folder(HOSTS, met(unwritten=unwritten, seen=seen), "/mnt/c"))
+    found = list(doctor_judge.judge_folder(HOSTS, met(unwritten=unwritten, seen=seen), "/mnt/c"))
     assert rows(found) == [
         ("failed", "gpu2", "/mnt/c cannot be written: /mnt/c: Permission denied")
     ]
@@ -211,7 +211,7 @@ def test_names_of_others_must_lead_to_them(
     first = answer(HOSTS[0], interfaces=[["eth0", "10.0.0.1", 0]])
     first.node = {"names": {"gpu2": addresses}}
     second = answer(HOSTS[1], interfaces=[["eth0", "10.0.0.2", 0]])
-    found = rows(list(judge_hosts.judge_names([first, second])))
+    found = rows(list(doctor_judge.judge_names([first, second])))
     assert [(status, text) for status, _, text in found] == expected
 
 
@@ -232,5 +232,5 @@ def test_the_host_that_is_slow_with_both_neighbours_is_named(
     slow: tuple[bool, ...], expected: list[tuple[str, str]]
 ) -> None:
     ring = dict(zip(zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True), slow, strict=True))
-    found = rows(judge_hosts.judge_neighbours(NAMES, ring))
+    found = rows(doctor_judge.judge_neighbours(NAMES, ring))
     assert [(status, where) for status, where, _ in found] == expected

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor import diagnose, is_fit
-from launcher.job import JobSpec
-from launcher.probes.finding import Finding, Status
-from launcher.probes.judge_cluster import render_amount
-from launcher.probes.references import Reference, parse_amount, parse_references, parse_template
+from launcher.api.doctor import diagnose, is_fit
+from launcher.doctor.finding import Finding, Status
+from launcher.doctor.references import Reference, parse_amount, parse_references, parse_template
+from launcher.job.spec import JobSpec
+from launcher.targets.kubernetes.doctor_judge import render_amount
 from tests.launcher.fake_cluster import FakeCluster, Fault
 from tests.launcher.runner import Runner
 

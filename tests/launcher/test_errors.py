@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.errors import name_ending, name_exit_code, name_signal
+from launcher.contract.errors import name_ending, name_exit_code, name_signal
 
 
 @pytest.mark.parametrize("number", [n for n in signal.valid_signals() if n < signal.SIGRTMIN])

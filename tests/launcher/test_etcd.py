@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.targets.local import find_free_ports
+from launcher.targets.local.target import find_free_ports
 from tests.launcher.runner import Runner, wait_until
 
 pytestmark = pytest.mark.etcd

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.console import Console
-from launcher.decide import FINISH_S
-from launcher.follow import Follower, fold
-from launcher.job import JobSpec
-from launcher.plan import LaunchPlan
-from launcher.runs import Outcome, RunFolder
-from launcher.scaling import SCALE_FILE, SCALE_REQUEST_FILE
-from launcher.state import NodeState
-from launcher.targets.base import LiveRun, NodeObservation, Observation
+from launcher.contract.reasons import NodeState
+from launcher.follow.console import Console
+from launcher.follow.decide import FINISH_S
+from launcher.follow.loop import Follower, fold
+from launcher.follow.scaling import SCALE_FILE, SCALE_REQUEST_FILE
+from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import Outcome, RunFolder
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS = "runs"

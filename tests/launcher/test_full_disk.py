@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import proc
-from launcher.contract import NODE_INDEX, RUN_ID
-from launcher.targets.local import find_agents
+from launcher.contract.protocol import NODE_INDEX, RUN_ID
+from launcher.targets import proc
+from launcher.targets.local.target import find_agents
 from tests.disks import Disk, is_full, mounted
 from tests.launcher.runner import Runner, wait_until
 

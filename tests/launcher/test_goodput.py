@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.goodput import CLASSES, Goodput, measure_goodput
+from launcher.runs.goodput import CLASSES, Goodput, measure_goodput
 
 
 def train(attempt: int, *events: tuple[float, str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.frames import BEAT, ENOUGH, BrokenFrameError, read_frame, write_frame
-from launcher.host.leases import LeaseBook
-from launcher.host.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
-from launcher.targets.host_line import HostCopy, read_sizes, write_at
+from launcher.targets.hosts.line import HostCopy, read_sizes, write_at
+from launcher.targets.hosts.program.frames import (
+    BEAT,
+    ENOUGH,
+    BrokenFrameError,
+    read_frame,
+    write_frame,
+)
+from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
 from tests.disks import mounted
 
 
@@ -104,7 +110,7 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
         disk.fill()
         with disk.filler.open("r+b") as file:
             file.truncate(disk.filler.stat().st_size - (300 << 10))
-        monkeypatch.setattr("launcher.targets.host_line.FULL_RETRY_S", 0.0)
+        monkeypatch.setattr("launcher.targets.hosts.line.FULL_RETRY_S", 0.0)
         copies = [HostCopy(pair.here)]
         for _ in range(2):
             pair.watch.send_new()
@@ -190,7 +196,7 @@ LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseBook:
     # It would end the tests' own process.
-    monkeypatch.setattr("launcher.host.watch.signal.alarm", ALARMS.append)
+    monkeypatch.setattr("launcher.targets.hosts.program.watch.signal.alarm", ALARMS.append)
     book = LeaseBook(str(tmp_path / "leases"))
     book.take(LEASE, 10.0, None)
     return book

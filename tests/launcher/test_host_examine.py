@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.examine import Token, read_clock, read_engine, read_tokens, run_program
+from launcher.targets.hosts.program.examine import (
+    Token,
+    read_clock,
+    read_engine,
+    read_tokens,
+    run_program,
+)
 
 ASKED = {"python": sys.executable, "arguments": [], "env": {}, "wait_s": 20.0}
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from launcher.host.facts import (
+from launcher.job.spec import JobSpec
+from launcher.plan.hosts import Host
+from launcher.targets.hosts.program.facts import (
     SETTLED_S,
     Listener,
     read_memlock_bytes,
     read_rdma_devices,
     read_reachable,
 )
-from launcher.hosts import Host
-from launcher.job import JobSpec
-from launcher.targets.host_facts import why_not
+from launcher.targets.hosts.survey import why_not
 
 
 def test_a_host_greets_its_callers_while_it_calls_others():
@@ -92,7 +92,7 @@ def test_a_host_that_has_answered_at_one_port_alone_is_waited_for(opened: ExitSt
 MANY = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-from launcher.host.facts import Listener, read_reachable
+from launcher.targets.hosts.program.facts import Listener, read_reachable
 silent, listener = socket.create_server(("127.0.0.1", 0), backlog=512), Listener("here")
 calls = [["127.0.0.1", silent.getsockname()[1], "none"]] * 300
 calls += [["127.0.0.1", listener.port, "here"]] * 1200

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from launcher.errors import TargetError
-from launcher.targets import host_late
-from launcher.targets.host_late import LateStarts
-from launcher.targets.ssh import RefusedByHostError
+from launcher.contract.errors import TargetError
+from launcher.targets.hosts import late as host_late
+from launcher.targets.hosts.late import LateStarts
+from launcher.targets.hosts.ssh import RefusedByHostError
 
 LIMIT_S = 20.0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.host.leases import LOCK, HeldError, LeaseBook
+from launcher.targets.hosts.program.leases import LOCK, HeldError, LeaseBook
 
 
 def lease(run_id: str, *gpus: str, node_index: int = 0, slots: int = 0) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host import requests
-from launcher.host.leases import LeaseBook
 from launcher.targets.code import pack
+from launcher.targets.hosts.program import requests
+from launcher.targets.hosts.program.leases import LeaseBook
 
 ROOT = Path(__file__).parents[2]
 LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": ["0"], "slots": 0}
@@ -88,7 +88,7 @@ def keeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         "detached": False,
         "stop_grace_s": 60,
     }
-    command = [sys.executable, "-m", "launcher.host", "keep"]
+    command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
     keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
     assert keeper.stdin is not None
     keeper.stdin.write(json.dumps(spec).encode())

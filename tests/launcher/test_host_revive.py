@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher.host import commands, keeper, processes, revive
-from launcher.host.leases import LeaseBook
+from launcher.targets.hosts.program import commands, keeper, processes, revive
+from launcher.targets.hosts.program.leases import LeaseBook
 
 LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": ["0"], "slots": 0}
 

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
-from launcher import contract, launch
-from launcher.errors import InputError, TargetError
-from launcher.facts import TargetFacts
-from launcher.host import keeper
-from launcher.hosts import Host, HostFacts
-from launcher.hosts_plan import (
+from launcher.api import launch
+from launcher.contract import protocol
+from launcher.contract.errors import InputError, TargetError
+from launcher.job.spec import JobSpec
+from launcher.plan.hosts import Host, HostFacts
+from launcher.plan.launch_plan import LaunchPlan, parse_plan
+from launcher.plan.target_facts import TargetFacts
+from launcher.runs.failure import read_report
+from launcher.runs.folder import RunFolder
+from launcher.runs.summary import render_failure
+from launcher.targets.hosts.line import LEASE_TTL_S, HostLine
+from launcher.targets.hosts.plan import (
     Address,
     check_clocks,
     check_shared,
@@ -25,14 +31,9 @@ from launcher.hosts_plan import (
     decide_hosts,
     plan_on_hosts,
 )
-from launcher.job import JobSpec
-from launcher.plan import LaunchPlan, parse_plan
-from launcher.render.hosts import render_hosts
-from launcher.report import read_report
-from launcher.runs import RunFolder
-from launcher.summary import render_failure
-from launcher.targets.host_line import LEASE_TTL_S, HostLine
-from launcher.targets.hosts import HostsTarget
+from launcher.targets.hosts.program import keeper
+from launcher.targets.hosts.render import render_hosts
+from launcher.targets.hosts.target import HostsTarget
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
 ADDRESSES = (
@@ -246,7 +247,7 @@ def test_dockers_own_policy_brings_back_only_what_can_join_again(
     plan = replace(plan, detached=detached)
     words = list(render_hosts(plan).nodes[0].argv)
     assert words[words.index("--restart") + 1] == restart
-    assert (f"{contract.COMES_BACK}=1" in words) == (restart == "always")
+    assert (f"{protocol.COMES_BACK}=1" in words) == (restart == "always")
 
 
 def test_the_first_cause_is_found_by_the_launchers_clock(
@@ -298,7 +299,7 @@ def test_a_host_speaks_for_a_node_that_could_write_nothing(
     told = read_report(RunFolder(tmp_path), plan)
     assert told.first is not None
     assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device: /there")
-    keeper.write_record(folder, {**record, "detail": contract.LAUNCHER_GONE})
+    keeper.write_record(folder, {**record, "detail": protocol.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import InputError
-from launcher.hosts import Host
-from launcher.inventory import (
+from launcher.contract.errors import InputError
+from launcher.plan.hosts import Host
+from launcher.targets.hosts.inventory import (
     expand,
     filter_hosts,
     parse_host_list,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.job import JobSpec, RdzvConfSpec
-from launcher.job_values import (
+from launcher.job.spec import JobSpec, RdzvConfSpec
+from launcher.job.values import (
     NodeRange,
     RefusedError,
     parse_nodes,
@@ -147,7 +147,7 @@ def run_python(code: str) -> str:
 
 def test_reading_a_job_file_imports_no_client_and_no_torch() -> None:
     heavy = run_python(
-        "import sys, launcher.jobfile\n"
+        "import sys, launcher.job.file\n"
         "print(*{'torch', 'docker', 'kubernetes', 'numpy', 'rich', 'asyncio'} & {*sys.modules})"
     )
     assert heavy.split() == []

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import InputError
-from launcher.job import JobSpec
-from launcher.jobfile import parse_job, render_schema, schema
-from launcher.reference import render_reference
-from launcher.yaml_source import YamlError, parse_yaml
+from launcher.contract.errors import InputError
+from launcher.job.file import parse_job, render_schema, schema
+from launcher.job.reference import render_reference
+from launcher.job.spec import JobSpec
+from launcher.yamlfile.source import YamlError, parse_yaml
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = schema()

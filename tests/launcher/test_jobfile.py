@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import ExitCode, Fault, InputError
-from launcher.job import JobSpec
-from launcher.job_problems import JobFileError
-from launcher.jobfile import option_override, parse_job, parse_override, read_job
+from launcher.contract.errors import ExitCode, Fault, InputError
+from launcher.job.file import option_override, parse_job, parse_override, read_job
+from launcher.job.problems import JobFileError
+from launcher.job.spec import JobSpec
 
 GOOD = "name: digits\ncommand: [train.py]\n"
 

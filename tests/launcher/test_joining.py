@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.joining import plan_joining_node
-from launcher.plan import LaunchPlan
+from launcher.api.joining import plan_joining_node
+from launcher.contract.errors import InputError
+from launcher.plan.launch_plan import LaunchPlan
 from tests.launcher.docker_runs import MOUNTED, containers, has
 from tests.launcher.runner import Runner, wait_until
 from tests.launcher.test_scaling import ELASTIC

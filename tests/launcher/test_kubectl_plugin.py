@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import run_command
 from launcher.commands import typed as typed_commands
-from launcher.job import JobSpec
-from launcher.kubernetes_plan import plan_kubernetes
-from launcher.targets.kubernetes import KubernetesTarget
+from launcher.commands.cli import run_command
+from launcher.job.spec import JobSpec
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher import contract
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.report import AgentReport, make_outcome, render_termination
-from launcher.cli import run_command
-from launcher.errors import ExitCode
-from launcher.job import JobSpec
-from launcher.kubernetes_plan import plan_kubernetes
-from launcher.listing import read_state, show_logs
-from launcher.runs import RunFolder
-from launcher.state import Reason
-from launcher.targets import kubernetes_logs
-from launcher.targets.kubernetes import API_OF_KIND, KubernetesTarget
-from launcher.targets.kubernetes_api import Cluster, Place
-from launcher.targets.kubernetes_output import ConsoleWriter
+from launcher.api.listing import read_state, show_logs
+from launcher.commands.cli import run_command
+from launcher.contract import protocol
+from launcher.contract.errors import ExitCode
+from launcher.contract.reasons import Reason
+from launcher.job.spec import JobSpec
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes import logs as kubernetes_logs
+from launcher.targets.kubernetes.api import Cluster, Place
+from launcher.targets.kubernetes.output import ConsoleWriter
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.target import API_OF_KIND, KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -58,7 +58,7 @@ def run(server: FakeCluster, tmp_path: Path) -> RunFolder:
 
 
 def put(server: FakeCluster, name: str, index: int, **fields: object) -> None:
-    labels = {contract.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
+    labels = {protocol.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
     server.put("pods", pod(name, labels, **fields))  # type: ignore[arg-type]
 
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from launcher import follow_kubernetes, pod_notes
-from launcher.cli import run_command
-from launcher.errors import ExitCode, InputError, TargetError
-from launcher.listing import read_state
-from launcher.runs import RunFolder
-from launcher.state import Reason
-from launcher.targets import kubernetes, kubernetes_logs, kubernetes_watch
-from launcher.targets.kubernetes import KubernetesTarget
+from launcher.api.listing import read_state
+from launcher.commands.cli import run_command
+from launcher.contract.errors import ExitCode, InputError, TargetError
+from launcher.contract.reasons import Reason
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes import follow as follow_kubernetes
+from launcher.targets.kubernetes import logs, pod_notes, watch
+from launcher.targets.kubernetes import target as kubernetes
+from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import RUN_ID, ClusterRun, agents_outcome, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
 
@@ -36,7 +37,7 @@ NO_PYTHON = (
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kubernetes_logs, kubernetes_watch, follow_kubernetes):
+    for module in (logs, watch, follow_kubernetes):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(kubernetes, "LOG_LIMIT_S", 5.0)
 

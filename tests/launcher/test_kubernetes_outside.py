@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import contract
-from launcher.cli import run_command
-from launcher.errors import ExitCode
-from launcher.job import JobSpec
-from launcher.kubernetes_plan import parse_kept_plan, plan_kubernetes, render_kept_plan
-from launcher.targets import kubernetes_logs
-from launcher.targets.kubernetes import KubernetesTarget
-from launcher.targets.kubernetes_api import Cluster
+from launcher.commands.cli import run_command
+from launcher.contract import protocol
+from launcher.contract.errors import ExitCode
+from launcher.job.spec import JobSpec
+from launcher.targets.kubernetes import logs
+from launcher.targets.kubernetes.api import Cluster
+from launcher.targets.kubernetes.plan import parse_kept_plan, plan_kubernetes, render_kept_plan
+from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.k8s.manifests_table import TABLE, plan_of
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
@@ -32,7 +32,7 @@ Typed = Callable[..., tuple[int, str]]
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_logs, "RETRY_S", 0.05)
+    monkeypatch.setattr(logs, "RETRY_S", 0.05)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def typed(
 
 
 def put(server: FakeCluster, name: str, index: int, **fields: Any) -> None:
-    server.put("pods", pod(name, {contract.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, **fields))
+    server.put("pods", pod(name, {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, **fields))
 
 
 def end_job(server: FakeCluster, kind: str, at: str, **more: str) -> None:
@@ -129,7 +129,7 @@ def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(
     cluster = Cluster()
     for item in yaml.safe_load_all((ROOT / "k8s/job-no-operator.yaml").read_text()):
         cluster.apply(item)
-    labels = {contract.LABEL_RUN_ID: "digits-job", INDEX: "0"}
+    labels = {protocol.LABEL_RUN_ID: "digits-job", INDEX: "0"}
     server.put("pods", pod("digits-job-0-x", labels))
     server.log("digits-job-0-x", ("2026-01-01T00:00:05Z", "[0/0] epoch 1"), ended=True)
     code, said = typed("status", "digits-job")
@@ -161,7 +161,7 @@ def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(
     submitted: FakeCluster, typed: Typed
 ) -> None:
     twin = json.loads(json.dumps(submitted.objects["jobs", "digits"]))
-    twin["metadata"] = {"name": "digits", "labels": {contract.LABEL_RUN_ID: "digits-ffffff"}}
+    twin["metadata"] = {"name": "digits", "labels": {protocol.LABEL_RUN_ID: "digits-ffffff"}}
     submitted.put("pytorchjobs", {**twin, "kind": "PyTorchJob", "spec": {}})
     code, said = typed("status", "digits")
     assert code == ExitCode.BAD_INPUT
@@ -173,7 +173,7 @@ def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(
 ) -> None:
     for (plural, _), item in list(submitted.objects.items()):
         if plural == "configmaps":
-            del item["data"][contract.PLAN_FILE]
+            del item["data"][protocol.PLAN_FILE]
     code, said = typed("status", "digits")
     assert code == ExitCode.BAD_INPUT
     assert "the cluster keeps no plan of digits-0a1b2c" in said
@@ -243,7 +243,7 @@ def failed(submitted: FakeCluster) -> FakeCluster:
         name = f"digits-{index}-a"
         submitted.log(name, ("2026-01-01T00:00:38Z", f"[{index}/{index}] Traceback"), ended=True)
         state = ended(1, message=message, **times)
-        item = pod(name, {contract.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, phase="Failed",
+        item = pod(name, {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, phase="Failed",
                    state=state, uid=f"uid-{index}")  # fmt: skip
         item["metadata"]["creationTimestamp"] = created
         submitted.put("pods", item)

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import run_command
-from launcher.errors import ExitCode
-from launcher.job import JobSpec
-from launcher.jobfile import read_job
-from launcher.kubernetes_plan import plan_kubernetes
-from launcher.manifests import render_manifest
-from launcher.runs import RunFolder
-from launcher.targets import kubernetes_api
-from launcher.targets.kubernetes import KubernetesTarget
-from launcher.targets.kubernetes_api import IN_CLUSTER, Cluster
+from launcher.commands.cli import run_command
+from launcher.contract.errors import ExitCode
+from launcher.job.file import read_job
+from launcher.job.spec import JobSpec
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes import api
+from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.render import render_manifest
+from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -219,7 +219,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (account / name).write_text(text)
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(account / "ca.crt"))
-    monkeypatch.setattr(kubernetes_api, "NAMESPACE_FILE", account / "namespace")
+    monkeypatch.setattr(api, "NAMESPACE_FILE", account / "namespace")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KUBECONFIG", "POD_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)

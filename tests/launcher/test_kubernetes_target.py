@@ -13,22 +13,23 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
-from launcher.cli import run_command
-from launcher.clock import SystemClock
-from launcher.console import Console
-from launcher.errors import ExitCode, InputError, TargetError
-from launcher.follow_kubernetes import ClusterFollower
-from launcher.job import JobSpec
-from launcher.kubernetes_plan import plan_kubernetes
-from launcher.plan import LaunchPlan
-from launcher.runs import RunFolder
-from launcher.state import NodeState, Reason
-from launcher.targets import kubernetes_logs, kubernetes_watch
-from launcher.targets.kubernetes import KubernetesTarget
-from launcher.targets.kubernetes_api import ApiError, Cluster, Place
-from launcher.targets.kubernetes_logs import Cursor, Fate, LogFollower, Source
-from launcher.targets.kubernetes_watch import PodWatch
+from launcher.commands.cli import run_command
+from launcher.contract import protocol
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode, InputError, TargetError
+from launcher.contract.reasons import NodeState, Reason
+from launcher.follow.console import Console
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes import logs
+from launcher.targets.kubernetes import watch as kubernetes_watch
+from launcher.targets.kubernetes.api import ApiError, Cluster, Place
+from launcher.targets.kubernetes.follow import ClusterFollower
+from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, Source
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.target import KubernetesTarget
+from launcher.targets.kubernetes.watch import PodWatch
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -40,7 +41,7 @@ JOB = Place(api_version="batch/v1", kind="Job", name="digits")
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kubernetes_logs, kubernetes_watch):
+    for module in (logs, kubernetes_watch):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
 
 
@@ -68,7 +69,7 @@ def target(server: FakeCluster, tmp_path: Path) -> KubernetesTarget:
 
 
 def labelled(index: int = 0) -> dict[str, str]:
-    return {contract.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
+    return {protocol.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
 
 
 def stamp(n: int) -> str:
@@ -209,7 +210,7 @@ def test_a_cluster_without_the_operator_names_the_kind_that_needs_none(
 
 @pytest.fixture
 def watch(cluster: Cluster) -> Iterator[PodWatch]:
-    made = PodWatch(cluster, f"{contract.LABEL_RUN_ID}=digits-0a1b2c")
+    made = PodWatch(cluster, f"{protocol.LABEL_RUN_ID}=digits-0a1b2c")
     yield made
     made.stop()
 
@@ -473,7 +474,7 @@ def test_the_agents_outcome_comes_home_in_the_termination_message(
     outcome = run.end()
     assert outcome.reason == "restarts-exhausted"
     assert outcome.restarts == {"exit": 3}
-    saved = run.folder.node_dir(0, 0) / contract.OUTCOME_FILE
+    saved = run.folder.node_dir(0, 0) / protocol.OUTCOME_FILE
     assert json.loads(saved.read_text()) == told
 
 
@@ -678,7 +679,7 @@ def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
     followed = launcher("run", "job.yaml", "--on", "kubernetes")
     server.until(lambda: ("jobs", "digits") in server.objects, 60)
     labels = server.objects["jobs", "digits"]["metadata"]["labels"]
-    run_id = labels[contract.LABEL_RUN_ID]
+    run_id = labels[protocol.LABEL_RUN_ID]
     server.put("pods", pod("digits-0-a", {**labels, INDEX: "0"}))
     server.log("digits-0-a", (stamp(1), "[0/0] epoch 1"))
     server.until(lambda: server.asked("GET", "/log"), 60)

@@ -12,179 +12,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 
-AGENT = {
-    f"agent.{name}"
-    for name in (
-        *("disk", "reserve", "streams"),
-        *("processes", "heartbeat", "settings", "faults", "report", "scratch", "attempts", "gpu"),
-        *(
-            "node",
-            "stopping",
-            "identity",
-            "worker",
-            "guard",
-            "preload",
-            "watchdog",
-            "health",
-            "waking",
-        ),
-        *("admission", "link", "logs", "watched", "takeover", "launch", "engine", "supervisor"),
-    )
+ROOMS = (
+    *("contract", "yamlfile", "agent", "job", "plan", "runs", "follow", "doctor"),
+    *("targets", "manifests", "api", "commands"),
+)
+"""A module imports from its own room, or from rooms before it."""
+NOT_YET = {
+    "api": {"doctor.run", "follow.scaling", "runs.report", "targets.hosts.adopt"}
+    | {"targets.kubernetes.follow", "targets.kubernetes.listing"},
+    "targets": {"follow.scaling", "runs.folder", "runs.failure", "runs.report"},
 }
-ROSTER = {
-    f"agent.roster.{name}"
-    for name in (
-        *("head", "watch", "words", "view", "decide", "machine"),
-        *("settings", "fencing", "store", "exit_barrier", "parting", "shell", "handler", "backend"),
-    )
-}
-HOST = {"host", "host.__main__"} | {
-    f"host.{name}"
-    for name in (
-        "commands",
-        "examine",
-        "revive",
-        "facts",
-        "frames",
-        "keeper",
-        "leases",
-        "processes",
-        "requests",
-        "watch",
-    )
-}
-LAYERS: dict[float, set[str]] = {
-    0: {"", "errors", "clock", "contract", "state", "node_plan", "key_errors"},
-    # The agent in the node and the program on a host: beside the planning, never above it.
-    0.5: {"agent", "agent.roster", "agent.__main__", *AGENT, *ROSTER, *HOST},
-    1: {
-        "job",
-        "job_types",
-        "job_values",
-        "job_conflicts",
-        "job_kubernetes",
-        "storage",
-        "pods",
-        "ranks",
-        "rendezvous",
-        "facts",
-        "devices",
-        "repository",
-        "hosts",
-        "lines",
-    },
-    2: {"yaml_source", "yaml_loaders", "yaml_words", "manifest_source", "pytorchjob", "inventory"}
-    | {"job_problems", "jobfile", "reference", "plan", "torchrun"}
-    | {"agent_task", "agent_logs", "kubernetes_plan", "hosts_plan"},
-    3: {
-        "render",
-        "render.shell",
-        "render.local",
-        "render.docker",
-        "render.container",
-        "render.agent_archive",
-        "render.agent_files",
-        "render.hosts",
-        "render.pod",
-        "render.gang",
-        "render.job_spec",
-        "render.pytorchjob",
-        "render.trainjob",
-        "render.jobset",
-        "render.indexed_job",
-        "manifests",
-        "by_hand",
-        "check",
-        "checks",
-        "play",
-        "play_values",
-        "pod_states",
-        "pod_notes",
-        "job_news",
-    }
-    | {f"checks.{name}" for name in ("rules", "fields", "pods", "pytorchjob", "trainjob", "gangs")},
-    4: {
-        "proc",
-        "capacity",
-        "targets.gpus",
-        "targets.startable",
-        "targets.docker_engine",
-        "targets.docker_console",
-        "targets.docker_play",
-        "targets.kubernetes",
-        "targets.kubernetes_api",
-        "targets.kubernetes_by_hand",
-        "targets.kubernetes_endings",
-        "targets.kubernetes_news",
-        "targets.kubernetes_trial",
-        "targets.kubernetes_config",
-        "targets.kubernetes_logs",
-        "targets.kubernetes_output",
-        "targets.kubernetes_watch",
-        "runs",
-        "tails",
-    }
-    | {"targets", "targets.base", "targets.local", "targets.docker", "targets.hosts"}
-    | {
-        f"targets.{name}"
-        for name in (
-            "ssh",
-            "ssh_errors",
-            "host_line",
-            "host_late",
-            "host_nodes",
-            "host_facts",
-            "host_reach",
-            "host_images",
-            "code",
-        )
-    },
-    4.5: {"probes"}
-    | {f"probes.{name}" for name in ("finding", "judge", "judge_hosts", "host_answers", "program")}
-    | {"probes.judge_cluster", "probes.references"},
-    5: {
-        "follow_kubernetes",
-        "doctor",
-        "doctor_hosts",
-        "doctor_kubernetes",
-        "probe_run",
-        "host_table",
-        "adopting",
-        "adopting_kubernetes",
-        "story_kubernetes",
-        "decide",
-        "follow",
-        "report",
-        "summary",
-        "choose",
-        "console",
-        "outlet",
-        "launch",
-        "listing",
-        "listing_kubernetes",
-    }
-    | {
-        "player",
-        "signals",
-        "stopping",
-        "scaling",
-        "joining",
-        "node_outcomes",
-        "timeline",
-        "postmortem",
-        "goodput",
-        "plot",
-    },
-    6: {"cli", "__main__", "commands"}
-    | {
-        f"commands.{name}"
-        for name in (
-            *("arguments", "check", "cluster", "play", "doctor", "env", "hosts", "jobs"),
-            *("runs", "schema", "parser", "typed"),
-        )
-    },
-}
-LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
+"""Rooms, and the modules that import from them although they stand before them."""
+OF_A_TARGET = ("local", "docker", "hosts", "kubernetes")
+BETWEEN_TARGETS = {("targets.startable", "hosts")}
+HOST = "targets.hosts.program"
 
 
 def modules() -> list[str]:
@@ -223,26 +64,35 @@ def _exists(name: str) -> bool:
     return _is_ours(name) and path_of(name.removeprefix("launcher").removeprefix(".")).exists()
 
 
-@pytest.mark.parametrize("module", modules())
-def test_every_module_has_a_layer_and_imports_only_from_lower_ones(module: str) -> None:
-    assert module in LAYER_OF, "give the new module a layer here, as the design has it"
-    same_or_lower = {n for n in imports_of(module) if LAYER_OF[n] <= LAYER_OF[module]}
-    assert imports_of(module) == same_or_lower
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def test_no_renderer_imports_the_one_of_another_target() -> None:
-    shared = {"render.shell", "render.agent_files", "render.agent_archive"}
-    shared |= {"render.container", "render.pod", "render.gang", "render.job_spec"}
-    targets = {m for m in modules() if m.startswith("render.")} - shared
-    assert targets
-    for module in targets:
-        assert not imports_of(module) & (targets - {module})
+def target_of(module: str) -> str:
+    """The target whose room a module is in; empty for what targets share, and for the others."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "targets" and parts[1:] and parts[1] in OF_A_TARGET else ""
+
+
+def test_every_folder_is_a_room() -> None:
+    folders = {path.parent.name for path in LAUNCHER.glob("*/__init__.py")}
+    assert folders == set(ROOMS)
+    assert {path.name for path in LAUNCHER.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_from_rooms_before_it(room: str) -> None:
+    before = {"", *ROOMS[: ROOMS.index(room) + 1]}
+    for module in (m for m in modules() if room_of(m) == room):
+        rooms = {room_of(name) for name in imports_of(module)}
+        rooms -= {later for later, importers in NOT_YET.items() if module in importers}
+        assert rooms <= before, module
 
 
 def test_no_target_imports_another() -> None:
-    targets = {"targets.local", "targets.docker", "targets.hosts", "targets.kubernetes"}
-    for module in targets:
-        assert not imports_of(module) & (targets - {module})
+    for module in (m for m in modules() if room_of(m) == "targets"):
+        others = {target_of(name) for name in imports_of(module)} - {"", target_of(module)}
+        assert others <= {other for name, other in BETWEEN_TARGETS if name == module}, module
 
 
 def test_train_never_imports_launcher_nor_launcher_train() -> None:
@@ -257,12 +107,12 @@ def test_train_never_imports_launcher_nor_launcher_train() -> None:
 def test_only_proc_uses_subprocess() -> None:
     # On a host there is no proc: the program there has one such module of its own.
     # The probe is no part of the launcher's process: it runs in the nodes, by itself.
-    for module in set(modules()) - {"proc", "probes.program", "host.commands"}:
+    for module in set(modules()) - {"targets.proc", "doctor.program", f"{HOST}.commands"}:
         assert "import subprocess" not in path_of(module).read_text(), module
 
 
 def test_only_the_command_line_prints() -> None:
-    for module in {m for m in modules() if LAYER_OF[m] < 6}:
+    for module in {m for m in modules() if m and room_of(m) not in ("commands", "__main__")}:
         for node in ast.walk(ast.parse(path_of(module).read_text())):
             called = node.func if isinstance(node, ast.Call) else None
             assert not (isinstance(called, ast.Name) and called.id == "print"), module
@@ -270,11 +120,13 @@ def test_only_the_command_line_prints() -> None:
 
 @pytest.mark.parametrize("heavy", ["torch", "docker", "kubernetes", "pydantic", "psutil"])
 def test_importing_the_command_line_imports_nothing_heavy(heavy: str) -> None:
-    code = f"import launcher.cli, sys; sys.exit({heavy!r} in sys.modules)"
+    code = f"import launcher.commands.cli, sys; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("module", ["stopping", "listing", "follow", "targets.hosts"])
+@pytest.mark.parametrize(
+    "module", ["api.stopping", "api.listing", "follow.loop", "targets.hosts.target"]
+)
 def test_what_acts_on_a_run_imports_no_job_file_reader(module: str) -> None:
     # It takes longer than all the rest of `launcher stop`, which never reads a job file.
     code = f"import launcher.{module}, sys; sys.exit('pydantic' in sys.modules)"
@@ -283,24 +135,27 @@ def test_what_acts_on_a_run_imports_no_job_file_reader(module: str) -> None:
 
 def test_planning_and_rendering_for_docker_never_import_torch_or_docker() -> None:
     code = (
-        "import launcher.jobfile, launcher.plan, launcher.render.docker, launcher.targets.docker,"
-        " launcher.targets.local, sys; sys.exit(bool({'torch', 'docker'} & set(sys.modules)))"
+        "import launcher.job.file, launcher.plan.launch_plan, launcher.targets.docker.target,"
+        " launcher.targets.local.target, sys;"
+        " sys.exit(bool({'torch', 'docker'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_program_on_a_host_imports_the_standard_library_and_the_contract_alone() -> None:
-    for module in sorted(HOST):
-        assert {n for n in imports_of(module) if n.split(".")[0] != "host"} <= {"contract"}
+    program = [m for m in modules() if m.startswith(HOST)]
+    assert program
+    for module in program:
+        others = {n for n in imports_of(module) if not n.startswith(HOST)}
+        assert others <= {"contract.protocol"}, module
 
 
-AGENT = [module for module in modules() if module.split(".")[0] == "agent"]
+AGENT = [module for module in modules() if room_of(module) in ("agent", "contract")]
 
 
 @pytest.mark.parametrize("module", AGENT)
-def test_the_agent_imports_the_standard_library_torch_and_l0_alone(module: str) -> None:
-    ours = {name for name in imports_of(module) if name.split(".")[0] != "agent"}
-    assert ours <= LAYERS[0]
+def test_the_agent_imports_the_standard_library_torch_and_the_contract_alone(module: str) -> None:
+    assert {room_of(name) for name in imports_of(module)} <= {"contract", "agent"}
     found = set()
     for node in ast.walk(ast.parse(path_of(module).read_text())):
         if isinstance(node, ast.Import):

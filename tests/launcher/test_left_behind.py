@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import contract
-from launcher.runs import LAUNCHER_FILE, RunFolder, process_space
+from launcher.contract import protocol
+from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
 from tests.launcher.runner import WAITING, Runner, wait_until
 
 Bear = Callable[[str, str], None]
@@ -24,7 +24,7 @@ def bear() -> Iterator[Bear]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(run_id: str, run_dir: str) -> None:
-        env = {**os.environ, contract.RUN_ID: run_id, contract.RUN_DIR: run_dir}
+        env = {**os.environ, protocol.RUN_ID: run_id, protocol.RUN_DIR: run_dir}
         started.append(
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], env=env)
         )
@@ -50,7 +50,7 @@ def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
     launcher: Runner, bear: Bear, tmp_path: Path
 ) -> None:
     launcher.write("print('fine')\n")
-    bear("digits-colleague", contract.CONTAINER_RUN_DIR)  # in a container, seen from outside
+    bear("digits-colleague", protocol.CONTAINER_RUN_DIR)  # in a container, seen from outside
     bear("digits-by-hand", str(tmp_path / "nowhere" / "digits-by-hand"))
     dead = folder_of_the_dead(tmp_path / "elsewhere", "digits-dead")
     bear("digits-dead", str(dead.path))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.lines import MAX_LINE_BYTES, Block, BlockSplitter
+from launcher.follow.lines import MAX_LINE_BYTES, Block, BlockSplitter
 
 
 def split(*chunks: bytes, keeps_returns: bool = False) -> list[tuple[str, bool]]:

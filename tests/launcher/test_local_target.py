@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import proc
-from launcher.contract import NODE_INDEX, RUN_ID
-from launcher.errors import TargetError
-from launcher.job import JobSpec
-from launcher.plan import LaunchPlan, plan_replacement, plan_run
-from launcher.state import NodeState
+from launcher.contract.errors import TargetError
+from launcher.contract.protocol import NODE_INDEX, RUN_ID
+from launcher.contract.reasons import NodeState
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
+from launcher.targets import proc
 from launcher.targets.gpus import read_gpus
-from launcher.targets.local import LocalTarget, find_free_ports, read_torch_version
+from launcher.targets.local.target import LocalTarget, find_free_ports, read_torch_version
 from tests.launcher.runner import wait_until
 
 MakeJob = Callable[..., JobSpec]
@@ -235,8 +235,9 @@ def test_a_launcher_killed_with_sigkill_takes_its_agents_along(
 ) -> None:
     plan = make_local()
     code = (
-        "import sys, time; from pathlib import Path; from launcher.plan import parse_plan\n"
-        "from launcher.targets.local import LocalTarget\n"
+        "import sys, time; from pathlib import Path\n"
+        "from launcher.plan.launch_plan import parse_plan\n"
+        "from launcher.targets.local.target import LocalTarget\n"
         "LocalTarget(Path('runs')).submit(parse_plan(sys.stdin.read())); time.sleep(60)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=Path.cwd())

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.report import AgentReport, Ledger, ledger_path, make_outcome, write_outcome
-from launcher.clock import SystemClock
-from launcher.follow import write_outcome as write_run_outcome
-from launcher.node_outcomes import parse_node_outcome, read_node_outcome, read_restarts
-from launcher.plan import LaunchPlan, plan_replacement
-from launcher.report import read_report
-from launcher.runs import RunFolder
-from launcher.state import EXIT_CODE_OF_REASON, Reason
+from launcher.contract import protocol
+from launcher.contract.clock import SystemClock
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.follow.loop import write_outcome as write_run_outcome
+from launcher.plan.launch_plan import LaunchPlan, plan_replacement
+from launcher.runs.failure import read_report
+from launcher.runs.folder import RunFolder
+from launcher.runs.node_outcomes import parse_node_outcome, read_node_outcome, read_restarts
 
 MakePlan = Callable[..., LaunchPlan]
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -41,7 +41,7 @@ class Folder:
         """Writes files (``exit`` is exit.json) of one worker; returns its folder's name."""
         folder = self.run.node_dir(node, 0) / f"attempt-{attempt}" / f"rank-{rank}"
         folder.mkdir(parents=True)
-        names = {"exit": contract.EXIT_FILE, "error": contract.ERROR_FILE, "stacks": "stacks.txt"}
+        names = {"exit": protocol.EXIT_FILE, "error": protocol.ERROR_FILE, "stacks": "stacks.txt"}
         for name, text in files.items():
             (folder / names.get(name, name)).write_text(text)
         return str(folder.relative_to(self.run.path))
@@ -53,7 +53,7 @@ class Folder:
         times = {"started_at": 1.0, "finished_at": fields.pop("finished_at", 2.0)}
         report = AgentReport(reason=reason, ends=ends, **fields)
         code = int(EXIT_CODE_OF_REASON[reason])
-        path = folder / contract.OUTCOME_FILE
+        path = folder / protocol.OUTCOME_FILE
         outcome = make_outcome(report, exit_code=code, node_index=node, incarnation=0, **times)
         write_outcome(path, outcome)
 

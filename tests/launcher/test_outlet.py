@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from launcher import outlet
-from launcher.console import Console
-from launcher.outlet import Outlet
+from launcher.follow import outlet
+from launcher.follow.console import Console
+from launcher.follow.outlet import Outlet
 from tests.launcher.test_console import screen
 
 SHOWS = "launcher logs tiny-0a1b2c"

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import contract
-from launcher.capacity import plan_capacity
-from launcher.devices import plan_devices
-from launcher.errors import InputError
-from launcher.facts import Capacity, TargetFacts
-from launcher.job import JobSpec
-from launcher.plan import (
+from launcher.contract import protocol
+from launcher.contract.errors import InputError
+from launcher.job.spec import JobSpec
+from launcher.plan.devices import plan_devices
+from launcher.plan.launch_plan import (
     LaunchPlan,
     new_run_id,
     parse_plan,
@@ -22,6 +20,8 @@ from launcher.plan import (
     plan_replacement,
     plan_run,
 )
+from launcher.plan.target_facts import Capacity, TargetFacts
+from launcher.targets.capacity import plan_capacity
 
 MakePlan = Callable[..., LaunchPlan]
 MakeJob = Callable[..., JobSpec]
@@ -197,7 +197,7 @@ def test_a_replacement_keeps_its_index_and_name_and_gets_a_new_incarnation(
     old, new = before.nodes[1], after.nodes[1]
     assert (new.name, new.node_index, new.incarnation) == (old.name, old.node_index, 1)
     assert new.rendezvous == old.rendezvous
-    assert dict(new.env)[contract.INCARNATION] == "1"
+    assert dict(new.env)[protocol.INCARNATION] == "1"
     assert new.log_dir != old.log_dir
 
 
@@ -205,7 +205,7 @@ def test_a_new_attempt_starts_every_node_anew_with_folders_of_its_own(make_plan:
     before = make_plan(nnodes=2)
     after = plan_next_attempt(before)
     assert after.attempt == 1
-    assert {dict(node.env)[contract.ATTEMPT] for node in after.nodes} == {"1"}
+    assert {dict(node.env)[protocol.ATTEMPT] for node in after.nodes} == {"1"}
     assert not {n.log_dir for n in after.nodes} & {n.log_dir for n in before.nodes}
 
 
@@ -216,7 +216,7 @@ def test_checkpoints_stay_with_the_run_unless_the_job_says_where(
     assert own.checkpoint_dir == f"{own.run_dir}/checkpoints"
     named = make_plan(checkpoint_dir="ckpt")
     assert named.checkpoint_dir == f"{local_facts.cwd}/ckpt"
-    assert dict(named.nodes[0].env)[contract.CHECKPOINT_DIR] == named.checkpoint_dir
+    assert dict(named.nodes[0].env)[protocol.CHECKPOINT_DIR] == named.checkpoint_dir
 
 
 def test_containers_see_run_and_checkpoints_at_fixed_paths(
@@ -225,10 +225,10 @@ def test_containers_see_run_and_checkpoints_at_fixed_paths(
     plan = make_plan(docker_facts, mounts=["./data:/data:ro"])
     env = dict(plan.nodes[0].env)
     mounts = {m.target: (m.source, m.read_only) for m in plan.nodes[0].mounts}
-    assert env[contract.RUN_DIR] == contract.CONTAINER_RUN_DIR
+    assert env[protocol.RUN_DIR] == protocol.CONTAINER_RUN_DIR
     assert mounts == {
-        contract.CONTAINER_RUN_DIR: (plan.run_dir, False),
-        contract.CONTAINER_CHECKPOINT_DIR: (plan.checkpoint_dir, False),
+        protocol.CONTAINER_RUN_DIR: (plan.run_dir, False),
+        protocol.CONTAINER_CHECKPOINT_DIR: (plan.checkpoint_dir, False),
         "/data": ("/home/me/data", True),
     }
 

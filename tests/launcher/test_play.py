@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.manifest_source import Together, parse_manifest
-from launcher.play import Machine, Next, Play, PodState, decide_next, decide_outcome, plan_play
-from launcher.pod_states import Ending
+from launcher.contract.errors import InputError
+from launcher.manifests.play import (
+    Machine,
+    Next,
+    Play,
+    PodState,
+    decide_next,
+    decide_outcome,
+    plan_play,
+)
+from launcher.manifests.source import Together, parse_manifest
+from launcher.targets.kubernetes.pod_states import Ending
 from tests.launcher.cluster_run import agents_outcome
 
 MACHINE = Machine(cpu_count=4, environ={"TOKEN": "from-here"})

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
-from launcher.manifest_source import parse_manifest
-from launcher.pytorchjob import PyTorchJob, operator_env
-from launcher.targets.docker_play import LABEL
+from launcher.contract import protocol
+from launcher.manifests.docker_play import LABEL
+from launcher.manifests.pytorchjob import PyTorchJob, operator_env
+from launcher.manifests.source import parse_manifest
 from tests.launcher.played import (
     COUNTED,
     ENDS_AT_ONCE,
@@ -184,7 +184,7 @@ sys.exit(1)
     def restarted() -> int:
         held = engine.containers.list(filters={"label": LABEL})
         own = [c for c in held if c.name.startswith("foreign-")]
-        return sum(c.labels[contract.LABEL_INCARNATION] != "0" for c in own)
+        return sum(c.labels[protocol.LABEL_INCARNATION] != "0" for c in own)
 
     deadline = time.monotonic() + LIMIT_S
     while restarted() < 3:

@@ -19,7 +19,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from launcher.errors import ExitCode
+from launcher.contract.errors import ExitCode
 from tests.launcher.cluster_run import agents_outcome
 from tests.launcher.played import (
     LIMIT_S,

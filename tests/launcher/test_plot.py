@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.plot import write_plot
+from launcher.contract.errors import InputError
+from launcher.runs.plot import write_plot
 
 GOODPUT = {
     "share": 0.8,
@@ -30,7 +30,7 @@ def test_a_run_is_drawn_as_a_png(tmp_path: Path) -> None:
 
 def test_the_line_of_a_start_that_makes_steps_again_is_one_of_its_own() -> None:
     matplotlib = pytest.importorskip("matplotlib")
-    from launcher.plot import _draw
+    from launcher.runs.plot import _draw
 
     assert matplotlib
     top, bottom = _draw(told(GOODPUT), GOODPUT).axes

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from launcher.job_news import find_fix, tell_news
-from launcher.pod_notes import SETTLE_S, PodNotes, StartLimit, same_words
-from launcher.pod_states import PodView, parse_pod
-from launcher.state import Reason
+from launcher.contract.reasons import Reason
+from launcher.targets.kubernetes.job_news import find_fix, tell_news
+from launcher.targets.kubernetes.pod_notes import SETTLE_S, PodNotes, StartLimit, same_words
+from launcher.targets.kubernetes.pod_states import PodView, parse_pod
 from tests.launcher.fake_cluster import ended, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"

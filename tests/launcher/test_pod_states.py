@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.pod_states import (
+from launcher.contract.reasons import NodeState, Reason
+from launcher.targets.kubernetes.pod_states import (
     FIX,
     WORDS,
     JobEnd,
@@ -16,7 +17,6 @@ from launcher.pod_states import (
     parse_pod,
     reason_of_end,
 )
-from launcher.state import NodeState, Reason
 from tests.launcher.fake_cluster import ended, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.report import AgentReport, Ledger, ledger_path, make_outcome
 from launcher.agent.report import write_outcome as write_node_outcome
-from launcher.cli import run_command
-from launcher.follow import write_outcome
-from launcher.plan import LaunchPlan
-from launcher.postmortem import TIMELINE_LINES, read_postmortem, render_postmortem
-from launcher.runs import RunFolder
-from launcher.state import Reason
+from launcher.commands.cli import run_command
+from launcher.contract import protocol
+from launcher.contract.reasons import Reason
+from launcher.follow.loop import write_outcome
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.runs.report import TIMELINE_LINES, read_postmortem, render_postmortem
 
 MakePlan = Callable[..., LaunchPlan]
 SUBMITTED_AT = 1000.0
@@ -84,7 +84,7 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
         ),
     }
     for (index, incarnation), report in reports.items():
-        path = run.node_dir(index, incarnation) / contract.OUTCOME_FILE
+        path = run.node_dir(index, incarnation) / protocol.OUTCOME_FILE
         outcome = make_outcome(
             report, exit_code=1, node_index=index, incarnation=incarnation,
             started_at=1001.0, finished_at=1030.0 - index,
@@ -147,7 +147,7 @@ def test_the_text_tells_the_same(ended: RunFolder) -> None:
 
 def test_a_running_run_is_told_up_to_now(run: RunFolder) -> None:
     run.write_launcher()
-    (run.node_dir(1, 1) / contract.OUTCOME_FILE).unlink()
+    (run.node_dir(1, 1) / protocol.OUTCOME_FILE).unlink()
     path = ledger_path(run.path, 1, 1)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + '{"torn')
     told = read_postmortem(run, SUBMITTED_AT + 41)
@@ -158,7 +158,7 @@ def test_a_running_run_is_told_up_to_now(run: RunFolder) -> None:
 
 def test_the_trainings_own_ledger_does_not_disturb(ended: RunFolder) -> None:
     before = read_postmortem(ended, 0.0)
-    folder = ended.path / contract.LEDGER_DIR
+    folder = ended.path / protocol.LEDGER_DIR
     (folder / "training-0-0-0-0.jsonl").write_text('{"source": "training", "event": "step"}\n')
     with ledger_path(ended.path, 0, 0).open("a") as file:
         file.write('{"source": "training", "event": "step"}\n[]\nnot json\n{"source": "agent"}\n')

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launcher.facts import TargetFacts
-from launcher.plan import LaunchPlan, plan_next_attempt, plan_replacement
-from launcher.render.container import Container
-from launcher.render.docker import render_docker
+from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
+from launcher.plan.target_facts import TargetFacts
+from launcher.targets.container import Container
+from launcher.targets.docker.render import render_docker
 
 MakePlan = Callable[..., LaunchPlan]
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from launcher.facts import TargetFacts
-from launcher.node_plan import Env
-from launcher.plan import LaunchPlan
-from launcher.render.local import render_local
-from launcher.render.shell import render_exports, render_line
+from launcher.contract.node_plan import Env
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import TargetFacts
+from launcher.targets.local.render import render_local
+from launcher.targets.shell import render_exports, render_line
 
 MakePlan = Callable[..., LaunchPlan]
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.job import JobSpec
-from launcher.node_plan import Elastic, Static
-from launcher.plan import LaunchPlan, plan_next_attempt
-from launcher.rendezvous import format_endpoint, plan_backend, plan_rendezvous
+from launcher.contract.errors import InputError
+from launcher.contract.node_plan import Elastic, Static
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
+from launcher.plan.rendezvous import format_endpoint, plan_backend, plan_rendezvous
 
 MakeJob = Callable[..., JobSpec]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.plan import LaunchPlan
-from launcher.report import RankFailure, decide_report, read_report
-from launcher.runs import RunFolder
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.failure import RankFailure, decide_report, read_report
+from launcher.runs.folder import RunFolder
 
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
 

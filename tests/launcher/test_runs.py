@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.plan import LaunchPlan, plan_next_attempt
-from launcher.runs import (
+from launcher.contract.errors import InputError
+from launcher.contract.reasons import RunState
+from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
+from launcher.runs.folder import (
     LAUNCHER_FILE,
     RunFolder,
     find_run,
@@ -19,7 +20,6 @@ from launcher.runs import (
     process_space,
     process_start,
 )
-from launcher.state import RunState
 from tests.launcher.runner import wait_until
 
 MakePlan = Callable[..., LaunchPlan]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.plan import LaunchPlan
-from launcher.scaling import check_scale
+from launcher.contract.errors import InputError
+from launcher.follow.scaling import check_scale
+from launcher.plan.launch_plan import LaunchPlan
 from tests.launcher.runner import Runner, wait_until
 
 ELASTIC = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from launcher.errors import SilentTargetError
-from launcher.targets.docker_engine import engine_errors
+from launcher.contract.errors import SilentTargetError
+from launcher.targets.docker.engine import engine_errors
 
 
 @pytest.fixture

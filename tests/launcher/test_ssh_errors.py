@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.targets.ssh_errors import explain
+from launcher.targets.hosts.ssh_errors import explain
 
 
 @pytest.mark.parametrize(

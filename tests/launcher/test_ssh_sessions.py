@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import proc
-from launcher.errors import TargetError
-from launcher.hosts import Host
-from launcher.inventory import Inventory
-from launcher.targets.ssh import Session, Ssh
+from launcher.contract.errors import TargetError
+from launcher.plan.hosts import Host
+from launcher.targets import proc
+from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.ssh import Session, Ssh
 
 CLIENT = """#!/bin/sh
 for word; do :; done

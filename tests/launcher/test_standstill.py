@@ -21,28 +21,27 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher import contract, proc, scaling, tails
 from launcher.agent import guard
-from launcher.clock import SystemClock
-from launcher.errors import ExitCode, TargetError
-from launcher.host import keeper as host_keeper
-from launcher.host import leases, processes, requests
-from launcher.hosts import Host, HostFacts
-from launcher.inventory import Inventory
-from launcher.plan import LaunchPlan
-from launcher.runs import RunFolder
-from launcher.targets import (
-    docker_engine,
-    docker_play,
-    host_images,
-    host_line,
-    kubernetes_api,
-    ssh,
-)
-from launcher.targets.docker_engine import Engine
-from launcher.targets.host_line import HostLine, Pulse
-from launcher.targets.local import find_agents
-from launcher.targets.ssh import Session, Ssh
+from launcher.contract import protocol
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode, TargetError
+from launcher.follow import scaling, tails
+from launcher.manifests import docker_play
+from launcher.plan.hosts import Host, HostFacts
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.targets import proc
+from launcher.targets.docker import engine as docker_engine
+from launcher.targets.docker.engine import Engine
+from launcher.targets.hosts import images, ssh
+from launcher.targets.hosts import line as host_line
+from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.line import HostLine, Pulse
+from launcher.targets.hosts.program import keeper as host_keeper
+from launcher.targets.hosts.program import leases, processes, requests
+from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.kubernetes import api
+from launcher.targets.local.target import find_agents
 from tests.launcher.runner import WAITING, Runner, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -196,9 +195,9 @@ def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(kubernetes_api, "REQUEST_LIMIT_S", 1.0)
-        monkeypatch.setattr(kubernetes_api, "STREAM_SILENCE_S", 1.0)
-        cluster = kubernetes_api.Cluster()
+        monkeypatch.setattr(api, "REQUEST_LIMIT_S", 1.0)
+        monkeypatch.setattr(api, "STREAM_SILENCE_S", 1.0)
+        cluster = api.Cluster()
         cluster.namespace  # noqa: B018 - the client and the configuration are read before
         with within(3), pytest.raises(TargetError, match="does not answer"):
             cluster.read_version(1.0)
@@ -344,15 +343,15 @@ def test_an_image_that_gets_stuck_on_its_way_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, save: str, load: str
 ) -> None:
     put_first(monkeypatch, tmp_path / "docker", "docker", DOCKER.format(save=save, load=load))
-    monkeypatch.setattr(host_images, "SILENCE_LIMIT_S", 1.0)
-    monkeypatch.setattr(host_images, "SEND_LIMIT_S", 1.0)
-    image = host_images.Image(name="i", id="own")
+    monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
+    monkeypatch.setattr(images, "SEND_LIMIT_S", 1.0)
+    image = images.Image(name="i", id="own")
     with (
         open_ssh(tmp_path, monkeypatch).open(host) as session,
         within(20),
         pytest.raises(TargetError, match="gpu1"),
     ):
-        host_images.provide_image(image, session)
+        images.provide_image(image, session)
 
 
 def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
@@ -390,8 +389,8 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         lease = {"run_id": "standing", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
         leases.LeaseBook(spec["lease_dir"]).take(lease, 20.0, None)
         (tmp_path / "node").mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "launcher.host", "keep"]
-        env = {**os.environ, contract.RUN_ID: "standing", contract.NODE_INDEX: "0"}
+        command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
+        env = {**os.environ, protocol.RUN_ID: "standing", protocol.NODE_INDEX: "0"}
         env[processes.KEEPER] = "1"
         keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, env=env)
         started.append(keeper)
@@ -431,7 +430,10 @@ def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(
 
 
 def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever() -> None:
-    code = "import launcher.host.__main__ as m; m.SPEC_LIMIT_S = 1; m.main(['host', 'keep'])"
+    code = (
+        "import launcher.targets.hosts.program.__main__ as m;"
+        " m.SPEC_LIMIT_S = 1; m.main(['host', 'keep'])"
+    )
     keeper = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
     assert keeper.wait(timeout=20) == -signal.SIGALRM
 
@@ -511,11 +513,11 @@ def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
     assert follower is not None
     shutil.rmtree(launcher.folder / "runs" / run_id)
     try:
-        wait_until(lambda: not proc.find(**{contract.RUN_ID: run_id}))
+        wait_until(lambda: not proc.find(**{protocol.RUN_ID: run_id}))
         wait_until(lambda: not proc.is_alive(follower))
     finally:
-        proc.send((follower, *proc.find(**{contract.RUN_ID: run_id})), signal.SIGKILL)
-    assert not (launcher.folder / "runs" / run_id / contract.OUTCOME_FILE).exists()
+        proc.send((follower, *proc.find(**{protocol.RUN_ID: run_id})), signal.SIGKILL)
+    assert not (launcher.folder / "runs" / run_id / protocol.OUTCOME_FILE).exists()
 
 
 @pytest.mark.slow
@@ -524,7 +526,7 @@ def test_a_node_of_this_machine_that_is_frozen_ends_with_its_run(launcher: Runne
     process = launcher.start("run", "job.yaml", "--on", "local", "--set", "stop_grace_s=1")
     wait_until(lambda: is_up(launcher))
     (run_id,) = launcher.run_ids()
-    (node,) = find_agents(proc.find(**{contract.RUN_ID: run_id}))
+    (node,) = find_agents(proc.find(**{protocol.RUN_ID: run_id}))
     freeze(node)
     with within(25):
         assert launcher("stop", run_id).returncode == 0
@@ -625,8 +627,8 @@ def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path: Path
         local_rank=0,
     )
     request = {"reason": "preempted", "at": now + 7200, "deadline": now + 7230}
-    (tmp_path / contract.STOP_REQUEST_FILE).write_text(json.dumps(request))
+    (tmp_path / protocol.STOP_REQUEST_FILE).write_text(json.dumps(request))
     assert guard._grace_s(place) <= 30
     request = {"reason": "preempted", "at": now - 1, "deadline": now + 29}
-    (tmp_path / contract.STOP_REQUEST_FILE).write_text(json.dumps(request))
+    (tmp_path / protocol.STOP_REQUEST_FILE).write_text(json.dumps(request))
     assert 25 < guard._grace_s(place) <= 29

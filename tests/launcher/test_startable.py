@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import repository
-from launcher.errors import InputError
-from launcher.facts import TargetFacts
-from launcher.hosts import Host, HostFacts
-from launcher.plan import LaunchPlan
+from launcher.contract import repository
+from launcher.contract.errors import InputError
+from launcher.plan.hosts import Host, HostFacts
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import TargetFacts
 from launcher.targets.code import read_code
-from launcher.targets.docker_engine import _image_hint
-from launcher.targets.local import how_to_install
+from launcher.targets.docker.engine import _image_hint
+from launcher.targets.local.target import how_to_install
 from launcher.targets.startable import check_here, check_in_code, check_in_mounts
 from tests.launcher.runner import ROOT, Runner
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import ExitCode
-from launcher.state import (
+from launcher.contract.errors import ExitCode
+from launcher.contract.reasons import (
     EXIT_CODE_OF_REASON,
     FAULT_OF_REASON,
     RUN_TRANSITIONS,

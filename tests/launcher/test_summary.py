@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import Outcome
-from launcher.state import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
-from launcher.summary import render_summary
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
+from launcher.runs.folder import Outcome
+from launcher.runs.summary import render_summary
 
 
 def summary(reason: Reason, hosts: str | None = None, **fields: Any) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
-from launcher.timeline import measure_phases, tell_event, tell_timeline
+from launcher.contract import protocol
+from launcher.runs.timeline import measure_phases, tell_event, tell_timeline
 
 SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "agent-started"}, "agent started"),
@@ -64,7 +64,7 @@ def test_events_are_told_in_words(event: dict[str, Any], words: str) -> None:
 
 
 def test_every_event_of_the_contract_has_words() -> None:
-    source = Path(contract.__file__).read_text()
+    source = Path(protocol.__file__).read_text()
     listed = re.search(r"Events: (.*?)\.\"\"\"", source, re.DOTALL)
     assert listed is not None
     names = re.sub(r"\(.*?\)", "", listed[1], flags=re.DOTALL)

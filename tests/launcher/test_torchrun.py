@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
-from launcher.facts import TargetFacts
-from launcher.node_plan import NodePlan
-from launcher.plan import LaunchPlan
-from launcher.torchrun import (
+from launcher.contract import protocol
+from launcher.contract.node_plan import NodePlan
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import TargetFacts
+from launcher.plan.torchrun import (
     Settings,
     WorkerFailure,
     WorkerLog,
@@ -92,7 +92,7 @@ def test_elastic_nodes_are_told_who_hosts_the_store(make_plan: MakePlan) -> None
 def test_standalone_is_never_set(make_plan: MakePlan) -> None:
     options = dict(settings(make_plan().nodes[0]).options)
     assert "standalone" not in options
-    assert "PET_STANDALONE" in contract.STALE_VARIABLES
+    assert "PET_STANDALONE" in protocol.STALE_VARIABLES
 
 
 @pytest.mark.parametrize(("torch", "known"), [((2, 11), False), ((2, 12), True), ((3, 0), True)])

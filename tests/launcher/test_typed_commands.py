@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
 from launcher.commands.typed import program_name
+from launcher.contract import protocol
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
@@ -130,11 +130,11 @@ def terminal(server: FakeCluster, tmp_path: Path) -> Iterator[Terminal]:
 
 
 def run_id_of(server: FakeCluster) -> str:
-    return str(server.objects["jobs", "digits"]["metadata"]["labels"][contract.LABEL_RUN_ID])
+    return str(server.objects["jobs", "digits"]["metadata"]["labels"][protocol.LABEL_RUN_ID])
 
 
 def put_pod(server: FakeCluster, **fields: Any) -> None:
-    labels = {contract.LABEL_RUN_ID: run_id_of(server), INDEX: "0"}
+    labels = {protocol.LABEL_RUN_ID: run_id_of(server), INDEX: "0"}
     server.put("pods", pod("digits-0-a", labels, **fields))
 
 
@@ -348,7 +348,7 @@ def test_the_logs_of_a_manifest_are_followed_right_after_it_was_applied(
     (line,) = [line for line in opening if "kubectl logs" in line]
     follows = kubectl(line)
     server.until(lambda: server.asked("GET", "/pods"), 60)
-    labels = {contract.LABEL_JOB: "digits"}
+    labels = {protocol.LABEL_JOB: "digits"}
     waiting = {"waiting": {"reason": "ContainerCreating"}}
     for index in range(2):
         server.put("pods", pod(f"digits-{index}", labels, phase="Pending", state=waiting))

@@ -20,12 +20,12 @@ ENTERED = [function for row in TABLE for function in row.functions.split()]
 WALL_CLOCKS = {
     "agent.guard:_grace_s": "a deadline that two processes share; never longer than was given",
     "commands.runs:_ps": "handed on to be shown",
-    "host.leases:LeaseBook.read": "an age that is shown",
-    "host.revive:_wait_for_engine": "counts over a start of the machine, as no other clock does",
-    "listing:_row": "an age that is shown",
+    "targets.hosts.program.leases:LeaseBook.read": "an age that is shown",
+    "targets.hosts.program.revive:_wait_for_engine": "counts over a start of the machine",
+    "api.listing:_row": "an age that is shown",
 }
 """Who reckons with the time of day, which may be set at any moment, and why."""
-ZERO_TIMES = {"timeline:measure_phases": "the first instant of a ledger, not of a clock"}
+ZERO_TIMES = {"runs.timeline:measure_phases": "the first instant of a ledger, not of a clock"}
 
 
 def test_every_call_that_may_block_is_in_the_table() -> None:

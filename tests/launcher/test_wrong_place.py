@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cli
+from launcher.commands import cli
 
 ROOT = Path(__file__).parents[2]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import yaml_source
-from launcher.yaml_source import (
+from launcher.yamlfile import source as yaml_source
+from launcher.yamlfile.source import (
     MAX_DEPTH,
     MAX_FILE_BYTES,
     MAX_NODES,

@@ -58,8 +58,7 @@ IN_THE_NODE = (
         never=by(ENDINGS, "test_a_guard_whose_agent_has_gone_ends_its_script"),
     ),
     Row(
-        functions="""agent.processes:end_children agent.processes:reap
-            agent.preload:_check_running""",
+        functions="agent.processes:end_children agent.processes:reap agent.preload:_check_running",
         who="supervisor and guard, for what is left below them",
         ends="no child is left",
         limit="10 s: uninterruptible sleep outlives SIGKILL; looking (WNOHANG) waits for nobody",
@@ -149,7 +148,7 @@ IN_THE_NODE = (
     ),
     Row.alike(
         """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
-        agent.worker:_tell agent.guard:_flush""",
+            agent.worker:_tell agent.guard:_flush""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
     ),
@@ -157,7 +156,7 @@ IN_THE_NODE = (
 
 LAUNCHER = (
     Row(
-        functions="follow:Follower._loop clock:SystemClock.sleep",
+        functions="follow.loop:Follower._loop contract.clock:SystemClock.sleep",
         who="the launcher, for the nodes",
         ends="an outcome, a request to stop, a signal, the removal of the run's folder",
         limit="none: as long as the job lives",
@@ -186,7 +185,7 @@ LAUNCHER = (
         ),
     ),
     Row(
-        functions="follow:Follower._wait_for_room",
+        functions="follow.loop:Follower._wait_for_room",
         who="the launcher, for room to record a node's next start",
         ends="there is room",
         limit="disk_free_limit_s; none where a node has waited before, or without the agent",
@@ -202,7 +201,7 @@ LAUNCHER = (
         never=by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
     ),
     Row(
-        functions="targets.local:LocalTarget._end",
+        functions="targets.local.target:LocalTarget._end",
         who="whoever stops a local run, for its processes",
         ends="none is left",
         limit="the grace, then SWEEP_LIMIT_S of SIGKILL",
@@ -212,7 +211,7 @@ LAUNCHER = (
         never=by(LOCAL, "test_stopping_leaves_no_process_however_stubborn"),
     ),
     Row(
-        functions="stopping:stop_run",
+        functions="api.stopping:stop_run",
         who="launcher stop, for the launcher that follows the run",
         ends="the outcome; the launcher's end; a launcher that a signal has stopped",
         limit="the grace and MARGIN_S; then it is done in its place",
@@ -227,7 +226,7 @@ LAUNCHER = (
         never=by(LOCAL, "test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended"),
     ),
     Row(
-        functions="scaling:scale_run",
+        functions="follow.scaling:scale_run",
         who="launcher scale, for the launcher that follows the run",
         ends="the request is taken up",
         limit="ANSWER_LIMIT_S",
@@ -237,8 +236,9 @@ LAUNCHER = (
         never=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
     ),
     Row(
-        functions="""outlet:Outlet.close outlet:Outlet._make_room outlet:Outlet._put
-            outlet:Outlet._write_on outlet:Outlet.wait_for_room""",
+        functions="""follow.outlet:Outlet.close follow.outlet:Outlet._make_room
+            follow.outlet:Outlet._put follow.outlet:Outlet._write_on
+            follow.outlet:Outlet.wait_for_room""",
         who="the launcher, for whoever reads what it says",
         ends="it is read, or left out with a word",
         limit="HOLD_S while it runs, STALL_S at its end",
@@ -256,7 +256,7 @@ LAUNCHER = (
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
     ),
     Row(
-        functions="report:_read_tail",
+        functions="runs.failure:_read_tail",
         who="the launcher, for the end of what workers have written",
         ends="CHUNK_BYTES were read; at the end what there was then",
         limit="a part of each file at each look",
@@ -268,7 +268,7 @@ LAUNCHER = (
         ),
     ),
     Row(
-        functions="listing:_turns",
+        functions="api.listing:_turns",
         who="launcher logs --follow, for the run's end",
         ends="the outcome, the launcher's end, Ctrl-C",
         limit="none: as long as the run",
@@ -278,7 +278,7 @@ LAUNCHER = (
         never=Cannot("a run that is not there is refused before"),
     ),
     Row(
-        functions="proc:in_background proc:_teller.tell",
+        functions="targets.proc:in_background targets.proc:_teller.tell",
         who="launcher run --detach, for the background's first word",
         ends="the word, or the background's end",
         limit="that of the submission; Ctrl-C",
@@ -288,8 +288,8 @@ LAUNCHER = (
         never=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
     ),
     Row(
-        functions="""proc:read_output proc:read_bytes host.commands:read_output
-            probes.program:_output""",
+        functions="""targets.proc:read_output targets.proc:read_bytes
+            targets.hosts.program.commands:read_output doctor.program:_output""",
         who="anybody, for a short command",
         ends="its end",
         limit="the caller's timeout_s, then SIGKILL",
@@ -302,25 +302,25 @@ LAUNCHER = (
     ),
     Row.alike(
         """commands.doctor:_doctor commands.env:_env commands.hosts:_hosts commands.jobs:_render
-        commands.jobs:_render_kubernetes commands.runs:_ps commands.runs:_status
-        commands.runs:_report commands.schema:_schema commands.check:_check
-        listing:_write __main__:say __main__:_flush commands.parser:Parser._print_message""",
+            commands.jobs:_render_kubernetes commands.runs:_ps commands.runs:_status
+            commands.runs:_report commands.schema:_schema commands.check:_check api.listing:_write
+            __main__:say __main__:_flush commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",
         SHOWN,
     ),
     Row.alike(
-        "job_problems:resolve joining:_take_index",
+        "job.problems:resolve api.joining:_take_index",
         "nobody: loops over what is given, until a free name or the end of a chain",
         Cannot("every turn takes one from what there is"),
     ),
     Row.alike(
-        "by_hand:read_local_addr",
+        "targets.by_hand:read_local_addr",
         "a command, for a route to the endpoint",
         Cannot("UDP: no packet is sent, the kernel answers"),
     ),
     Row.alike(
-        """probes.program:measure probes.program:_check_shared probes.program:resolve
-        probes.program:resolve.look probes.program:""",
+        """doctor.program:measure doctor.program:_check_shared doctor.program:resolve
+            doctor.program:resolve.look doctor.program:""",
         "the probe in a node, for the other nodes",
         Cannot("it is a job's worker: the doctor's limit stops its run (probe_run.run_probe)"),
     ),

@@ -26,14 +26,13 @@ STUCK_IMAGE = "test_an_image_that_gets_stuck_on_its_way_is_an_error"
 
 OF_DOCKER = (
     Row(
-        functions="""targets.docker_engine:Engine.api targets.docker_engine:Engine.read_info
-            targets.docker_engine:Engine.read_image_config
-            targets.docker_engine:Engine.list_containers targets.docker_engine:Engine._networks
-            targets.docker_engine:Engine.read_ending targets.docker_engine:Engine.create
-            targets.docker_engine:Engine._create targets.docker_engine:Engine._start
-            targets.docker_engine:Engine.end
-            targets.docker_engine:Engine.remove targets.docker_engine:Engine._remove_network
-            targets.docker_engine:at_once""",
+        functions="""targets.docker.engine:Engine.api targets.docker.engine:Engine.read_info
+            targets.docker.engine:Engine.read_image_config
+            targets.docker.engine:Engine.list_containers targets.docker.engine:Engine._networks
+            targets.docker.engine:Engine.read_ending targets.docker.engine:Engine.create
+            targets.docker.engine:Engine._create targets.docker.engine:Engine._start
+            targets.docker.engine:Engine.end targets.docker.engine:Engine.remove
+            targets.docker.engine:Engine._remove_network targets.docker.engine:at_once""",
         who="the launcher, for the Docker engine",
         ends="its answer",
         limit="CONNECT_TIMEOUT_S for its first word, REQUEST_TIMEOUT_S for each request",
@@ -47,7 +46,7 @@ OF_DOCKER = (
         ),
     ),
     Row(
-        functions="targets.docker_engine:Engine._until_gone",
+        functions="targets.docker.engine:Engine._until_gone",
         who="whoever stops, for the engine to remove what has ended",
         ends="it is gone",
         limit="SWEEP_LIMIT_S",
@@ -59,8 +58,8 @@ OF_DOCKER = (
         never=by(DOCKER, "test_stop_may_be_called_again_and_for_a_run_that_is_not_known"),
     ),
     Row(
-        functions="""targets.docker_console:Consoles.save targets.docker_console:_follow
-            targets.docker_console:_complete""",
+        functions="""targets.docker.console:Consoles.save targets.docker.console:_follow
+            targets.docker.console:_complete""",
         who="the launcher, for a container's output",
         ends="the container's end",
         limit="JOIN_LIMIT_S; the follower is a daemon of its own",
@@ -70,8 +69,8 @@ OF_DOCKER = (
         never=by(DOCKER, "test_a_start_that_fails_half_way_leaves_nothing_behind"),
     ),
     Row(
-        functions="""player:Player.play player:Player._join player:Player._show
-            player:_read_output""",
+        functions="""manifests.player:Player.play manifests.player:Player._join
+            manifests.player:Player._show manifests.player:_read_output""",
         who="launcher play, for its pods",
         ends="an outcome by the operator's rules; Ctrl-C",
         limit="activeDeadlineSeconds, if the manifest has it; LAST_OUTPUT_S for output",
@@ -85,7 +84,7 @@ OF_DOCKER = (
         never=by(PLAY, "test_an_image_that_is_not_there_is_told_before_anything_is_left"),
     ),
     Row(
-        functions="player:Player.close",
+        functions="manifests.player:Player.close",
         who="launcher play, for the engine that is to remove its containers",
         ends="they are gone",
         limit="LEAST_TRIES_S; then it says STILL RUNNING, with the commands to type",
@@ -95,12 +94,12 @@ OF_DOCKER = (
         never=by(PLAY_FAULTS, AWAY),
     ),
     Row.alike(
-        "player:Player._read.put player:Player._read.lose",
+        "manifests.player:Player._read.put manifests.player:Player._read.lose",
         "nobody: a queue without a bound",
         Cannot("it takes what it is given at once"),
     ),
     Row(
-        functions="targets.docker_play:_remove_as_root",
+        functions="manifests.docker_play:_remove_as_root",
         who="launcher play, for the container that removes what pods' users own",
         ends="its end",
         limit="REMOVE_LIMIT_S",
@@ -113,9 +112,9 @@ OF_DOCKER = (
 
 TO_HOSTS = (
     Row(
-        functions="""targets.ssh:Session.__init__ targets.ssh:Session._skip_noise
-            targets.ssh:Session.send targets.ssh:Session.receive targets.ssh:Session._say
-            proc:Conversation.end""",
+        functions="""targets.hosts.ssh:Session.__init__ targets.hosts.ssh:Session._skip_noise
+            targets.hosts.ssh:Session.send targets.hosts.ssh:Session.receive
+            targets.hosts.ssh:Session._say targets.proc:Conversation.end""",
         who="the launcher, for the program on a host, and the ssh client between them",
         ends="its answer; the end of the connection",
         limit="OPEN_LIMIT_S, then the request's own; a watch: SILENCE_LIMIT_S by its beats",
@@ -130,8 +129,9 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row(
-        functions="""targets.ssh:Ssh.each targets.ssh:Ssh.open_early targets.ssh:Ssh.sessions
-            targets.hosts:HostsTarget.facts doctor_hosts:_HostsProbe._diagnose_pairs""",
+        functions="""targets.hosts.ssh:Ssh.each targets.hosts.ssh:Ssh.open_early
+            targets.hosts.ssh:Ssh.sessions targets.hosts.target:HostsTarget.facts
+            targets.hosts.doctor:_HostsProbe._diagnose_pairs""",
         who="the launcher, for all hosts at once",
         ends="the last answer, or the last limit",
         limit="the longest of the requests' own",
@@ -141,9 +141,8 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row(
-        functions="""targets.host_line:HostLine._run
-            targets.host_line:HostLine.close targets.host_line:HostLine.free
-            targets.hosts:HostsTarget.look_on""",
+        functions="""targets.hosts.line:HostLine._run targets.hosts.line:HostLine.close
+            targets.hosts.line:HostLine.free targets.hosts.target:HostsTarget.look_on""",
         who="a line of the launcher, for what its host tells",
         ends="the launcher's word; silence, after which the host is reached anew",
         limit="SILENCE_LIMIT_S; FREE_LIMIT_S and 5 s to close; FIRST_WORD_LIMIT_S to look on",
@@ -156,7 +155,7 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same"),
     ),
     Row(
-        functions="targets.host_line:copy_once",
+        functions="targets.hosts.line:copy_once",
         who="the launcher, for all files of a host",
         ends="the host says that it is done",
         limit="COPY_SILENCE_S between two messages",
@@ -165,9 +164,9 @@ TO_HOSTS = (
         frozen=by(STAND, "test_a_host_that_stands_still_is_not_copied_from_for_ever"),
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
-    Row.alike("targets.host_line:Pulse._run", "the launcher's beat, between two beats", NOBODY),
+    Row.alike("targets.hosts.line:Pulse._run", "the launcher's beat, between two beats", NOBODY),
     Row(
-        functions="targets.host_late:LateStarts.add.keep_trying",
+        functions="targets.hosts.late:LateStarts.add.keep_trying",
         who="the launcher, for a host that is away",
         ends="the start; the run's end",
         limit="BACK_LIMIT_S, where the run cannot do without it; else the run's life",
@@ -177,7 +176,7 @@ TO_HOSTS = (
         never=by(LATE, "test_a_run_that_needs_the_host_gives_it_up_after_the_limit"),
     ),
     Row(
-        functions="targets.host_nodes:ask_on",
+        functions="targets.hosts.nodes:ask_on",
         who="a command on one machine, for the launcher on another",
         ends="its request is taken up",
         limit="ANSWER_LIMIT_S",
@@ -187,7 +186,8 @@ TO_HOSTS = (
         never=Cannot("a run that nobody follows is refused at once"),
     ),
     Row(
-        functions="proc:Conversation.read host.commands:feed host.__main__:read_chunks",
+        functions="""targets.proc:Conversation.read targets.hosts.program.commands:feed
+            targets.hosts.program.__main__:read_chunks""",
         who="launcher and host, for the two engines that an image goes between",
         ends="the last part",
         limit="SILENCE_LIMIT_S for each part, SEND_LIMIT_S for the end; IDLE_LIMIT_S there",
@@ -203,10 +203,12 @@ TO_HOSTS = (
 
 ON_HOSTS = (
     Row(
-        functions="""host.__main__:converse host.__main__:Held.answer_callers
-            host.frames:read_frame host.frames:write_frame
-            host.watch:Watch.run host.watch:Watch._hear
-            host.watch:Watch._tell_done host.watch:Watch.send_new host.watch:Watch._send_file""",
+        functions="""targets.hosts.program.__main__:converse
+            targets.hosts.program.__main__:Held.answer_callers
+            targets.hosts.program.frames:read_frame targets.hosts.program.frames:write_frame
+            targets.hosts.program.watch:Watch.run targets.hosts.program.watch:Watch._hear
+            targets.hosts.program.watch:Watch._tell_done targets.hosts.program.watch:Watch.send_new
+            targets.hosts.program.watch:Watch._send_file""",
         who="the program on a host, for its launcher",
         ends="what it says; the end of the stream",
         limit="SIGALRM: IDLE_LIMIT_S between requests, SILENCE_LIMIT_S in a watch",
@@ -216,7 +218,7 @@ ON_HOSTS = (
         never=by(COPY, "test_a_launcher_that_never_says_a_word_is_not_waited_for"),
     ),
     Row(
-        functions="host.commands:start_keeper",
+        functions="targets.hosts.program.commands:start_keeper",
         who="a session, for the keeper to take its spec; the keeper, for the spec",
         ends="it is handed over",
         limit="the request's, by SIGALRM; SPEC_LIMIT_S for the keeper",
@@ -229,7 +231,8 @@ ON_HOSTS = (
         never=by(STAND, "test_a_keeper_whose_starter_hangs_does_not_wait_for_ever"),
     ),
     Row(
-        functions="host.keeper:_Keeper._follow host.keeper:_Keeper._close",
+        functions="""targets.hosts.program.keeper:_Keeper._follow
+            targets.hosts.program.keeper:_Keeper._close""",
         who="the keeper, for its node",
         ends="the node's end; the lease's; a request to stop, with its grace and SIGKILL",
         limit="none while the lease lives; SWEEP_LIMIT_S at the end",
@@ -242,7 +245,7 @@ ON_HOSTS = (
         never=by(REQUESTS, "test_what_a_node_holds_is_its_own_until_its_grace_is_over"),
     ),
     Row(
-        functions="host.keeper:_Keeper._may_come_back",
+        functions="targets.hosts.program.keeper:_Keeper._may_come_back",
         who="the keeper, for Docker to bring its container back",
         ends="it runs again, or is gone",
         limit="BACK_LIMIT_S, MAX_COMEBACKS times; 20 s for each word of the engine",
@@ -252,7 +255,7 @@ ON_HOSTS = (
         never=by(REVIVE, "test_a_node_waits_for_its_engine_and_not_for_ever"),
     ),
     Row(
-        functions="host.requests:end_nodes",
+        functions="targets.hosts.program.requests:end_nodes",
         who="a session that stops, for keepers and their nodes",
         ends="none is left",
         limit="the grace and 5 s, then SIGKILL and 5 s, then it is refused with the pids",
@@ -262,8 +265,8 @@ ON_HOSTS = (
         never=by(STAND, "test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended"),
     ),
     Row(
-        functions="""host.leases:LeaseBook._locked host.leases:LeaseBook._try_lock
-            host.revive:revive""",
+        functions="""targets.hosts.program.leases:LeaseBook._locked
+            targets.hosts.program.leases:LeaseBook._try_lock targets.hosts.program.revive:revive""",
         who="whoever takes a lease, for the lock; revive: tried without waiting",
         ends="the lock is free: the kernel lets go of it with its holder",
         limit="LOCK_LIMIT_S",
@@ -273,8 +276,9 @@ ON_HOSTS = (
         never=by(LEASES, "test_the_last_lease_takes_its_folder_with_it"),
     ),
     Row(
-        functions="""host.facts:read_reachable host.facts:Calls.wait host.facts:Calls._hear
-            host.facts:Listener.answer""",
+        functions="""targets.hosts.program.facts:read_reachable
+            targets.hosts.program.facts:Calls.wait targets.hosts.program.facts:Calls._hear
+            targets.hosts.program.facts:Listener.answer""",
         who="a host, for others at the addresses that they may have",
         ends="each has answered; SETTLED_S after each host has",
         limit="the request's wait_s",
@@ -287,7 +291,7 @@ ON_HOSTS = (
         ),
     ),
     Row(
-        functions="host.examine:read_tokens",
+        functions="targets.hosts.program.examine:read_tokens",
         who="a host, for the others' files in a shared folder",
         ends="all are seen",
         limit="the request's wait_s",
@@ -300,9 +304,9 @@ ON_HOSTS = (
 
 OF_CLUSTERS = (
     Row(
-        functions="""targets.kubernetes_api:Cluster._call targets.kubernetes_api:Cluster._open
-            targets.kubernetes_api:Cluster._stream_lines targets.kubernetes_api:Cluster.read_log
-            targets.kubernetes_watch:PodWatch.wait_listed""",
+        functions="""targets.kubernetes.api:Cluster._call targets.kubernetes.api:Cluster._open
+            targets.kubernetes.api:Cluster._stream_lines targets.kubernetes.api:Cluster.read_log
+            targets.kubernetes.watch:PodWatch.wait_listed""",
         who="the launcher, for the API server",
         ends="its answer; a stream's end",
         limit="REQUEST_LIMIT_S for each request, STREAM_SILENCE_S in a stream",
@@ -312,7 +316,7 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_an_unreachable_server_is_told_with_the_fix"),
     ),
     Row(
-        functions="follow_kubernetes:ClusterFollower._loop",
+        functions="targets.kubernetes.follow:ClusterFollower._loop",
         who="the launcher, for the job's object",
         ends="its end, its removal, a stop, a signal",
         limit="none: as long as the job lives; a silent cluster is waited for",
@@ -325,7 +329,7 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault"),
     ),
     Row(
-        functions="targets.kubernetes:KubernetesTarget.wait_gone",
+        functions="targets.kubernetes.target:KubernetesTarget.wait_gone",
         who="whoever stops, for the pods' end",
         ends="none is left",
         limit="the grace and STOP_MARGIN_S",
@@ -338,7 +342,7 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault"),
     ),
     Row(
-        functions="follow_kubernetes:ClusterFollower._insist",
+        functions="targets.kubernetes.follow:ClusterFollower._insist",
         who="the launcher, for the cluster to end a job",
         ends="it takes the word",
         limit="the grace, LEAST_TRIES_S at least; then STILL RUNNING",
@@ -348,7 +352,7 @@ OF_CLUSTERS = (
         never=by(K8S_FAULTS, "test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs"),
     ),
     Row(
-        functions="targets.kubernetes_watch:PodWatch.wait_endings",
+        functions="targets.kubernetes.watch:PodWatch.wait_endings",
         who="the launcher, for the last events of pods that are gone",
         ends="each has told its end",
         limit="ENDINGS_LIMIT_S",
@@ -360,8 +364,8 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_a_failed_run_says_why_and_keeps_its_object"),
     ),
     Row(
-        functions="""targets.kubernetes_logs:LogFollower.finish
-            targets.kubernetes_logs:LogFollower._run targets.kubernetes_watch:PodWatch._run""",
+        functions="""targets.kubernetes.logs:LogFollower.finish
+            targets.kubernetes.logs:LogFollower._run targets.kubernetes.watch:PodWatch._run""",
         who="the launcher, for the last lines of a pod; its threads, between two tries",
         ends="the log's end",
         limit="LOG_LIMIT_S",
@@ -371,14 +375,13 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_a_log_that_is_gone_with_its_pod_ends_the_reading"),
     ),
     Row.alike(
-        """targets.kubernetes_output:PodOutput.take
-        targets.kubernetes_output:ConsoleWriter._is_held
-        targets.kubernetes_logs:LogFollower._accept""",
+        """targets.kubernetes.output:PodOutput.take targets.kubernetes.output:ConsoleWriter._is_held
+            targets.kubernetes.logs:LogFollower._accept""",
         "nobody: a lock that is tried without waiting, a file, and lines that are there",
         Cannot("the kernel answers at once"),
     ),
     Row.alike(
-        "targets.kubernetes_config:open_client",
+        "targets.kubernetes.config:open_client",
         "the launcher, for the login command of the person's context",
         Cannot("it may ask the person at the terminal, who ends it with Ctrl-C"),
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.stopping import StopFiles
-from launcher.state import Reason
+from launcher.contract.reasons import Reason
 from train.preemption import GRACE_S, PreemptedError, Preemption, Wish
 
 PROGRAM = Path(__file__).parent / "programs" / "leaving.py"

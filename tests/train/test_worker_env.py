@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import contract
+from launcher.contract import protocol
 from train import worker_env
 from train.errors import InputError
 from train.worker_env import WorkerEnv, World, parse_worker_env
@@ -47,7 +47,7 @@ RANK_1_OF_4 = {
     ],
 )
 def test_names_are_those_of_the_launchers_contract(name):
-    assert getattr(worker_env, name) == getattr(contract, name)
+    assert getattr(worker_env, name) == getattr(protocol, name)
 
 
 def test_the_training_never_imports_the_launcher():

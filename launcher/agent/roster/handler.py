@@ -58,7 +58,7 @@ from launcher.agent.roster.words import (
     Refuse,
     TakeGeneration,
 )
-from launcher.clock import Clock, SystemClock
+from launcher.contract.clock import Clock, SystemClock
 
 BACKEND = "roster"
 FENCE_LOOK_S = 5.0

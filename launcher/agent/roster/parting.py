@@ -6,7 +6,7 @@ from launcher.agent.roster.head import Phase
 from launcher.agent.roster.store import StoreClient
 from launcher.agent.roster.view import State, status_in
 from launcher.agent.roster.watch import Beat, listen, silent
-from launcher.clock import Clock
+from launcher.contract.clock import Clock
 
 LOOK_S = 0.05
 WAITING_SILENCE_S = 2.0

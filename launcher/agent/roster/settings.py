@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from launcher import contract
 from launcher.agent.roster.words import Rules
+from launcher.contract import protocol
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
 """What torch's ``LaunchConfig`` and torchrun put beside ours."""
@@ -107,10 +107,10 @@ def parse_settings(config: Mapping[str, Any], environ: Mapping[str, str] = os.en
     ]
     values: dict[str, Any] = {}
     given = {contract_key: v for contract_key, v in config.items() if contract_key in known}
-    if "node_index" not in given and contract.NODE_INDEX in environ:
-        given["node_index"] = environ[contract.NODE_INDEX]
+    if "node_index" not in given and protocol.NODE_INDEX in environ:
+        given["node_index"] = environ[protocol.NODE_INDEX]
     if "node_index" not in given:
-        problems.append(f"node_index: missing, and {contract.NODE_INDEX} is not set")
+        problems.append(f"node_index: missing, and {protocol.NODE_INDEX} is not set")
     for key, value in given.items():
         try:
             values[key] = _parse(value, str(known[key].type))

@@ -33,7 +33,7 @@ from launcher.agent.roster.words import (
     TakeGeneration,
     Write,
 )
-from launcher.clock import Clock
+from launcher.contract.clock import Clock
 
 Word = Deliver | Refuse | TakeGeneration
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.render.agent_archive import read_agent_sources, render_agent_archive
+from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
 from tests.launcher.agent.group import Group
 from tests.launcher.agent.place import Place
 

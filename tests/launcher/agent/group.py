@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.agent.settings import StoreEndpoint
+from launcher.contract.agent_settings import StoreEndpoint
 from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
 
 TELLING = """

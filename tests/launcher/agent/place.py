@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from launcher.agent.settings import AgentSettings, NodeTask
-from launcher.contract import RUN_ID
-from launcher.node_plan import Elastic, NodePlan
+from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.protocol import RUN_ID
 
 LIMIT_S = 120.0
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
 from launcher.agent import heartbeat
 from launcher.agent.engine import plan_preload
 from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, name_cause, sort_ends
@@ -19,14 +18,15 @@ from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
 from launcher.agent.heartbeat import Beat
 from launcher.agent.identity import SOURCES, identify
-from launcher.agent.settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.agent.stopping import Step, Stop
 from launcher.agent.takeover import may_go_on, plan_round
 from launcher.agent.watchdog import Limits, Silence, SilenceBook, decide_hung
-from launcher.errors import ExitCode, InputError
-from launcher.node_plan import Elastic, NodePlan, Static
-from launcher.render.agent_archive import read_agent_sources, rename, render_agent_archive
-from launcher.state import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
+from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
+from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.node_plan import Elastic, NodePlan, Static
+from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
+from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 
 NODE = NodePlan(
     node_index=0,
@@ -488,13 +488,13 @@ def test_equal_sources_give_equal_archives_without_the_public_name() -> None:
         assert not [name for name in names if name.startswith("launcher/")]
         for name in names:
             assert b"from launcher" not in archive.read(name)
-    assert contract.HEARTBEAT == "LAUNCHER_HEARTBEAT"
+    assert protocol.HEARTBEAT == "LAUNCHER_HEARTBEAT"
 
 
 def test_only_imports_are_renamed() -> None:
-    text = 'from launcher import state\nfrom launcher.errors import Fault\nx = "from launcher"\n'
+    text = 'from launcher import clock\nfrom launcher.errors import Fault\nx = "from launcher"\n'
     assert rename(text) == (
-        "from _launcher_node import state\nfrom _launcher_node.errors import Fault\n"
+        "from _launcher_node import clock\nfrom _launcher_node.errors import Fault\n"
         'x = "from launcher"\n'
     )
     with pytest.raises(ValueError, match=r"import launcher\.state"):

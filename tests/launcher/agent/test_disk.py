@@ -11,7 +11,7 @@ import pytest
 
 from launcher.agent import disk
 from launcher.agent.report import Ledger
-from launcher.clock import SystemClock
+from launcher.contract.clock import SystemClock
 from tests.launcher.agent.place import LIMIT_S, Place
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher import contract
-from launcher.agent.settings import StoreEndpoint
+from launcher.contract import protocol
+from launcher.contract.agent_settings import StoreEndpoint
 from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
 
 EARLY = """
@@ -129,7 +129,7 @@ def test_a_finished_node_that_is_stopped_has_completed_and_the_others_go_on(
     two[0].process.send_signal(signal.SIGTERM)
     assert end_of(two[0]) == 0, two[0].console()
     assert two[0].outcome()["reason"] == "completed"
-    assert two[0].outcome()["detail"] == contract.OTHERS_GO_ON
+    assert two[0].outcome()["detail"] == protocol.OTHERS_GO_ON
     # The store went with it; there is nothing left that the other could need it for.
     with pytest.raises(Exception, match="timed out"):
         end_of(two[1], 4.0)

@@ -15,9 +15,9 @@ import pytest
 from launcher.agent import processes, supervisor
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
 from launcher.agent.waking import STOPPED_LIMIT_S, Waker
-from launcher.clock import SystemClock
-from launcher.errors import ExitCode
-from launcher.state import Reason
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode
+from launcher.contract.reasons import Reason
 from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
 WAITS = """

@@ -20,8 +20,8 @@ from launcher.agent import heartbeat
 from launcher.agent.attempts import Attempts
 from launcher.agent.heartbeat import Beat, HeartbeatWriter, create_heartbeat, read_heartbeat
 from launcher.agent.report import Ledger
-from launcher.agent.settings import AgentSettings
 from launcher.agent.watchdog import PROOF_S, Look, Watchdog, compare_looks
+from launcher.contract.agent_settings import AgentSettings
 
 UPTIME_S = 1e7
 RACE_S = 1.5

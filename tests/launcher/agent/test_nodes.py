@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.settings import StoreEndpoint
+from launcher.contract.agent_settings import StoreEndpoint
 from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
 
 pytestmark = pytest.mark.slow

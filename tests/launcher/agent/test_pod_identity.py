@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import contract
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
 from launcher.agent.launch import _rdzv_configs
 from launcher.agent.report import render_termination, write_termination
-from launcher.agent.settings import AgentSettings, NodeTask, StoreEndpoint
-from launcher.errors import InputError
-from launcher.node_plan import Elastic, NodePlan, Static
+from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
+from launcher.contract.errors import InputError
+from launcher.contract.node_plan import Elastic, NodePlan, Static
 
 ELASTIC_WORKER = {"POD_NAME": "digits-worker-1", "POD_IP": "10.1.1.7"}
 
@@ -39,9 +39,9 @@ def node_of(log_dir: str = "/run/nodes/0/0", max_nodes: int = 4) -> NodePlan:
         command=("t.py",),
         workdir=None,
         env=(
-            (contract.NODE_INDEX, "0"),
-            (contract.INCARNATION, "0"),
-            (contract.MAX_WORLD_SIZE, str(max_nodes)),
+            (protocol.NODE_INDEX, "0"),
+            (protocol.INCARNATION, "0"),
+            (protocol.MAX_WORLD_SIZE, str(max_nodes)),
         ),
         secrets=(),
         mounts=(),
@@ -66,8 +66,8 @@ def test_another_pod_than_the_first_gets_an_index_address_folder_and_prefix_of_i
     assert isinstance(node.rendezvous, Elastic)
     assert node.rendezvous.is_host is False
     env = dict(node.env)
-    assert env[contract.NODE_INDEX] == "1"
-    assert env[contract.LINE_PREFIX_TEMPLATE] == "[1/${rank}] "
+    assert env[protocol.NODE_INDEX] == "1"
+    assert env[protocol.LINE_PREFIX_TEMPLATE] == "[1/${rank}] "
 
 
 def test_a_pod_s_name_counts_more_than_its_host_s_which_may_be_the_machine_s() -> None:
@@ -94,7 +94,7 @@ def test_a_job_that_was_resized_since_it_was_planned_runs_in_its_new_size(
 ) -> None:
     node = identify(task_of(), {**ELASTIC_WORKER, **told}).node
     assert (node.min_nodes, node.max_nodes, node.nproc_per_node) == expected
-    largest = dict(node.env)[contract.MAX_WORLD_SIZE]
+    largest = dict(node.env)[protocol.MAX_WORLD_SIZE]
     assert largest == str(expected[1] * expected[2]), "the training cuts its batches for it"
 
 
@@ -105,7 +105,7 @@ def test_a_job_planned_for_one_node_cannot_grow_because_its_store_has_no_address
 
 @pytest.mark.parametrize("identity", ["plan", "launcher"])
 def test_nodes_that_are_no_pods_take_nothing_from_torchrun_s_variables(identity: str) -> None:
-    told = {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "9", contract.NODE_INDEX: "0"}
+    told = {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "9", protocol.NODE_INDEX: "0"}
     node = identify(task_of(identity), told, "host").node
     assert (node.max_nodes, node.nproc_per_node) == (4, 1)
 
@@ -121,7 +121,7 @@ def test_each_new_pod_of_a_node_is_its_next_incarnation(tmp_path: Path) -> None:
     task = task_of(log_dir=str(tmp_path / "nodes/0/0"))
     taken = [claim_incarnation(task).node for _ in range(3)]
     assert [node.incarnation for node in taken] == [0, 1, 2]
-    assert [dict(node.env)[contract.INCARNATION] for node in taken] == ["0", "1", "2"]
+    assert [dict(node.env)[protocol.INCARNATION] for node in taken] == ["0", "1", "2"]
     assert [node.log_dir for node in taken] == [str(tmp_path / f"nodes/0/{n}") for n in range(3)]
 
 

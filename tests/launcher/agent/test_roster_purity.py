@@ -33,7 +33,7 @@ def test_the_pure_part_imports_neither_torch_nor_threads_nor_time(name: str) -> 
             assert ours[2] in PURE
         else:
             assert imported.partition(".")[0] in FOR_PURE_CODE | {"launcher"}, imported
-            assert imported != "launcher.clock"
+            assert imported != "launcher.contract.clock"
 
 
 @pytest.mark.parametrize("path", sorted((AGENT / "roster").glob("*.py")), ids=lambda p: p.stem)

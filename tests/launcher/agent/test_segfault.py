@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from launcher.agent.report import read_ends
-from launcher.contract import ERROR_FILE
+from launcher.contract.protocol import ERROR_FILE
 from tests.launcher.agent.place import LIMIT_S, Place
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher import contract
+from launcher.contract import protocol
 from tests.launcher.agent.place import LIMIT_S, Place, is_living, shared_memory_of, wait_until
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_scripts_that_know_nothing_simply_get_sigterm(
     process.send_signal(signum)
     assert process.wait(LIMIT_S) == code
     assert place.stdout() == "up\nsaved\n"
-    request = json.loads((place.node_dir / contract.STOP_REQUEST_FILE).read_text())
+    request = json.loads((place.node_dir / protocol.STOP_REQUEST_FILE).read_text())
     assert request["reason"] == reason
     assert request["deadline"] - request["at"] == pytest.approx(30)
 
@@ -231,8 +231,8 @@ def test_a_node_that_an_engine_starts_again_repeats_an_end_of_its_own_and_no_oth
     place.write("print('started')")
     place.plan()
     place.node_dir.mkdir(parents=True, exist_ok=True)
-    (place.node_dir / contract.OUTCOME_FILE).write_text(json.dumps({"exit_code": ended_with}))
-    place.env[contract.COMES_BACK] = "1"
+    (place.node_dir / protocol.OUTCOME_FILE).write_text(json.dumps({"exit_code": ended_with}))
+    place.env[protocol.COMES_BACK] = "1"
     assert place.run() == (code or 0)
     # One of its own has the reason too.
     assert ("reason" in place.outcome()) == (code is None)

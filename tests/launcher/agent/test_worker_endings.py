@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from launcher import contract
 from launcher.agent import guard
 from launcher.agent.heartbeat import create_heartbeat
+from launcher.contract import protocol
 from tests.launcher.agent.place import wait_until
 
 pytestmark = pytest.mark.slow
@@ -73,9 +73,9 @@ class Guarded:
             **self.plain,
             "RANK": "0",
             "LOCAL_RANK": "0",
-            "TORCHELASTIC_ERROR_FILE": str(self.rank_dir / contract.ERROR_FILE),
-            contract.NODE_DIR: str(folder),
-            contract.HEARTBEAT: str(folder / "heartbeat"),
+            "TORCHELASTIC_ERROR_FILE": str(self.rank_dir / protocol.ERROR_FILE),
+            protocol.NODE_DIR: str(folder),
+            protocol.HEARTBEAT: str(folder / "heartbeat"),
             guard.WORKER_DIR: str(self.rank_dir),
             guard.EXIT_GRACE_S: "1",
             guard.PARENT_PID: str(os.getpid()),
@@ -109,7 +109,7 @@ class Guarded:
         return done.returncode, done.stdout, done.stderr
 
     def exit_record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.rank_dir / contract.EXIT_FILE).read_text())
+        found: dict[str, Any] = json.loads((self.rank_dir / protocol.EXIT_FILE).read_text())
         return found
 
 
@@ -202,7 +202,7 @@ def test_what_a_script_leaves_in_unclosed_files_is_written(guarded: Guarded) -> 
 def test_an_uncaught_exception_is_told_in_error_json_as_torch_would(guarded: Guarded) -> None:
     (guarded.folder / "script.py").write_text("raise ValueError('no data')")
     guarded.run("script.py")
-    message = json.loads((guarded.rank_dir / contract.ERROR_FILE).read_text())["message"]
+    message = json.loads((guarded.rank_dir / protocol.ERROR_FILE).read_text())["message"]
     assert message["message"] == "ValueError: no data"
     assert "script.py" in message["extraInfo"]["py_callstack"]
     assert "worker.py" not in message["extraInfo"]["py_callstack"]

@@ -1,0 +1,1 @@
+"""What a person can ask for, as functions: run, list, stop, scale, join, doctor."""

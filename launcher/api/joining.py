@@ -1,0 +1,83 @@
+"""Adds a node by hand to an elastic run that goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from launcher.contract import protocol
+from launcher.contract.agent_settings import ROSTER
+from launcher.contract.errors import InputError
+from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.torchrun import line_prefix_template
+from launcher.runs.folder import RunFolder, write_agent_files
+from launcher.targets.agent_files import render_agent_files
+
+
+def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
+    """The run's plan with one more node, and that node's index, which nobody else gets.
+
+    Raises ``InputError`` where the run cannot take a node in.
+    """
+    plan = run.read_plan()
+    rendezvous = plan.nodes[0].rendezvous
+    if plan.agent is None or not isinstance(rendezvous, Elastic) or rendezvous.backend != ROSTER:
+        raise InputError(
+            f"{run.run_id} has a fixed number of nodes, or runs under plain torchrun",
+            "a job with nnodes: MIN:MAX and without engine: torchrun",
+        )
+    if run.read_outcome() is not None or run.launcher_pid() is None:
+        raise InputError(
+            f"{run.run_id} has ended, or nobody follows it", "launcher ps lists the runs that go on"
+        )
+    index = _take_index(run, plan)
+    return replace(plan, nodes=(*plan.nodes, plan_joining_node(plan, index))), index
+
+
+def write_task(plan: LaunchPlan, index: int) -> None:
+    """Puts what the node's agent is told into its folder."""
+    (node,) = (node for node in plan.nodes if node.node_index == index)
+    write_agent_files(render_agent_files(plan, (node,)))
+
+
+def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:
+    """A node as the plan's last one, under an index of its own; serves no store.
+
+    On CPU alone: accelerators are given out when the run is planned.
+    """
+    last = plan.nodes[-1]
+    assert isinstance(last.rendezvous, Elastic)
+    if last.device_ids:
+        raise InputError(
+            f"{plan.run_id} gave each GPU of this machine to one of its nodes",
+            f"launcher scale {plan.run_id} N, for nodes that were planned",
+        )
+    name = f"{plan.run_id}-{index}"
+    own = {
+        protocol.NODE_INDEX: str(index),
+        protocol.INCARNATION: "0",
+        protocol.LINE_PREFIX_TEMPLATE: line_prefix_template(index),
+    }
+    return replace(
+        last,
+        node_index=index,
+        incarnation=0,
+        name=name,
+        local_addr=name if last.local_addr == last.name else last.local_addr,
+        rendezvous=replace(last.rendezvous, is_host=False),
+        env=tuple((key, own.get(key, value)) for key, value in last.env),
+        log_dir=str(PurePosixPath(last.log_dir).parents[1] / str(index) / "0"),
+    )
+
+
+def _take_index(run: RunFolder, plan: LaunchPlan) -> int:
+    """The next free index; its folder says that it is taken."""
+    taken = {node.node_index for node in plan.nodes} | {index for index, _ in run.incarnations()}
+    index = max(taken) + 1
+    while True:
+        try:
+            run.node_dir(index, 0).mkdir(parents=True)
+            return index
+        except FileExistsError:
+            index += 1

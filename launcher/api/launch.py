@@ -1,0 +1,236 @@
+"""Starts a planned run and stays with it, in this terminal or in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from launcher.api.open import KUBERNETES
+from launcher.contract import protocol
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import InputError, KeyInputError, LauncherError, TargetError
+from launcher.contract.reasons import Reason
+from launcher.follow.console import Console
+from launcher.follow.loop import Follower
+from launcher.follow.outlet import Outlet
+from launcher.follow.target import Target
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import Outcome, RunFolder, check_folder
+from launcher.targets import proc
+
+if TYPE_CHECKING:
+    from launcher.targets.kubernetes.follow import ClusterFollower
+
+
+def open_console(
+    stream: TextIO | Outlet,
+    out: TextIO | Outlet | None = None,
+    *,
+    goes_on: str = "it goes on",
+    spell: Callable[[str], str] | None = None,
+) -> Console:
+    """A console on stderr's stream and stdout's, as terminals and NO_COLOR allow.
+
+    ``spell`` writes the commands in the launcher's own lines as they are to be typed.
+    """
+    colour = "NO_COLOR" not in os.environ
+    return Console(
+        stream,
+        out=out,
+        terminal=stream.isatty(),
+        colour=colour,
+        goes_on=goes_on,
+        spell=spell,
+    )
+
+
+@contextlib.contextmanager
+def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> Iterator[Console]:
+    """A console on this process' stdout and stderr whose readers may pause, or go.
+
+    Everything is written when it closes, for as long as somebody reads. ``shows`` is the command
+    that prints a run's output.
+    """
+    goes_on = f"the run goes on; its output: {shows}"
+    # A closed descriptor: Python has no stream for it.
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    stderr = Outlet(sys.stderr or nowhere, shows=shows)
+    is_one = sys.stdout is not None and _are_one(sys.stdout, sys.stderr)
+    # A lambda, as the console is made of what calls it.
+    stdout = (
+        stderr
+        if is_one
+        else Outlet(sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why))
+    )
+    console = open_console(stderr, stdout, goes_on=goes_on, spell=spell)
+    if sys.stdout is None:
+        console.tell_lost("it is closed")
+    try:
+        yield console
+    finally:
+        try:
+            if stdout is not stderr and not stdout.close():
+                console.note(f"not all of stdout was read; all of it: {shows}")
+        finally:
+            stderr.close()
+
+
+def _are_one(stdout: TextIO, stderr: TextIO | None) -> bool:
+    """Whether both lead to the same terminal, pipe or file: then one order is kept."""
+    if stderr is None:
+        return False
+    return os.path.samestat(os.fstat(stdout.fileno()), os.fstat(stderr.fileno()))
+
+
+def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
+    """Makes the run's folder with the plan and what will be submitted.
+
+    Raises ``InputError``, before anything exists, where a secret has no value to pass on, or a
+    folder cannot be made.
+    """
+    if plan.target != KUBERNETES:
+        _check_here(plan)
+    target.check(plan)
+    check_folder(Path(plan.run_dir))
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, target.render(plan).shell(), SystemClock().wall())
+    return run
+
+
+def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for each variable of the caller that its workers find with another value. Pure.
+
+    Only local processes inherit what the caller has, and only a person's own is worth a word: in a
+    worker of another run these variables are that run's.
+    """
+    if plan.target != "local" or protocol.RUN_ID in environ:
+        return ()
+    env = dict(plan.nodes[0].env)
+    return tuple(
+        f"{name}={environ[name]} of this environment does not reach the workers, who find "
+        f"{name}={env[name]}; if it is the script's own, rename it: MY_{name}"
+        for name in (protocol.RUN_DIR, protocol.CHECKPOINT_DIR)
+        if environ.get(name, env[name]) != env[name]
+    )
+
+
+def _check_here(plan: LaunchPlan) -> None:
+    """What nodes take from this machine: secrets by value, and the checkpoints' folder.
+
+    That of hosts is on none but them.
+    """
+    missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
+    if missing:
+        raise KeyInputError(
+            ("secrets",),
+            f"{', '.join(missing)} not set in this environment",
+            f"export {missing[0]}=... before the launcher is called, or take it out of the job",
+        )
+    if not plan.hosts:
+        check_folder(Path(plan.checkpoint_dir))
+
+
+def follow_here(
+    run: RunFolder,
+    plan: LaunchPlan,
+    target: Target,
+    console: Console,
+    *,
+    verbose: bool,
+    on_submitted: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Submits, calls ``on_submitted``, and follows in this process.
+
+    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace,
+    a second one at once. Raises ``TargetError``, and ``KeyboardInterrupt`` for the second.
+    """
+    follower = _follower(run, plan, target, console, verbose=verbose)
+    _stop_on_signals(follower)
+    return follower.follow(on_submitted)
+
+
+def follow_in_background(
+    run: RunFolder, plan: LaunchPlan, target: Target, note: Callable[[str], None]
+) -> None:
+    """Submits and follows in a process of its own session; returns once the nodes are started.
+
+    ``note`` is called here with each line that the submission is worth: afterwards such lines go to
+    the run's log alone. Raises ``TargetError`` or ``InputError`` as the background process met it.
+    """
+    log = run.path / protocol.LAUNCHER_LOG_FILE
+    message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
+    if not message:
+        raise TargetError(f"the launcher died; see {log}")
+    told = json.loads(message)
+    for line in told["notes"]:
+        note(line)
+    if (failure := told["error"]) is not None:
+        error = InputError if failure["bad_input"] else TargetError
+        raise error(failure["what"], failure["hint"])
+
+
+def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: proc.Tell) -> None:
+    console = _LogConsole()
+    follower = _follower(run, plan, target, console, verbose=False)
+    _stop_on_signals(follower)
+    try:
+        follower.follow(lambda: told(json.dumps({"notes": console.take_notes(), "error": None})))
+    except LauncherError as error:
+        notes = console.take_notes()
+        # In the run's log too: whoever waited for the start may have gone long ago.
+        console.note(f"error: {error}")
+        bad_input = isinstance(error, InputError)
+        failure = {"what": error.what, "hint": error.hint, "bad_input": bad_input}
+        told(json.dumps({"notes": notes, "error": failure}))
+
+
+class _LogConsole(Console):
+    """The console of a process in the background, which goes to the run's log."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout, terminal=False, colour=False)
+        self._notes: list[str] | None = []
+
+    def note(self, text: str) -> None:
+        if self._notes is not None:
+            self._notes.append(text)
+        super().note(text)
+
+    def take_notes(self) -> list[str]:
+        """What was noted up to the first call; nothing is kept from then on."""
+        notes, self._notes = self._notes or [], None
+        return notes
+
+
+def _follower(
+    run: RunFolder, plan: LaunchPlan, target: Target, console: Console, *, verbose: bool
+) -> Follower | ClusterFollower:
+    if plan.target == KUBERNETES:
+        from launcher.targets.kubernetes.follow import ClusterFollower
+        from launcher.targets.kubernetes.target import KubernetesTarget
+
+        assert isinstance(target, KubernetesTarget), "plan and target belong together"
+        return ClusterFollower(run, plan, target, console, SystemClock(), show_agents=verbose)
+    return Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
+
+
+def _stop_on_signals(follower: Follower | ClusterFollower) -> None:
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        if follower.stop_reason is not None:
+            # A third must not interrupt the cleaning up, nor what is told of it.
+            for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(ignored, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        follower.stop_reason = Reason.INTERRUPTED
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A hangup is ignored from the start under nohup: whoever asked for that shall have it.
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, on_signal)

@@ -1,0 +1,138 @@
+"""The command line: parses, calls a command, turns errors into lines and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from launcher import __version__
+from launcher.commands import check, cluster, doctor, env, hosts, jobs, play, runs, schema
+from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
+from launcher.commands.typed import spell
+from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
+
+GROUPS = (jobs, runs, hosts, doctor, env, check, play, schema)
+"""In the order of ``launcher --help``."""
+MAY_BE_EMPTY = ("include", "exclude")
+POSITIONAL = ("job", "run")
+EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input (a worker's own code 2, and a
+script or module that is not there, too), 3 target not reachable, 130 interrupted, 137 a node was
+lost, 143 stopped, 198 a disk is full. Docs: docs/job-file.md"""
+
+
+def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
+    """Runs one command and returns its exit code; errors become a few lines.
+
+    ``is_plugin``: called by kubectl, for which everything is on a cluster.
+    """
+    own, extra = _split_extra(list(argv))
+    parser = _parser("kubectl launcher" if is_plugin else "launcher")
+    own = _place_last(own) if is_plugin else own
+    arguments = argparse.Namespace()
+    try:
+        arguments, unknown = parser.parse_known_args(own)
+        arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
+        if is_plugin:
+            cluster.assume(arguments)
+        _check(arguments, unknown, own, extra)
+        with contextlib.ExitStack() as arguments.until_end:
+            arguments.until_end.enter_context(cluster.kubeconfig_of(arguments))
+            return int(arguments.handler(arguments))
+    except LauncherError as error:
+        return _tell(_placed(error, arguments), arguments)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was left running", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone (`launcher ps | head`): not an error of ours.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except OSError as error:
+        return _tell(_of_system(error), arguments)
+
+
+def _check(
+    arguments: argparse.Namespace, unknown: list[str], own: list[str], extra: list[str]
+) -> None:
+    """What every command needs, before it does anything."""
+    check_known(arguments, unknown, own, extra)
+    if extra and arguments.command not in TAKES_TRAINING:
+        raise InputError(
+            f"'--' and training arguments go with run and render, not {arguments.command}",
+            f"leave out what stands behind --: launcher {arguments.command} --help",
+        )
+    try:
+        folder = os.getcwd()
+    except OSError as error:
+        why = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be used: {error}"
+        raise InputError(f"the current folder {why}", "cd to one that is there") from None
+    for word in (folder, *own, *extra):
+        if word != word.encode(errors="replace").decode():
+            what = f"{word!r}: a name that is no UTF-8 text, which no plan could hold"
+            raise InputError(what, "rename it (mv), or write it in UTF-8")
+    for name, value in vars(arguments).items():
+        if value == "" and name not in MAY_BE_EMPTY:
+            shown = name.upper() if name in POSITIONAL else f"--{name.replace('_', '-')}"
+            what = f"{shown}: found an empty text, as of a variable that is not set"
+            raise InputError(
+                what, f"name one, or leave it out: launcher {arguments.command} --help"
+            )
+
+
+def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherError:
+    """With the file and line of the key, where the error is about one."""
+    if not isinstance(error, KeyInputError) or getattr(arguments, "job", None) is None:
+        return error
+    from launcher.commands.arguments import place_of
+
+    return InputError(f"{place_of(error.key, arguments)}: {error.what}", error.hint)
+
+
+def _of_system(error: OSError) -> LauncherError:
+    """What the operating system refused, with the file it is about."""
+    what = error.strerror or str(error)
+    named = error.filename if isinstance(error.filename, str) else ""
+    fix = f"check that {named} is there, is yours and has room" if named else "df -h; ulimit -a"
+    return InputError(f"{named}: {what}" if named else what, fix)
+
+
+def _tell(error: LauncherError, arguments: argparse.Namespace) -> int:
+    # Without its command, it is the command line that cannot be read.
+    told = spell(str(error), arguments) if "is_plugin" in arguments else str(error)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"error: {told}", file=sys.stderr)
+    return int(error.exit_code)
+
+
+def _place_last(argv: list[str]) -> list[str]:
+    """As kubectl takes them, its own options may come before the command as well."""
+    at = 0
+    while at < len(argv) and argv[at].startswith(cluster.PLACE_OPTIONS):
+        # kubectl takes -nNAME, -n=NAME and -n NAME.
+        at += 2 if argv[at] in cluster.PLACE_OPTIONS else 1
+    return [*argv[at : at + 1], *argv[:at], *argv[at + 1 :]]
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=program,
+        description="Launches multi-node PyTorch training from one job file.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for group in GROUPS:
+        group.add(commands)
+    return parser
+
+
+def _split_extra(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Words after the first ``--`` go to the training as they are."""
+    if "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]

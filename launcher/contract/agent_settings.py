@@ -1,0 +1,129 @@
+"""What the agent is told: one node's plan and the agent's own settings, as one JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launcher.contract.errors import InputError
+from launcher.contract.node_plan import Elastic, Mount, NodePlan, Static
+
+SCHEMA = 1
+ROSTER = "roster"
+"""The agent's own rendezvous backend."""
+Start = Literal["fresh", "fork"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreEndpoint:
+    """A host that may serve the rendezvous store: the first one does, the next takes over."""
+
+    host: str
+    port: int
+    node_index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """How the agent runs its workers; every field has a value that suits most jobs."""
+
+    start: Start = "fresh"
+    """``fresh``: a new interpreter for each worker; ``fork``: forked from a warm process."""
+    preload: tuple[str, ...] = ()
+    """Modules that the warm process imports beside torch; they must not start threads or CUDA."""
+    identity: str = "plan"
+    """Where the node's index comes from: the plan, or an operator (see ``identity.py``)."""
+    stop_grace_s: float = 30.0
+    """From a request to stop to the kill."""
+    exit_grace_s: float = 2.0
+    """What a worker gets between SIGTERM and SIGKILL where nobody asked for a stop: a restart."""
+    same_failure_limit: int = 3
+    """Equal failures in a row, without progress between them, that end the run."""
+    outer_limit: int = 3
+    """How often another store is tried within ``outer_limit_s`` after one was lost."""
+    outer_limit_s: float = 900.0
+    """Losses longer ago than this are forgiven."""
+    stores: tuple[StoreEndpoint, ...] = ()
+    """Candidates for the store; empty: the plan's endpoint alone."""
+    hang_factor: float = 10.0
+    """Silence is a hang beyond this multiple of the longest silence seen in the same phase."""
+    hang_min_s: float = 300.0
+    """No idle silence shorter than this is a hang; 0 switches the watchdog off."""
+    hang_max_s: float = 1800.0
+    """The limit never grows beyond this; workers that compute are left alone until then."""
+    gpu_free_limit_s: float = 60.0
+    """How long a restart waits for the dead workers' GPU memory."""
+    disk_free_limit_s: float = 120.0
+    """How long a start of the workers waits for room on a full disk."""
+    health_host: str = "127.0.0.1"
+    health_port: int | None = None
+    """None: no health server. 0: any free port, named in the log."""
+    tee: bool = True
+    """Copy the workers' output to the node's console; False where somebody follows the files,
+    which spares every restart the tenth of a second in which torch ends its copying threads."""
+    monitor_interval_s: float = 0.05
+    """How often workers and membership are looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTask:
+    """All that one agent is started with."""
+
+    node: NodePlan
+    settings: AgentSettings = AgentSettings()
+
+    def to_json(self) -> str:
+        """What ``parse_task`` reads back equal."""
+        # By vars, not asdict, which copies: thousands of nodes are written in a second.
+        return json.dumps({"schema": SCHEMA, **vars(self)}, default=vars) + "\n"
+
+
+def parse_task(text: str) -> NodeTask:
+    """Reads the file. Raises InputError, naming what is wrong with it."""
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']} is not {SCHEMA}")
+        settings = _parse_settings(data.get("settings", {}))
+        return NodeTask(node=parse_node(data["node"]), settings=settings)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the node plan cannot be read: {type(error).__name__}: {error}",
+            "use the agent archive and the plan of one version of the launcher",
+        ) from error
+
+
+def parse_node(data: dict[str, Any]) -> NodePlan:
+    """One node's plan from plain data. Raises KeyError, TypeError or ValueError."""
+    rendezvous = data["rendezvous"]
+    kind: type[Static] | type[Elastic] = Static if "master_addr" in rendezvous else Elastic
+    rest = {
+        "rendezvous": kind(**_with_pairs(rendezvous, "conf")),
+        "mounts": tuple(Mount(**mount) for mount in data["mounts"]),
+        "command": tuple(data["command"]),
+        "secrets": tuple(data["secrets"]),
+        "device_ids": tuple(data["device_ids"]),
+    }
+    return NodePlan(**{**_with_pairs(data, "env"), **rest})
+
+
+def _parse_settings(data: dict[str, Any]) -> AgentSettings:
+    known = {field.name for field in dataclasses.fields(AgentSettings)}
+    if unknown := sorted(set(data) - known):
+        raise ValueError(f"unknown settings: {', '.join(unknown)}")
+    values = dict(data)
+    if "preload" in values:
+        values["preload"] = tuple(values["preload"])
+    if "stores" in values:
+        values["stores"] = tuple(StoreEndpoint(**store) for store in values["stores"])
+    settings = AgentSettings(**values)
+    if settings.start not in ("fresh", "fork"):
+        raise ValueError(f"start {settings.start!r} is neither fresh nor fork")
+    return settings
+
+
+def _with_pairs(data: dict[str, Any], name: str) -> dict[str, Any]:
+    pairs = {name: tuple((key, value) for key, value in data[name])} if name in data else {}
+    return {**data, **pairs}

@@ -1,0 +1,116 @@
+"""The errors that reach a person: what was given, whose fault, the fix, the exit code."""
+
+from __future__ import annotations
+
+import enum
+import signal
+
+
+class Fault(enum.Enum):
+    """Whose mistake an error or an outcome is; decides where a person should look first."""
+
+    USER = "user"
+    PLATFORM = "platform"
+    TRAINING = "training"
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of the command line; the table of reasons in ``state.py`` maps onto these.
+
+    Permanent causes lie in 1..127, everything worth a retry at 128 and above, because
+    Kubernetes' ``ExitCode`` restart policy and its operators decide by that border.
+    """
+
+    OK = 0
+    TRAINING_FAILED = 1
+    BAD_INPUT = 2
+    TARGET_UNREACHABLE = 3
+    INTERRUPTED = 130
+    KILLED = 137
+    PREEMPTED = 143
+    # Above the signals (128 + 64), so that none of them is taken for a signal's.
+    RENDEZVOUS_UNREACHABLE = 193
+    RENDEZVOUS_CLOSED = 194
+    STORE_LOST = 195
+    AGENT_FAILED = 196
+    GPU_BUSY = 197
+    DISK_FULL = 198
+
+
+SIGNAL_BASE = 128
+"""A shell's exit code for signal n is this much more than n."""
+
+
+def name_signal(number: int) -> str:
+    """``SIGSEGV (11)``; without a name where this machine knows none for the number."""
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def name_ending(code: int) -> str:
+    """How a process ended, from a code that is negative for a signal."""
+    return name_signal(-code) if code < 0 else f"exit code {code}"
+
+
+def name_exit_code(code: int | None) -> str:
+    """A shell's exit code, with the signal that it stands for: ``139, SIGSEGV (11)``."""
+    number = (code or 0) - SIGNAL_BASE
+    known = number in signal.valid_signals() and number < signal.SIGRTMIN
+    return f"{code}, {name_signal(number)}" if known else f"{code}"
+
+
+class LauncherError(Exception):
+    """An error whose text is meant for a person: one to three lines, never a stack trace.
+
+    ``what`` names what was given and what is wrong with it; ``hint`` is the fix to type.
+    """
+
+    fault = Fault.PLATFORM
+    exit_code = ExitCode.TRAINING_FAILED
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  fix: {self.hint}" if self.hint else self.what
+
+
+class InputError(LauncherError):
+    """The job file, an option or an argument is wrong; nothing was started."""
+
+    fault = Fault.USER
+    exit_code = ExitCode.BAD_INPUT
+
+
+class KeyInputError(InputError):
+    """A key is well-formed, and does not fit this machine or target; nothing was started.
+
+    ``key`` is its path in the job file. The command line, which knows the file, puts the file and
+    line in front.
+    """
+
+    def __init__(self, key: tuple[str | int, ...], what: str, hint: str) -> None:
+        super().__init__(f"{'.'.join(map(str, key))}: {what}", hint)
+        self.key = key
+
+
+class DiskFullError(LauncherError):
+    """The disk of the run folder is full; a retry is worth it once there is room."""
+
+    fault = Fault.PLATFORM
+    exit_code = ExitCode.DISK_FULL
+
+
+class TargetError(LauncherError):
+    """The target cannot be reached or lacks what the job needs; nothing was started."""
+
+    fault = Fault.PLATFORM
+    exit_code = ExitCode.TARGET_UNREACHABLE
+
+
+class SilentTargetError(TargetError):
+    """The target is there, but has not answered in time: nothing else may be taken in its place."""

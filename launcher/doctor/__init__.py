@@ -1,0 +1,1 @@
+"""Findings about machines, and the probe that measures them."""

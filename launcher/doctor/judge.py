@@ -1,0 +1,231 @@
+"""What follows from the nodes' answers. Pure: answers in, findings out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.doctor.finding import Finding, Status, failed, ok, warning
+
+Facts = Mapping[str, Any]
+"""What ``probes/program.py`` wrote of one node."""
+Nodes = Mapping[str, Facts]
+"""By what people call them: ``node 0``, or a host's name."""
+
+LEAST_SHM_BYTES = 1 << 30
+"""Data loaders with worker processes and NCCL both exchange through shared memory."""
+LEAST_FREE_BYTES = 10 << 30
+SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
+"""Below a tenth of what 10 Gbit/s Ethernet carries, or 10 Gbit/s itself where GPUs wait."""
+SAME_EVERYWHERE = ("python", "torch", "cuda", "nccl")
+BUSY_MIB = 500
+LOOPBACK = ("127.", "::1")
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
+"""Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
+
+
+def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
+    """Each node by itself, then what must be equal on all.
+
+    ``meets_others``: nodes find each other by name or address, so that a name of this machine
+    that leads to loopback matters.
+    """
+    for where, facts in nodes.items():
+        yield from judge_environment(facts, where)
+        yield from judge_machine(facts, where, meets_others=meets_others)
+    yield from judge_equal(nodes)
+    yield from judge_equal_gpus(nodes)
+
+
+def judge_environment(facts: Facts, where: str) -> Iterator[Finding]:
+    """What a container has of its own: versions, limits, folders."""
+    check = "python, torch"
+    if facts["torch"]:
+        yield ok(check, where, _versions(facts))
+    else:
+        fix = "install torch there, or name another Python: python: of the host, or an image"
+        yield failed(check, where, f"Python {facts['python']} has no torch", fix)
+    yield from _judge_folder(facts, where)
+    yield from _judge_memory(facts, where)
+
+
+def judge_machine(
+    facts: Facts, where: str, *, meets_others: bool, by_address: bool = False
+) -> Iterator[Finding]:
+    """What all containers of a machine share: its GPUs and its name.
+
+    ``by_address``: the run tells nodes each other's addresses, so that a wrong name harms only
+    what the training itself looks up.
+    """
+    yield from _judge_gpus(facts, where)
+    if meets_others:
+        yield from _judge_name(facts, where, by_address=by_address)
+
+
+def judge_shared(shared: Mapping[str, bool]) -> Iterator[Finding]:
+    """Whether all nodes see the same checkpoint folder."""
+    alone = [where for where, sees in shared.items() if not sees]
+    for where in alone:
+        yield failed(
+            "shared checkpoints",
+            where,
+            "does not see what the others wrote into checkpoint_dir",
+            "set checkpoint_dir of the job to a folder that is mounted on all nodes",
+        )
+    if shared and not alone:
+        yield ok("shared checkpoints", "all nodes", "one folder")
+
+
+def judge_all_reduce(measured: Mapping[str, Any] | None, world: str) -> Finding:
+    """How fast the whole group exchanges gradients over the job's own rendezvous."""
+    check = "all-reduce"
+    if not measured or not measured["rates"]:
+        return failed(check, world, "did not finish", "see the rows above, and the run's output")
+    best = max(measured["rates"], key=lambda rate: float(rate["bytes_per_s"]))
+    latency_us = measured["rates"][0]["took_s"] * 1e6
+    found = (
+        f"{measured['backend']}: {best['bytes_per_s'] / 1e6:.0f} MB/s per node at "
+        f"{best['bytes'] / 1e6:.0f} MB, {latency_us:.0f} us for {measured['rates'][0]['bytes']} B"
+    )
+    alone = best["bytes_per_s"] == 0
+    if alone or best["bytes_per_s"] >= SLOW_BYTES_PER_S.get(measured["backend"], 0):
+        return ok(check, world, found)
+    return warning(check, world, found, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
+
+
+def is_slow(measured: Mapping[str, Any] | None) -> bool:
+    """Whether an all-reduce was slow for its backend, or did not finish."""
+    finding = judge_all_reduce(measured, "")
+    return finding.status is not Status.OK
+
+
+def _versions(facts: Facts) -> str:
+    cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""
+    nccl = f", NCCL {facts['nccl']}" if facts["nccl"] else ""
+    return f"Python {facts['python']}, torch {facts['torch']}{cuda}{nccl}"
+
+
+def _judge_folder(facts: Facts, where: str) -> Iterator[Finding]:
+    check, free = "checkpoint folder", facts["checkpoint_free_bytes"]
+    if facts["checkpoint_error"]:
+        yield failed(
+            check,
+            where,
+            f"cannot be written: {facts['checkpoint_error']}",
+            "chown the folder that checkpoint_dir names, or name another one",
+        )
+    elif free is not None and free < LEAST_FREE_BYTES:
+        yield warning(check, where, f"{_gib(free)} free", "free space, or name another folder")
+    else:
+        yield ok(check, where, "can be written" + (f", {_gib(free)} free" if free else ""))
+
+
+def _judge_memory(facts: Facts, where: str) -> Iterator[Finding]:
+    shm, memlock = facts["shm_bytes"], facts["memlock_bytes"]
+    if shm is not None and shm < LEAST_SHM_BYTES:
+        # On a host without containers no limit of the job's holds.
+        fix = "resources: {shm: 2Gi} in the job; on a host: mount -o remount,size=2G /dev/shm"
+        yield warning("/dev/shm", where, _gib(shm), fix)
+    elif shm is not None:
+        yield ok("/dev/shm", where, _gib(shm))
+    if facts["infiniband"]:
+        devices = ", ".join(facts["infiniband"])
+        if memlock is not None:
+            found = f"{memlock >> 10} KiB, with {devices}"
+            fix = (
+                "resources: {rdma: true} in the job; without containers: '* - memlock unlimited' "
+                "in /etc/security/limits.d/rdma.conf, and a new log-in"
+            )
+            yield failed("memlock", where, found, fix)
+        else:
+            yield ok("memlock", where, f"unlimited, for {devices}")
+
+
+def _judge_gpus(facts: Facts, where: str) -> Iterator[Finding]:
+    for gpu in facts["gpus"]:
+        yield _judge_gpu(gpu, _xids_of(gpu, facts["xids"]), where)
+    if facts["gpus"] and facts["infiniband"]:
+        yield _judge_infiniband(facts, where)
+
+
+def _judge_gpu(gpu: Mapping[str, str], xids: list[int], where: str) -> Finding:
+    used, total = gpu["memory.used"], gpu["memory.total"]
+    found = f"{gpu['name']}, driver {gpu['driver_version']}, {used} of {total} MiB used"
+    errors, index = gpu["ecc.errors.uncorrected.volatile.total"], gpu["index"]
+    place = f"{where}, GPU {index}"
+    fix = f"nvidia-smi --gpu-reset -i {index} as root, or take the node out"
+    if errors.isdigit() and int(errors) > 0:
+        return failed("GPU", place, f"{found}, {errors} uncorrected ECC errors", fix)
+    if xids:
+        numbers = ", ".join(map(str, xids))
+        # Since the boot: a GPU that was reset since then may be sound again.
+        told = f"{found}, XID {numbers} in the kernel's log"
+        return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
+    if used.isdigit() and int(used) > BUSY_MIB:
+        return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
+    return ok("GPU", place, found)
+
+
+def _xids_of(gpu: Mapping[str, str], xids: list[tuple[str, int]]) -> list[int]:
+    """Numbers of errors that tell of a broken GPU, of this one."""
+    # nvidia-smi has 00000000:3B:00.0 for what the kernel's log has as 0000:3b:00.
+    own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu["pci.bus_id"].lower())
+    return [number for bus, number in xids if bus == own and number not in APPLICATION_XIDS]
+
+
+def _judge_infiniband(facts: Facts, where: str) -> Finding:
+    """Whether NCCL would use it, or fall back to sockets without a word."""
+    check, devices = "InfiniBand", facts["infiniband"]
+    names = ", ".join(devices)
+    for variable, value in facts["nccl_env"].items():
+        if (variable, value) in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket")):
+            found = f"{names} not used: {variable}={value}, so that NCCL falls back to sockets"
+            return warning(check, where, found, f"take {variable} out of env of the job")
+    if not any(devices.values()):
+        found = f"no port of {names} is active, so that NCCL falls back to sockets"
+        return warning(check, where, found, "ibstat there says why; is the cable in?")
+    if not facts["verbs_devices"]:
+        found = f"{names} without /dev/infiniband, so that NCCL falls back to sockets"
+        fix = "resources: {rdma: true} in the job; without containers: modprobe ib_uverbs"
+        return warning(check, where, found, fix)
+    if not facts["verbs_library"]:
+        found = f"{names} without libibverbs, so that NCCL falls back to sockets"
+        return warning(check, where, found, "apt-get install libibverbs1 ibverbs-providers")
+    return ok(check, where, ", ".join(name for name, active in devices.items() if active))
+
+
+def _judge_name(facts: Facts, where: str, *, by_address: bool) -> Iterator[Finding]:
+    check, host, addresses = "own name", facts["host"], facts["addresses"]
+    fix = f"give {host} the node's own address in /etc/hosts there"
+    if not addresses:
+        yield warning(check, where, f"{host} has no address", fix)
+    elif all(address.startswith(LOOPBACK) for address in addresses):
+        found = f"{host} leads to {', '.join(addresses)}"
+        if by_address:
+            found = f"{found}; runs go by addresses, a script that looks itself up does not"
+        yield (warning if by_address else failed)(check, where, found, fix)
+
+
+def judge_equal(nodes: Nodes) -> Iterator[Finding]:
+    """What makes nodes fail together, or compute differently, where it is not the same."""
+    for key in SAME_EVERYWHERE:
+        values = {where: facts[key] for where, facts in nodes.items()}
+        if len(set(values.values())) > 1:
+            usual = max(values.values(), key=list(values.values()).count)
+            for where, odd in values.items():
+                if odd != usual:
+                    fix = f"use one image, or install {key} {usual} there"
+                    yield failed(f"same {key}", where, f"has {odd}, others have {usual}", fix)
+
+
+def judge_equal_gpus(nodes: Nodes) -> Iterator[Finding]:
+    """One kind of accelerator on all nodes."""
+    kinds = {where: tuple(gpu["name"] for gpu in facts["gpus"]) for where, facts in nodes.items()}
+    if len(set(kinds.values())) > 1:
+        found = "; ".join(f"{where}: {', '.join(kind) or 'none'}" for where, kind in kinds.items())
+        yield warning("same GPUs", "all nodes", found, "the slowest GPU sets the pace of all")
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

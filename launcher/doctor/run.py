@@ -1,0 +1,118 @@
+"""Runs the probe in the job's place, on the job's nodes, rendezvous and backend."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.api import launch
+from launcher.contract.clock import SystemClock
+from launcher.contract.reasons import Reason
+from launcher.doctor.finding import Finding, failed
+from launcher.doctor.judge import judge_all_reduce
+from launcher.follow.console import Console
+from launcher.follow.loop import Follower
+from launcher.follow.target import Target
+from launcher.job.spec import JobSpec, MountSpec
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import Outcome
+
+PROGRAM = Path(__file__).with_name("program.py")
+MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
+RUN_NAME = "doctor"
+OWN_FOLDER = ".doctor"
+"""Within the job's checkpoint folder; removed at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeAnswers:
+    """What the nodes told, by index; None where one did not. ``failure`` is the first cause."""
+
+    nodes: Mapping[int, Any]
+    shared: Mapping[int, bool]
+    all_reduce: Mapping[str, Any] | None
+    failure: str
+
+
+def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> JobSpec:
+    """The job with the probe in place of its training; all else is the job's own."""
+    # A folder of its own: an agent's generation in the job's would fence out a run that goes on.
+    checkpoint_dir = None if job.checkpoint_dir is None else f"{job.checkpoint_dir}/{OWN_FOLDER}"
+    own = []
+    if mounts_program:
+        own.append(MountSpec(source=str(PROGRAM), target=command, read_only=True))
+    return job.model_copy(
+        update={
+            "name": RUN_NAME,
+            "command": (command,),
+            "max_restarts": 0,
+            "checkpoint_dir": checkpoint_dir,
+            "mounts": (*job.mounts, *own),
+        }
+    )
+
+
+def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
+    """Blocks ``limit_s`` and the nodes' grace at most. Raises ``LauncherError`` for no start."""
+    outcome = _run(plan, target, limit_s)
+    found = Path(plan.run_dir, "doctor")
+    indices = [node.node_index for node in plan.nodes]
+    shared = {index: _read(found / f"shared-{index}.json") for index in indices}
+    return ProbeAnswers(
+        nodes={index: _read(found / f"node-{index}.json") for index in indices},
+        shared={index: sees for index, sees in shared.items() if sees is not None},
+        all_reduce=_read(found / "all-reduce.json"),
+        failure=_first_cause(outcome) if outcome.failure else "",
+    )
+
+
+def judge_start(answers: ProbeAnswers, names: Mapping[int, str], limit_s: float) -> list[Finding]:
+    """A finding for every node of which nothing was heard."""
+    return [
+        failed("start", names[i], f"no answer within {limit_s:g} s", "see the last row")
+        for i, facts in answers.nodes.items()
+        if facts is None
+    ]
+
+
+def judge_speed(answers: ProbeAnswers, plan: LaunchPlan) -> Finding:
+    """The all-reduce, or why there was none."""
+    world = f"{len(plan.nodes)} x {plan.nodes[0].nproc_per_node}"
+    if answers.all_reduce is None and answers.failure:
+        return failed("all-reduce", world, answers.failure, "launcher run shows all of it")
+    return judge_all_reduce(answers.all_reduce, world)
+
+
+def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
+    run = launch.create_run(plan, target)
+    console = Console(io.StringIO(), terminal=False, colour=False)
+    follower = Follower(run, plan, target, console, SystemClock())
+
+    def give_up() -> None:
+        follower.stop_reason = Reason.STOP_REQUESTED
+
+    timer = threading.Timer(limit_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        return follower.follow()
+    finally:
+        timer.cancel()
+
+
+def _first_cause(outcome: Outcome) -> str:
+    failure = outcome.failure or {}
+    first = failure.get("first") or {}
+    return str(first.get("message") or outcome.detail or outcome.reason)
+
+
+def _read(path: Path) -> Any:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return None

@@ -1,0 +1,1 @@
+"""Observe, decide, act, show: stays with a run until its end, on any target."""

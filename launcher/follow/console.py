@@ -1,0 +1,139 @@
+"""What a person sees of a run: the workers' two streams, the launcher's word, one live line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import TextIO
+
+from launcher.contract.clock import Clock, SystemClock
+from launcher.follow.lines import Block
+from launcher.follow.outlet import Outlet
+from launcher.follow.tails import Stream
+
+PREFIX_COLOURS = (36, 33, 35, 32, 34, 31)
+PROGRESS_INTERVAL_S = 5.0
+"""How often a progress update becomes a plain line where no terminal is attached."""
+
+
+class Console:
+    """Writes whole lines to two streams; on a terminal the last line may be a progress bar.
+
+    ``stream`` takes the launcher's own word, the progress bar and the workers' stderr; ``out``
+    takes their stdout. Where ``out`` is left out, or is the same object, everything is in one
+    order. A stream that takes no more is no error; ``out`` is told once, with ``goes_on`` after it.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | Outlet,
+        *,
+        out: TextIO | Outlet | None = None,
+        terminal: bool,
+        colour: bool,
+        clock: Clock | None = None,
+        spell: Callable[[str], str] | None = None,
+        goes_on: str = "the run goes on",
+    ) -> None:
+        self._spell = spell or str
+        self._stream, self._out = stream, stream if out is None else out
+        self._terminal = terminal
+        self._colour = colour
+        self._clock = clock or SystemClock()
+        self._goes_on, self._lost = goes_on, set[int]()
+        self._progress, self._progress_of = "", "stderr"
+        self._last_progress_at = float("-inf")
+
+    @property
+    def keeps_returns(self) -> bool:
+        """Whether the workers' stdout goes to something that is no terminal, and stays as it is."""
+        return not self._out.isatty()
+
+    def line(self, text: str, *, prefix: str = "", colour_key: int = 0) -> None:
+        """One line, behind a coloured prefix where there is one."""
+        if prefix:
+            text = f"{self._painted(self._stream, prefix, colour_key)} {text}"
+        self._write(f"{text}\n".encode(errors="backslashreplace"))
+
+    def note(self, text: str) -> None:
+        """The launcher's own word."""
+        self.line(self._spell(text), prefix="launcher:", colour_key=-1)
+
+    def show(self, block: Block, *, stream: Stream, prefix: str = "", colour_key: int = 0) -> None:
+        """Whole lines of one of the streams, each behind a coloured prefix where there is one."""
+        sink = self._sink(stream)
+        painted = f"{self._painted(sink, prefix, colour_key)} " if prefix else ""
+        data = block.with_prefix(painted.encode())
+        if sink is self._stream:
+            self._write(data)
+        else:
+            self._put(sink, data)
+
+    def progress(self, text: str, *, stream: Stream = "stderr", prefix: str = "") -> None:
+        """An update of the one live line; without a terminal a plain line now and then.
+
+        ``prefix`` is for the plain line: the live one may be as wide as the screen.
+        """
+        sink = self._sink(stream)
+        if self._terminal and sink is self._stream:
+            self._progress, self._progress_of = text, stream
+            self._write(b"")
+        elif self._clock.monotonic() - self._last_progress_at >= PROGRESS_INTERVAL_S:
+            self._last_progress_at = self._clock.monotonic()
+            text = f"{prefix} {text.strip()}".lstrip()
+            self._put(sink, f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Leaves the last progress on the screen and the cursor on a line of its own."""
+        if self._progress:
+            self._progress = ""
+            self._put(self._stream, b"\n")
+
+    def end_progress(self, stream: Stream = "stderr") -> None:
+        """Drops the live line of a stream: what it counted is over."""
+        if self._progress_of == stream:
+            self._progress = ""
+
+    def has_room(self, stream: Stream) -> bool:
+        """Whether more of a stream can be taken without losing any of it."""
+        sink = self._sink(stream)
+        return not isinstance(sink, Outlet) or sink.has_room()
+
+    def wait_for_room(self, stream: Stream) -> bool:
+        """As ``has_room``, after waiting for a reader that reads on."""
+        sink = self._sink(stream)
+        return not isinstance(sink, Outlet) or sink.wait_for_room()
+
+    def _sink(self, stream: Stream) -> TextIO | Outlet:
+        return self._out if stream == "stdout" else self._stream
+
+    def _write(self, data: bytes) -> None:
+        if self._terminal:
+            # Clear the live line, write, draw it again: no line is ever torn by another.
+            width = shutil.get_terminal_size().columns
+            data = b"\r\x1b[K" + data + self._progress[: width - 1].encode()
+        self._put(self._stream, data)
+
+    def _painted(self, sink: TextIO | Outlet, prefix: str, colour_key: int) -> str:
+        on_terminal = self._terminal if sink is self._stream else sink.isatty()
+        if not self._colour or not on_terminal:
+            return prefix
+        code = 1 if colour_key < 0 else PREFIX_COLOURS[colour_key % len(PREFIX_COLOURS)]
+        return f"\x1b[{code}m{prefix}\x1b[0m"
+
+    def _put(self, sink: TextIO | Outlet, data: bytes) -> None:
+        if isinstance(sink, Outlet):
+            sink.put(data)
+        elif id(sink) not in self._lost:
+            # A closed terminal or pipe must not end the run that is shown there.
+            try:
+                sink.write(data.decode())
+                sink.flush()
+            except OSError as error:
+                self._lost.add(id(sink))
+                if sink is not self._stream:
+                    self.tell_lost(error.strerror or str(error))
+
+    def tell_lost(self, why: str) -> None:
+        """Says that the workers' stdout is written no more."""
+        self.note(f"stdout takes no more ({why}); {self._goes_on}")

@@ -1,0 +1,314 @@
+"""What a run needs next, decided from its plan and what its target reports. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.contract.agent_settings import ROSTER
+from launcher.contract.errors import ExitCode, name_exit_code
+from launcher.contract.node_plan import Elastic
+from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
+from launcher.follow.target import NodeObservation, Observation
+from launcher.plan.launch_plan import LaunchPlan
+
+FALL_S = 5.0
+"""How long nodes that fall with a failed one get, so that the report can tell them apart."""
+FINISH_S = 60.0
+"""How long the others get once one elastic node has finished: agents leave through a barrier."""
+MAX_REPLACEMENTS = 16
+"""How often one run starts the same node index anew where agents hold the run together: losing
+a node uses up no restart, but a node that is lost for ever must end the run one day."""
+
+
+LONGEST_PAUSE_S = 30.0
+"""Between two starts of the same node: one that fails at once must not use up its replacements
+before whatever it lacks is back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Nothing to do yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace:
+    """Start the next incarnation of one node; the others go on."""
+
+    node_index: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """End what is left of this attempt and start all nodes anew; ``left`` counts this one too."""
+
+    why: str
+    left: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The run is over."""
+
+    reason: Reason
+    detail: str = ""
+
+
+Action = Wait | Replace | Restart | Finish
+
+
+def decide_action(
+    plan: LaunchPlan,
+    observation: Observation,
+    *,
+    replaced: Mapping[int, int],
+    since_first_exit_s: float,
+    working: frozenset[int] = frozenset(),
+    left_early: frozenset[int] = frozenset(),
+) -> Action:
+    """The next step of a run, from the nodes that it is meant to have now.
+
+    ``replaced`` counts the replacements of each node index so far; ``since_first_exit_s`` is how
+    long ago the first node of the present situation was seen to have ended; ``working`` are the
+    node indices whose present incarnation has started workers; ``left_early`` are those that
+    finished and did not stay until the run was over.
+    """
+    late = since_first_exit_s > FINISH_S and _nobody_works(plan, observation, working, left_early)
+    ended = [node for node in observation.nodes if _has_ended(node)]
+    bad = [node for node in ended if node.exit_code != 0]
+    if not ended:
+        return Wait()
+    if not bad:
+        if len(ended) == len(observation.nodes):
+            return Finish(reason=Reason.COMPLETED)
+        return _decide_left_over(plan, observation) if late else Wait()
+    if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
+        return _decide_agents(plan, observation, since_first_exit_s, late=late)
+    if plan.is_elastic and (action := _decide_elastic(plan, observation, bad, replaced)):
+        return action
+    if len(ended) < len(observation.nodes) and since_first_exit_s < FALL_S:
+        return Wait()
+    return _decide_failed(plan, bad)
+
+
+def pause_before_replacing_s(replaced: int) -> float:
+    """How long after its last start a node that was replaced so often may start again."""
+    return min(LONGEST_PAUSE_S, 2.0 ** (replaced - 1)) if replaced else 0.0
+
+
+def is_lost(node: NodeObservation) -> bool:
+    """Whether a node was taken from outside: killed by a signal, or gone without a word."""
+    return node.state is NodeState.MISSING or (node.exit_code or 0) > 128
+
+
+def _nobody_works(
+    plan: LaunchPlan,
+    observation: Observation,
+    working: frozenset[int],
+    left_early: frozenset[int],
+) -> bool:
+    """Whether no node that lives can have work to do, once another one has finished.
+
+    A finished node stays in the roster until the run is over: who still lives then was about to
+    join, or is frozen. One that left early tells nothing of the others. Other agents end after
+    torch's exit barrier of 300 s, whatever the others do, so that a node with workers may still be
+    at work.
+    """
+    finished = [node.node_index for node in observation.nodes if node.exit_code == 0]
+    if _is_roster(plan) and not left_early.issuperset(finished):
+        return True
+    return not any(n.node_index in working for n in observation.nodes if not _has_ended(n))
+
+
+def _decide_elastic(
+    plan: LaunchPlan,
+    observation: Observation,
+    bad: list[NodeObservation],
+    replaced: Mapping[int, int],
+) -> Action | None:
+    """Replaces a lost node while the store lives; None where only a restart helps."""
+    if any(node.state is NodeState.EXITED and node.exit_code == 0 for node in observation.nodes):
+        return None
+    if any(not is_lost(node) or _is_store_host(plan, node.node_index) for node in bad):
+        return None
+    for node in bad:
+        if replaced.get(node.node_index, 0) < plan.max_restarts:
+            return Replace(node_index=node.node_index, why=describe(node))
+    alive = len(observation.nodes) - len(bad)
+    return Wait() if alive >= plan.nodes[0].min_nodes else None
+
+
+def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
+    lost = [node for node in bad if is_lost(node)]
+    worst = (lost or bad)[0]
+    # Inside torchrun's own restarts a failing script has used up max_restarts already.
+    restarts_left = plan.attempt < plan.max_restarts
+    launcher_restarts = bool(lost) or not isinstance(plan.nodes[0].rendezvous, Elastic)
+    if restarts_left and launcher_restarts:
+        return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
+    if worst.out_of_memory:
+        return Finish(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
+    if lost:
+        reason = _reason_of_loss(worst) if plan.agent is not None else Reason.NODE_LOST
+        return Finish(reason=reason, detail=describe(worst))
+    used_up = plan.max_restarts > 0
+    reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
+    # The report names the rank, which says more than the exit code of the first node to be seen;
+    # only what the target itself has to say is kept.
+    return Finish(reason=reason, detail=worst.detail)
+
+
+# -- nodes under the agent: exit codes are those of ``state.EXIT_CODE_OF_REASON`` ---------------
+
+
+def _is_roster(plan: LaunchPlan) -> bool:
+    rendezvous = plan.nodes[0].rendezvous
+    return (
+        plan.agent is not None and isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
+    )
+
+
+def _decide_agents(
+    plan: LaunchPlan, observation: Observation, since_exit_s: float, *, late: bool
+) -> Action:
+    """At least one node has ended badly. The agents have used up ``max_restarts`` themselves."""
+    live = [node for node in observation.nodes if not _has_ended(node)]
+    bad = [node for node in observation.nodes if _has_ended(node) and node.exit_code != 0]
+    if permanent := [node for node in bad if _is_permanent(node)]:
+        return Wait() if live and since_exit_s < FALL_S else _give_up(permanent[0])
+    finished = len(observation.nodes) - len(live) - len(bad)
+    closed = [node for node in bad if node.exit_code == ExitCode.RENDEZVOUS_CLOSED]
+    lost = [node for node in bad if node not in closed]
+    if finished:
+        away = bad if _is_roster(plan) else lost
+        return _decide_partly_finished(plan, observation, len(live), away, late=late)
+    if not live:
+        return _restart_all(plan, lost or closed)
+    # Closed by a node that ends; where none does, that node is simply not among the others.
+    away = bad if since_exit_s > FINISH_S else lost
+    return _decide_lost(plan, away, len(live), since_exit_s) if away else Wait()
+
+
+def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
+    """A node has finished, and those that live can have no work to do: frozen, or too late."""
+    finished = sum(node.exit_code == 0 for node in observation.nodes)
+    if finished >= plan.nodes[0].min_nodes:
+        return Finish(reason=Reason.COMPLETED)
+    if _is_roster(plan):
+        away = [node for node in observation.nodes if node.exit_code != 0]
+        return _restart_all(plan, sorted(away, key=_has_ended))
+    return Finish(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
+
+
+def _decide_partly_finished(
+    plan: LaunchPlan,
+    observation: Observation,
+    live: int,
+    away: list[NodeObservation],
+    *,
+    late: bool,
+) -> Action:
+    """A node has finished: nobody can come in any more.
+
+    ``away`` ended without their work done. A newcomer that the roster refused because all had
+    finished is none of them: it ends well. Other backends do not tell.
+    """
+    if live:
+        return _decide_left_over(plan, observation) if late else Wait()
+    finished = sum(node.exit_code == 0 for node in observation.nodes)
+    if not away or finished >= plan.nodes[0].min_nodes:
+        return Finish(reason=Reason.COMPLETED)
+    return _restart_all(plan, away)
+
+
+def _decide_lost(
+    plan: LaunchPlan, away: list[NodeObservation], live: int, since_exit_s: float
+) -> Action:
+    """The others hold the rendezvous, so that the next incarnation of a node finds them."""
+    if any(_serves_only_store(plan, node.node_index) for node in away):
+        return _restart_all(plan, away)
+    for node in away:
+        if _replacements_left(plan, node) > 0:
+            return Replace(node_index=node.node_index, why=describe_agent(node))
+    if live >= plan.nodes[0].min_nodes or since_exit_s < FALL_S:
+        return Wait()
+    return _give_up(away[0])
+
+
+def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
+    worst = min(away, key=lambda node: _replacements_left(plan, node))
+    left = _replacements_left(plan, worst)
+    return Restart(why=describe_agent(worst), left=left) if left > 0 else _give_up(worst)
+
+
+def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
+    """A node that ran out of memory will do so again: the job's own restarts bound that.
+
+    One that found no room has waited for it, and its successor would meet the same disk.
+    """
+    if node.exit_code == ExitCode.DISK_FULL:
+        return 0
+    limit = min(plan.max_restarts, MAX_REPLACEMENTS) if node.out_of_memory else MAX_REPLACEMENTS
+    return limit - plan.nodes[node.node_index].incarnation
+
+
+def _give_up(node: NodeObservation) -> Finish:
+    if _is_permanent(node) and not node.out_of_memory:
+        # The node's own report names rank and cause, which says more than its exit code.
+        return Finish(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
+    return Finish(reason=_reason_of_loss(node), detail=describe_agent(node))
+
+
+def _reason_of_loss(node: NodeObservation) -> Reason:
+    if node.out_of_memory:
+        return Reason.OUT_OF_MEMORY
+    if node.exit_code is None:
+        return Reason.NODE_LOST
+    told = reason_of_exit_code(node.exit_code)
+    return told if node.exit_code in _OWN_CODES else Reason.NODE_LOST
+
+
+_OWN_CODES = frozenset(code for code in ExitCode if code >= ExitCode.RENDEZVOUS_UNREACHABLE)
+"""Where the agent ended by itself; a signal's code says only that it was ended."""
+
+
+def _is_permanent(node: NodeObservation) -> bool:
+    return node.exit_code is not None and 0 < node.exit_code < RETRY_FROM
+
+
+def _serves_only_store(plan: LaunchPlan, node_index: int) -> bool:
+    """Whether the rendezvous went with this node: the agent's own backend alone has others."""
+    rendezvous = plan.nodes[node_index].rendezvous
+    return isinstance(rendezvous, Elastic) and rendezvous.is_host and rendezvous.backend != ROSTER
+
+
+def _has_ended(node: NodeObservation) -> bool:
+    return node.state in (NodeState.EXITED, NodeState.MISSING)
+
+
+def describe_agent(node: NodeObservation) -> str:
+    """One agent's ending in words, its exit code's meaning among them."""
+    if node.state is NodeState.MISSING or node.exit_code is None or node.exit_code < RETRY_FROM:
+        return describe(node)
+    if node.out_of_memory or node.detail:
+        return describe(node)
+    meaning = reason_of_exit_code(node.exit_code).value
+    return f"{describe(node)} ({meaning})"
+
+
+def describe(node: NodeObservation) -> str:
+    """One node's ending in words."""
+    if not _has_ended(node):
+        return f"node {node.node_index} still lives though the run is over: it may be frozen"
+    if node.state is NodeState.MISSING:
+        return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
+    why = "out of memory" if node.out_of_memory else node.detail
+    return f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}" + (
+        f" ({why})" if why else ""
+    )
+
+
+def _is_store_host(plan: LaunchPlan, node_index: int) -> bool:
+    rendezvous = plan.nodes[node_index].rendezvous
+    return isinstance(rendezvous, Elastic) and rendezvous.is_host

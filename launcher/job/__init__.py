@@ -1,0 +1,1 @@
+"""The job file: what a person asked for, read and validated."""

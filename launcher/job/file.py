@@ -1,0 +1,231 @@
+"""From a job file and the options on the command line to a JobSpec, or to all that is wrong."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+
+from launcher.contract.errors import InputError
+from launcher.job.conflicts import find_conflicts
+from launcher.job.problems import (
+    JobFileError,
+    Problem,
+    find_problems,
+    is_secret,
+    render_key,
+    render_value,
+)
+from launcher.job.spec import JobSpec
+from launcher.job.types import Section
+from launcher.job.values import NodeRange, dump_nodes
+from launcher.yamlfile.source import (
+    Entry,
+    Flaw,
+    KeyPath,
+    YamlError,
+    YamlSource,
+    parse_fragment,
+    parse_yaml,
+    read_text,
+)
+
+_TEXT_KEYS: tuple[tuple[str, ...], ...] = (
+    *(("env", "*"), ("docker", "labels", "*"), ("command", "*")),
+    ("kubernetes", "node_selector", "*"),
+    *(("rdzv", "id"), ("torch_version",)),
+)
+"""Values taken as they are written: ``1.10`` is not 1.1 in a version or a variable."""
+_VERBATIM = (("env", "*"), ("docker", "labels", "*"), ("kubernetes", "node_selector", "*"))
+"""Text keys whose overrides are not read as YAML: ``--set env.PATTERN=*.py`` means just that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """One value from the command line; ``option`` is what the user typed, as messages show it."""
+
+    option: str
+    path: KeyPath
+    text: str
+
+
+def parse_override(setting: str) -> Override:
+    """``rdzv.port=29400``, as ``--set`` takes it; a number is a place in a list."""
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise InputError(f"--set {setting}: no key=value", "for example --set rdzv.port=29400")
+    path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    shown = "(hidden)" if is_secret(path) else render_value(text)
+    return Override(option=f"--set {key}={shown}", path=path, text=text)
+
+
+def option_override(option: str, text: str) -> Override:
+    """The value of an option that is named as its key is: ``--nproc-per-node 2``."""
+    key = option.removeprefix("--").replace("-", "_")
+    return Override(option=f"{option} {render_value(text)}", path=(key,), text=text)
+
+
+def read_job(path: Path | str, overrides: Sequence[Override] = ()) -> JobSpec:
+    """Reads and checks a job file; raises ``InputError`` with every problem in it."""
+    return parse_job(read_text(path), str(path), overrides)
+
+
+def parse_job(text: str, file: str, overrides: Sequence[Override] = ()) -> JobSpec:
+    """Checks the text of a job file; raises ``InputError`` with every problem in it."""
+    flaws: tuple[Flaw, ...] = ()
+    try:
+        source = parse_yaml(text, file)
+    except YamlError as error:
+        if error.source is None:
+            raise
+        source, flaws = error.source, error.flaws
+    return _build(source, flaws, overrides)
+
+
+def find_place(key: KeyPath, path: str, overrides: Sequence[Override] = ()) -> str:
+    """Where a key's value comes from: ``file:line``, the option, or the file if nothing gave it."""
+    source = parse_yaml(read_text(path), path)
+    for override in overrides:
+        source = _overridden(source, override)
+    entry = source.entries.get(key)
+    return path if entry is None else entry.where
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a job file, for editors and for the reference.
+
+    It accepts all that ``parse_job`` accepts; rules between keys and a few others (the bytes of
+    a quantity, MIN not above MAX) are known to ``parse_job`` alone.
+    """
+    made = JobSpec.model_json_schema(schema_generator=_JobSchema)
+    for section in (made, *made["$defs"].values()):
+        for key, field in section["properties"].items():
+            if key not in section.get("required", ()):
+                _allow_empty(field)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def render_schema() -> str:
+    """``schema()`` as the text of a file."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+class _JobSchema(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False  # "Stop Grace S" says less than the key
+
+    def encode_default(self, dft: Any) -> Any:
+        if isinstance(dft, NodeRange):
+            return dump_nodes(dft)
+        return None if isinstance(dft, Section) else super().encode_default(dft)
+
+
+def _allow_empty(field: dict[str, Any]) -> None:
+    """An empty key counts as not given, so ``null`` is accepted wherever there is a default."""
+    if field.get("default", 0) is None or field.get("default") in ((), [], {}):
+        del field["default"]
+    about = ("description", "default", "examples")
+    shape = {key: field.pop(key) for key in list(field) if key not in about}
+    if {"type": "null"} not in shape.get("anyOf", ()):
+        shape = {"anyOf": [shape, {"type": "null"}]}
+    field.update(shape)
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return schema()
+
+
+def _build(source: YamlSource, flaws: tuple[Flaw, ...], overrides: Sequence[Override]) -> JobSpec:
+    problems = [Problem.of_flaw(flaw) for flaw in flaws]
+    for override in overrides:
+        try:
+            source = _overridden(source, override)
+        except YamlError as error:
+            problems.append(_of_override(override, error))
+    data = _as_written(source.data, (), source)
+    conflicts = find_conflicts(data)
+    try:
+        job, refused = JobSpec.model_validate(data), None
+    except ValidationError as error:
+        job, refused = None, error
+    if refused is not None or conflicts:
+        problems += find_problems(refused, conflicts, source, _schema())
+    if job is None or problems:
+        raise JobFileError(problems)
+    return job
+
+
+def _of_override(override: Override, error: YamlError) -> Problem:
+    says = error.what.removeprefix(f"{override.option}: ")
+    key = render_key(override.path)
+    return Problem(where=override.option, line=0, key=key, says=says, fix=error.hint)
+
+
+def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:
+    """The data with text in place of the numbers and truth values that are meant as text."""
+    if isinstance(value, dict):
+        return {key: _as_written(item, (*path, key), source) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_written(item, (*path, index), source) for index, item in enumerate(value)]
+    if value is not None and _matches(path, _TEXT_KEYS):
+        return source.entries[path].text
+    return value
+
+
+def _matches(path: KeyPath, patterns: Sequence[tuple[str, ...]]) -> bool:
+    return any(
+        len(path) == len(pattern)
+        and all(want in ("*", part) for want, part in zip(pattern, path, strict=True))
+        for pattern in patterns
+    )
+
+
+def _overridden(source: YamlSource, override: Override) -> YamlSource:
+    """The source with one value replaced; its entries name the option as their place."""
+    given = _fragment(override)
+    entries, data = dict(source.entries), source.data
+    path: KeyPath = ()
+    for part in override.path:
+        if not isinstance(data, dict | list):
+            entries[path] = given.entries[()]  # a section that only the option opens
+        path = (*path, part if isinstance(data, list) else str(part))
+        data = _child(data, path[-1])
+    size = len(path)
+    entries = {one: entry for one, entry in entries.items() if one[:size] != path}
+    entries |= {(*path, *below): entry for below, entry in given.entries.items()}
+    return YamlSource(data=_put(source.data, path, given.data, override), entries=entries)
+
+
+def _child(data: Any, part: str | int) -> Any:
+    if isinstance(data, list):
+        return data[part] if isinstance(part, int) and part < len(data) else None
+    return data.get(part) if isinstance(data, dict) else None
+
+
+def _fragment(override: Override) -> YamlSource:
+    if not _matches(override.path, _VERBATIM):
+        return parse_fragment(override.text, override.option)
+    entry = Entry(
+        where=override.option, line=0, column=0, text=override.text, written=override.text
+    )
+    return YamlSource(data=override.text, entries={(): entry})
+
+
+def _put(data: Any, path: KeyPath, value: Any, override: Override) -> Any:
+    """A copy of the data with the value at the path."""
+    if not path:
+        return value
+    new = _put(_child(data, path[0]), path[1:], value, override)
+    if not isinstance(data, list):
+        return {**(data if isinstance(data, dict) else {}), path[0]: new}
+    if not isinstance(path[0], int) or path[0] > len(data):
+        what = f"{override.option}: found {path[0]} in a list of {len(data)}"
+        raise YamlError(what, f"write a number of 0..{len(data)}; the last one appends")
+    return [*data[: path[0]], new, *data[path[0] + 1 :]]

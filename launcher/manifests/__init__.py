@@ -1,0 +1,1 @@
+"""Anybody's manifests: read, checked, and played on a Docker engine."""

@@ -1,0 +1,99 @@
+"""Rules for pods, whatever makes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from launcher.manifests.checks.rules import Hit, Rule, hit
+from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus, parse_quantity
+
+YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
+"""What kubectl's YAML, which is 1.1, reads as a truth value."""
+SECRET_NAME = re.compile(
+    r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|credentials?)$"
+)
+RESTRICTED = "pod-security.kubernetes.io/enforce"
+SHM = "/dev/shm"
+
+
+def check_pod(pod: Value, *, training: bool = True) -> Iterator[Hit]:
+    """A pod's ``spec``; shared memory matters where it takes part in a ``training``."""
+    if not list(pod["containers"]):
+        yield hit(Rule.CONTAINERS, pod["containers"], "no containers", "write containers:")
+    if pod["hostNetwork"].data is True and pod["dnsPolicy"].text != "ClusterFirstWithHostNet":
+        yield hit(
+            Rule.HOST_NETWORK_DNS,
+            pod["hostNetwork"],
+            f"hostNetwork with dnsPolicy {pod['dnsPolicy'].text or 'ClusterFirst'}",
+            "dnsPolicy: ClusterFirstWithHostNet",
+        )
+    for kind in ("containers", "initContainers"):
+        for container in pod[kind]:
+            yield from check_env(container)
+            yield from _check_gpus(container)
+    for container in list(pod["containers"])[:1] if training else ():
+        yield from _check_shm(pod, container)
+
+
+def check_env(container: Value) -> Iterator[Hit]:
+    """The variables of a container, or of whatever else has an ``env``."""
+    for variable in container["env"]:
+        value, name = variable["value"], variable["name"].text
+        not_text = isinstance(value.data, bool | int | float)
+        if not_text or (value and YAML_1_1_TRUTH.fullmatch(value.written)):
+            quoted = f'value: "{value.written}"'
+            yield hit(Rule.ENV_NOT_TEXT, value, f"{name}: {value.written} is no text", quoted)
+        elif value.text and SECRET_NAME.search(name):
+            fix = "valueFrom: {secretKeyRef: {name: ..., key: ...}}"
+            yield hit(Rule.SECRET_IN_CLEAR, value, f"{name} is written in clear", fix)
+
+
+def _check_gpus(container: Value) -> Iterator[Hit]:
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    for gpu in EXTENDED_GPUS:
+        asked, limit = requests[gpu], limits[gpu]
+        if asked and asked.text != limit.text:
+            what = f"{asked.text} {gpu} requested, limit {limit.text or 'none'}"
+            yield hit(Rule.GPU_REQUESTS, asked, what, f"limits: {{{gpu}: {asked.text}}}")
+
+
+def _check_shm(pod: Value, container: Value) -> Iterator[Hit]:
+    mounts = {m["mountPath"].text: m["name"].text for m in container["volumeMounts"]}
+    volumes = {volume["name"].text: volume for volume in pod["volumes"]}
+    volume = volumes.get(mounts.get(SHM, ""))
+    if volume is None:
+        fix = f"mount an emptyDir with medium: Memory and a sizeLimit at {SHM}"
+        yield hit(Rule.SHM_SMALL, container, f"nothing is mounted at {SHM}", fix)
+        return
+    empty_dir = volume["emptyDir"]
+    if empty_dir["medium"].text != "Memory":
+        return
+    size, limit = empty_dir["sizeLimit"], container["resources"]["limits"]["memory"]
+    if not size:
+        fix = "sizeLimit: 1Gi"
+        yield hit(Rule.SHM_UNBOUNDED, empty_dir, "a memory volume without sizeLimit", fix)
+    elif (parse_quantity(size.text) or 0) >= (parse_quantity(limit.text) or float("inf")):
+        what = f"sizeLimit {size.text} of {SHM}, memory limit {limit.text}"
+        yield hit(Rule.SHM_OVER_MEMORY, size, what, "a memory limit above the sizeLimit")
+
+
+def is_restricted(pod: Value, namespace: Value | None) -> bool:
+    """Whether a pod will meet Pod Security ``restricted``, or is dressed for it."""
+    if namespace is not None:
+        return namespace["metadata"]["labels"][RESTRICTED].text == "restricted"
+    containers = list(pod["containers"])
+    return bool(containers) and all(_is_dressed(pod, container) for container in containers)
+
+
+def _is_dressed(pod: Value, container: Value) -> bool:
+    contexts = container["securityContext"], pod["securityContext"]
+    drops = [word.text for word in contexts[0]["capabilities"]["drop"]]
+    seccomp = [context["seccompProfile"]["type"].text for context in contexts]
+    return "ALL" in drops and "RuntimeDefault" in seccomp
+
+
+def gpus_of(pod: Value, name: str) -> int | None:
+    """The accelerators of the container of that name; None where the manifest names none."""
+    named = [c for c in pod["containers"] if c["name"].text == name]
+    return count_gpus(named[0]) if named else None

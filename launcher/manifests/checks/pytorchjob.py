@@ -1,0 +1,205 @@
+"""Rules for PyTorchJobs: what the operator's webhook refuses, and what nothing refuses.
+
+Source: the training operator's webhook, defaults and controller at v1.9.4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from launcher.manifests.checks.fields import check_fields
+from launcher.manifests.checks.pods import check_pod, gpus_of, is_restricted
+from launcher.manifests.checks.rules import Hit, Rule, hit
+from launcher.manifests.pytorchjob import (
+    CONTAINER,
+    DNS_1035,
+    MASTER,
+    NPROC_WORDS,
+    WORKER,
+    PyTorchJob,
+    Replica,
+    operator_env,
+)
+from launcher.manifests.source import Together, Value
+
+RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
+CLEAN_POD_POLICIES = ("Running", "All", "None")
+CONTROLLERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
+MAX_NAME = 52
+"""``<name>-worker-<i>`` has at most 63 characters: this leaves three digits."""
+WRITTEN_OUT = ("minReplicas", "maxReplicas", "maxRestarts", "rdzvId")
+ENGINES = re.compile(
+    r"torchrun|torch\.distributed|launcher|agent|accelerate|deepspeed|\.sh\b|\.pyz"
+)
+"""Commands that start a worker for each process, or that may do so out of our sight."""
+
+
+def check_pytorchjob(item: Value, together: Together) -> Iterator[Hit]:
+    """One job; ``together`` is all that is applied together with it."""
+    job = PyTorchJob(item=item)
+    yield from check_fields(item)
+    yield from _check_name(job)
+    yield from _check_webhook(job)
+    yield from _check_run_policy(job)
+    yield from _check_world(job)
+    if job.elastic:
+        yield from _check_elastic(job)
+    for replica in job.replicas:
+        yield from _check_replica(job, replica)
+        yield from check_pod(replica.pod)
+    yield from _check_restricted(job, together)
+
+
+def _check_name(job: PyTorchJob) -> Iterator[Hit]:
+    place, name = job.item["metadata"]["name"], job.name
+    if not DNS_1035.fullmatch(name):
+        fix = "small letters, digits and hyphens, a letter first"
+        yield hit(Rule.JOB_NAME, place, f"name {name!r} is refused", fix)
+    elif len(name) > MAX_NAME:
+        what = f"name of {len(name)} characters"
+        yield hit(Rule.JOB_NAME, place, what, f"at most {MAX_NAME} characters")
+
+
+def _check_webhook(job: PyTorchJob) -> Iterator[Hit]:
+    specs, managed_by = job.spec["pytorchReplicaSpecs"], job.run_policy["managedBy"]
+    if not specs.keys():
+        yield hit(Rule.REPLICA_SPECS, specs, "no replicas", "pytorchReplicaSpecs: {Worker: ...}")
+    for kind in set(specs.keys()) - {MASTER, WORKER}:
+        yield hit(Rule.REPLICA_TYPE, specs[kind], f"replicas of {kind}", "Master or Worker")
+    if job.elastic and job.worker is None:
+        fix = "pytorchReplicaSpecs: {Worker: ...}, or no elasticPolicy"
+        yield hit(Rule.ELASTIC_NEEDS_WORKER, job.elastic, "an elasticPolicy without a Worker", fix)
+    if job.spec["nprocPerNode"] and job.elastic["nProcPerNode"]:
+        place = job.elastic["nProcPerNode"]
+        yield hit(Rule.NPROC_TWICE, place, "nProcPerNode beside nprocPerNode", "remove this one")
+    if managed_by and managed_by.text not in CONTROLLERS:
+        yield hit(Rule.MANAGED_BY, managed_by, f"managedBy {managed_by.text}", CONTROLLERS[0])
+    for replica in job.replicas:
+        count = replica.spec["replicas"]
+        if replica.kind == MASTER and count.number != 1:
+            what = f"Master with replicas {count.text or 'not written'}"
+            yield hit(Rule.MASTER_REPLICAS, count, what, "replicas: 1")
+        if replica.kind == WORKER and count and replica.pods < 1:
+            yield hit(Rule.WORKER_REPLICAS, count, f"replicas {count.text}", "replicas: 1 or more")
+
+
+def _check_replica(job: PyTorchJob, replica: Replica) -> Iterator[Hit]:
+    policy, pod = replica.spec["restartPolicy"], replica.pod
+    if replica.restart_policy not in RESTART_POLICIES:
+        fix = f"one of {', '.join(RESTART_POLICIES)}"
+        yield hit(Rule.RESTART_POLICY_VALUE, policy, f"restartPolicy {policy.text}", fix)
+    if replica.restart_policy == "Always":
+        yield hit(Rule.RESTART_ALWAYS, policy, "restartPolicy Always", "OnFailure or ExitCode")
+    if pod["restartPolicy"]:
+        fix = "remove it; write restartPolicy beside replicas"
+        what = "restartPolicy in the pod's template"
+        yield hit(Rule.POD_RESTART_POLICY, pod["restartPolicy"], what, fix)
+    for container in pod["containers"]:
+        if not container["image"].text:
+            what = f"container {container['name'].text} has no image"
+            yield hit(Rule.CONTAINER_IMAGE, container, what, "image: ...")
+    if replica.container is None:
+        names = ", ".join(c["name"].text for c in pod["containers"]) or "none"
+        fix = f"name: {CONTAINER}"
+        yield hit(Rule.CONTAINER_NAME, pod["containers"], f"containers: {names}", fix)
+    else:
+        yield from _check_container(job, replica, replica.container)
+
+
+def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Iterator[Hit]:
+    injected = dict(operator_env(job, replica, 0))
+    for variable in container["env"]:
+        name, value = variable["name"].text, variable["value"].text
+        if name in injected and value != injected[name]:
+            what = f"{name}={value or '...'} will be {injected[name]!r}"
+            yield hit(Rule.ENV_OVERRIDDEN, variable, what, "remove it, or another name")
+    if container["readinessProbe"]:
+        what = "a readiness probe in a training pod"
+        fix = "remove it; a startup or liveness probe of the agent does no such harm"
+        yield hit(Rule.READINESS_PROBE, container["readinessProbe"], what, fix)
+    if not _has_engine(container):
+        yield from _check_command(job, container)
+
+
+def _check_command(job: PyTorchJob, container: Value) -> Iterator[Hit]:
+    """A command that starts one process where the environment speaks of several."""
+    if job.elastic:
+        what = "an elastic job whose command is not torchrun"
+        yield hit(Rule.ELASTIC_SUCCESS, container["command"], what, "torchrun train.py ...")
+    elif job.nproc_per_node.isdigit() and int(job.nproc_per_node) > 1:
+        what = f"nprocPerNode {job.nproc_per_node}, but the command is not torchrun"
+        fix = "torchrun train.py ..., or nprocPerNode: '1'"
+        yield hit(Rule.RANK_COUNTS_PODS, container["command"], what, fix)
+
+
+def _has_engine(container: Value) -> bool:
+    words = [word.text for key in ("command", "args") for word in container[key]]
+    return not words or "python" not in " ".join(words) or bool(ENGINES.search(" ".join(words)))
+
+
+def _check_run_policy(job: PyTorchJob) -> Iterator[Hit]:
+    policy = job.run_policy
+    clean, backoff = policy["cleanPodPolicy"], policy["backoffLimit"]
+    if job.clean_pod_policy not in CLEAN_POD_POLICIES:
+        fix = f"one of {', '.join(CLEAN_POD_POLICIES)}"
+        yield hit(Rule.CLEAN_POD_POLICY_VALUE, clean, f"cleanPodPolicy {clean.text}", fix)
+    elif job.clean_pod_policy == "None" and policy["ttlSecondsAfterFinished"].number is None:
+        what = f"cleanPodPolicy {clean.text or 'not written, which is None'}"
+        yield hit(Rule.CLEAN_POD_POLICY_NONE, clean, what, "cleanPodPolicy: Running")
+    if backoff.number is not None and backoff.number < 0:
+        yield hit(Rule.BACKOFF_NEGATIVE, backoff, f"backoffLimit {backoff.text}", "0 or more")
+    elif backoff and any(r.restart_policy == "ExitCode" for r in job.replicas):
+        fix = "restartPolicy: OnFailure, or no backoffLimit"
+        yield hit(Rule.BACKOFF_WITH_EXIT_CODE, backoff, "backoffLimit beside ExitCode", fix)
+    if policy["activeDeadlineSeconds"]:
+        what = "activeDeadlineSeconds as the only guard against a hang"
+        fix = "also a limit in the pod: a watchdog, or timeout before the command"
+        yield hit(Rule.DEADLINE_IS_LATE, policy["activeDeadlineSeconds"], what, fix)
+
+
+def _check_world(job: PyTorchJob) -> Iterator[Hit]:
+    if job.master is None and job.worker is not None and not job.elastic and job.worker.pods > 1:
+        what = f"{job.worker.pods} workers, neither Master nor elasticPolicy"
+        fix = "elasticPolicy: {minReplicas: ..., maxReplicas: ...}, or a Master"
+        yield hit(Rule.NO_ADDRESS, job.spec["pytorchReplicaSpecs"], what, fix)
+    place = job.spec["nprocPerNode"] or job.elastic["nProcPerNode"] or job.spec["nprocPerNode"]
+    for replica in job.replicas:
+        gpus = gpus_of(replica.pod, CONTAINER)
+        if job.nproc_per_node in NPROC_WORDS:
+            if job.nproc_per_node == "auto" and not gpus:
+                what = "nprocPerNode auto without GPUs"
+                yield hit(Rule.NPROC_AUTO, place, what, "nprocPerNode: '1', or another number")
+                return
+        elif gpus is not None and job.nproc_per_node != str(gpus):
+            what = f"nprocPerNode {job.nproc_per_node}, {gpus} GPUs in a pod of {replica.kind}"
+            yield hit(Rule.NPROC_NOT_GPUS, place, what, f"nprocPerNode: '{gpus}'")
+            return
+
+
+def _check_elastic(job: PyTorchJob) -> Iterator[Hit]:
+    policy, (low, high) = job.elastic, job.bounds
+    pods = job.worker.pods if job.worker else low
+    if not 1 <= low <= pods <= high:
+        what = f"minReplicas {low}, replicas {pods}, maxReplicas {high}"
+        yield hit(Rule.ELASTIC_BOUNDS, policy, what, "1 <= minReplicas <= replicas <= maxReplicas")
+    missing = [key for key in WRITTEN_OUT if not policy[key]]
+    if job.worker is not None and not job.worker.spec["replicas"]:
+        missing.append("replicas of the Worker")
+    if missing:
+        what = f"not written: {', '.join(missing)}"
+        yield hit(Rule.ELASTIC_UNWRITTEN, policy, what, "write each of them")
+    if job.master is not None:
+        what = "a Master beside an elasticPolicy"
+        yield hit(Rule.ELASTIC_MASTER, policy, what, "Worker alone, or no elasticPolicy")
+    if policy["standalone"].data is True:
+        yield hit(Rule.STANDALONE, policy["standalone"], "standalone: true", "remove it")
+
+
+def _check_restricted(job: PyTorchJob, together: Together) -> Iterator[Hit]:
+    if job.master is None or job.worker is None:
+        return
+    if is_restricted(job.worker.pod, together.find("Namespace", job.namespace)):
+        what = "workers beside a Master, for Pod Security restricted"
+        fix = "an elastic job (Worker alone), or an init container template of the operator's admin"
+        yield hit(Rule.INIT_CONTAINER_RESTRICTED, job.worker.spec, what, fix)

@@ -1,0 +1,232 @@
+"""Played pods as containers of a Docker engine: folders for their volumes, the SDK's arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.contract import protocol
+from launcher.manifests.play import Play, PlayedPod
+from launcher.manifests.play_values import Volume, VolumeMount
+from launcher.targets.container import LOG_OPTIONS
+from launcher.targets.docker.engine import Engine, engine_errors
+
+LABEL = "launcher.play-id"
+"""On all that a play makes; not the label of runs, whose folders and launchers plays lack."""
+CLEAN = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+IN_CONTAINER = "/play"
+REMOVE_LIMIT_S = 60
+"""How long the removal of a play's folders may take."""
+
+
+class Folders:
+    """The folders behind a play's volumes, on this machine; removed by ``remove``.
+
+    ``claims`` are folders that stand for claims, by name; they are not removed.
+    """
+
+    def __init__(self, claims: Mapping[str, Path]) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="launcher-play-"))
+        # Containers' users are not this one, and shall reach what lies below.
+        self.root.chmod(0o755)
+        self._claims = claims
+
+    def make(self, pod: PlayedPod) -> None:
+        """Makes all that a pod mounts. Idempotent: what a container has left there stays."""
+        for mount in pod.mounts:
+            folder = self._of(pod, mount.volume)
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                folder.chmod(0o777)
+            _write_files(folder, mount.volume)
+            source = self.source(pod, mount)
+            if not source.exists():
+                source.mkdir(parents=True)
+                source.chmod(0o777)
+
+    def make_termination_log(self, pod: PlayedPod) -> None:
+        """Makes the file for the last words of a container that is to start."""
+        path = self.termination_log(pod)
+        path.parent.mkdir(exist_ok=True)
+        # Removed before: an earlier container's user may own it.
+        path.unlink(missing_ok=True)
+        path.touch()
+        path.chmod(0o666)
+
+    def termination_log(self, pod: PlayedPod) -> Path:
+        """What a pod's container has as its ``terminationMessagePath``."""
+        return self.root / "ends" / pod.name
+
+    def read_termination(self, pod: PlayedPod) -> str:
+        """A container's last words; empty where it left none."""
+        with contextlib.suppress(OSError), self.termination_log(pod).open("rb") as file:
+            return file.read(protocol.TERMINATION_LIMIT_BYTES).decode(errors="replace").strip()
+        return ""
+
+    def source(self, pod: PlayedPod, mount: VolumeMount) -> Path:
+        """What a pod's container mounts."""
+        return self._of(pod, mount.volume) / mount.sub_path
+
+    def _of(self, pod: PlayedPod, volume: Volume) -> Path:
+        if volume.claim in self._claims:
+            return self._claims[volume.claim]
+        if volume.claim:
+            return self.root / "claims" / volume.claim
+        return self.root / "pods" / pod.name / volume.name
+
+    def forget(self, pod: PlayedPod, engine: Engine) -> None:
+        """Removes the folders of a pod's own, as for a new pod of the same name."""
+        self._remove(self.root / "pods" / pod.name, engine, pod.image)
+
+    def remove(self, engine: Engine, image: str) -> None:
+        """Removes everything."""
+        self._remove(self.root, engine, image)
+
+    def _remove(self, folder: Path, engine: Engine, image: str) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists() and os.getuid() != 0:
+            # Some belongs to a container's user: removed by one that may.
+            _remove_as_root(engine, image, folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_files(folder: Path, volume: Volume) -> None:
+    for file in volume.files:
+        path = folder / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_bytes(file.content)
+            # A folder's group would let the container's user in; here all may read.
+            path.chmod(file.mode | 0o444)
+
+
+def _remove_as_root(engine: Engine, image: str, folder: Path) -> None:
+    with contextlib.suppress(Exception), engine_errors("remove a play's folders"):
+        created = engine.api.create_container(
+            image,
+            entrypoint=["python3"],
+            command=["-c", CLEAN, IN_CONTAINER],
+            user="0:0",
+            host_config=engine.api.create_host_config(binds=[f"{folder}:{IN_CONTAINER}"]),
+        )
+        engine.api.start(created["Id"])
+        # Without a limit of its own the SDK waits for ever, whatever the client's.
+        engine.api.wait(created["Id"], timeout=REMOVE_LIMIT_S)
+        engine.remove(created["Id"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedContainer:
+    """A pod's container; ``incarnation`` counts those that the pod's name had before."""
+
+    play_id: str
+    index: int
+    incarnation: int
+    pod: PlayedPod
+    folders: Folders = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.play_id}-{self.pod.kind.lower()}-{self.pod.index}"
+
+    @property
+    def image(self) -> str:
+        return self.pod.image
+
+    def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
+        """Arguments of the SDK's ``create_container``, without ``host_config``."""
+        pod = self.pod
+        optional = {
+            "entrypoint": None if pod.entrypoint is None else list(pod.entrypoint),
+            "command": None if pod.arguments is None else list(pod.arguments),
+            "working_dir": pod.workdir,
+            "user": pod.user,
+        }
+        return {
+            "image": pod.image,
+            "name": self.name,
+            "hostname": pod.name,
+            "detach": True,
+            "environment": [f"{name}={value}" for name, value in pod.env],
+            "labels": {
+                LABEL: self.play_id,
+                protocol.LABEL_NODE_INDEX: str(self.index),
+                protocol.LABEL_INCARNATION: str(self.incarnation),
+            },
+            "stop_timeout": pod.grace_s,
+            "networking_config": {
+                "EndpointsConfig": {self.play_id: {"Aliases": list(pod.aliases)}}
+            },
+            **{key: value for key, value in optional.items() if value is not None},
+        }
+
+    def host_config_kwargs(self) -> dict[str, Any]:
+        """Arguments of the SDK's ``create_host_config``."""
+        pod = self.pod
+        optional: dict[str, Any] = {
+            "nano_cpus": None if pod.cpus is None else round(pod.cpus * 1e9),
+            "mem_limit": pod.memory_bytes,
+            "memswap_limit": pod.memory_bytes,
+            "shm_size": pod.shm_bytes,
+            "cap_drop": list(pod.cap_drop) or None,
+            "cap_add": list(pod.cap_add) or None,
+            "security_opt": ["no-new-privileges"] if pod.no_new_privileges else None,
+            "read_only": pod.read_only or None,
+        }
+        if pod.device_ids:
+            ids = list(pod.device_ids)
+            optional["device_requests"] = [{"device_ids": ids, "capabilities": [["gpu"]]}]
+        return {
+            "network_mode": self.play_id,
+            "mounts": self._mounts(),
+            "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
+            **{key: value for key, value in optional.items() if value is not None},
+        }
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        found = [
+            (self.folders.source(self.pod, mount), mount.target, mount.read_only)
+            for mount in self.pod.mounts
+        ]
+        ends = self.folders.termination_log(self.pod)
+        if ends.exists():
+            found.append((ends, self.pod.termination_log, False))
+        return [
+            {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
+            for source, target, read_only in found
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedGroup:
+    """Some or all containers of a play, on its network."""
+
+    run_id: str
+    containers: tuple[PlayedContainer, ...]
+
+    def network_kwargs(self) -> dict[str, Any]:
+        """Arguments of the SDK's ``create_network``."""
+        return {"name": self.run_id, "driver": "bridge", "labels": {LABEL: self.run_id}}
+
+
+def group_of(
+    play: Play, play_id: str, folders: Folders, incarnations: Mapping[int, int]
+) -> PlayedGroup:
+    """The containers of the pods with these indices, each with its incarnation."""
+    containers = tuple(
+        PlayedContainer(
+            play_id=play_id,
+            index=index,
+            incarnation=incarnation,
+            pod=play.pods[index],
+            folders=folders,
+        )
+        for index, incarnation in incarnations.items()
+    )
+    return PlayedGroup(run_id=play_id, containers=containers)

@@ -1,0 +1,392 @@
+"""``launcher play``: a PyTorchJob as local containers, by the operator's rules. Pure."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.contract import protocol
+from launcher.contract.errors import InputError, name_exit_code
+from launcher.contract.node_plan import Env
+from launcher.contract.reasons import NodeState
+from launcher.manifests.play_values import (
+    SHM,
+    Surroundings,
+    VolumeMount,
+    expand,
+    read_env,
+    read_mounts,
+)
+from launcher.manifests.pytorchjob import PyTorchJob, Replica, operator_env
+from launcher.manifests.source import Together, Value, count_gpus, parse_quantity
+from launcher.targets.kubernetes.pod_states import (
+    Ending,
+    PodView,
+    Trouble,
+    last_words,
+    sort_failures,
+)
+
+DEFAULT_GRACE_S = 30
+RETRY_FROM = 128
+"""The border of restartPolicy ExitCode: from here on a new pod is made."""
+UNHONOURED = (
+    *("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "nodeName"),
+    *("priorityClassName", "schedulerName", "runtimeClassName", "serviceAccountName"),
+    *("hostNetwork", "hostPID", "hostIPC", "dnsPolicy", "dnsConfig", "hostAliases"),
+    *("imagePullSecrets", "initContainers", "activeDeadlineSeconds", "shareProcessNamespace"),
+)
+"""Fields of a pod that mean something only in a cluster."""
+UNHONOURED_CONTAINER = (
+    *("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "imagePullPolicy"),
+)
+UNHONOURED_RUN = ("schedulingPolicy", "ttlSecondsAfterFinished", "suspend", "managedBy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the local engine has: logical CPUs, ids of GPUs, and its caller's environment."""
+
+    cpu_count: int
+    gpus: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    node_name: str = "localhost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedPod:
+    """One replica as a container. ``entrypoint`` and ``arguments`` are None where the image's own
+    count; ``cpus`` is None for no limit, ``shm_bytes`` for the engine's 64 MB."""
+
+    name: str
+    kind: str
+    index: int
+    image: str
+    entrypoint: tuple[str, ...] | None
+    arguments: tuple[str, ...] | None
+    env: Env = field(repr=False)
+    aliases: tuple[str, ...]
+    workdir: str | None
+    user: str | None
+    cap_drop: tuple[str, ...]
+    cap_add: tuple[str, ...]
+    no_new_privileges: bool
+    read_only: bool
+    cpus: float | None
+    memory_bytes: int | None
+    shm_bytes: int | None
+    device_ids: tuple[str, ...]
+    mounts: tuple[VolumeMount, ...]
+    termination_log: str
+    """Where the container leaves its last words."""
+    restart_policy: str
+    grace_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """A job as it is played; ``notes`` say, a line each, what is not as in a cluster."""
+
+    job_name: str
+    pods: tuple[PlayedPod, ...]
+    is_elastic: bool
+    backoff_limit: int | None
+    deadline_s: int | None
+    clean_pod_policy: str
+    notes: tuple[str, ...]
+
+    @property
+    def has_master(self) -> bool:
+        return any(pod.kind == "Master" for pod in self.pods)
+
+    @property
+    def success_rule(self) -> str:
+        """Whose success is the job's, in words."""
+        if self.has_master:
+            return "the Master's success is the job's"
+        if self.is_elastic:
+            return "elastic: any one worker's success is the job's"
+        return "all workers' success is the job's"
+
+
+# -- planning -----------------------------------------------------------------------------------
+
+
+def plan_play(item: Value, together: Together, machine: Machine, image: str | None = None) -> Play:
+    """The containers of a PyTorchJob; ``image`` is used instead of the manifest's.
+
+    Raises ``InputError`` for what the operator would refuse, or nothing here can stand for.
+    """
+    job = PyTorchJob(item=item)
+    if not job.replicas:
+        fix = f"launcher check {_file(item)}"
+        raise InputError(f"{item.where}: {job.name} has no replicas", fix)
+    gpus = list(machine.gpus)
+    pods = []
+    for replica in job.replicas:
+        for index in range(replica.pods):
+            pods.append(_plan_pod(job, replica, index, together, machine, image, gpus))
+    policy = job.run_policy
+    return Play(
+        job_name=job.name,
+        pods=tuple(pods),
+        is_elastic=bool(job.elastic),
+        backoff_limit=policy["backoffLimit"].number,
+        deadline_s=policy["activeDeadlineSeconds"].number,
+        clean_pod_policy=job.clean_pod_policy,
+        notes=tuple(dict.fromkeys(_notes(job, pods, machine))),
+    )
+
+
+def _plan_pod(
+    job: PyTorchJob,
+    replica: Replica,
+    index: int,
+    together: Together,
+    machine: Machine,
+    image: str | None,
+    gpus: list[str],
+) -> PlayedPod:
+    container, pod = replica.container, replica.pod
+    if container is None:
+        fix = f"name it pytorch; launcher check {_file(pod)}"
+        raise InputError(f"{pod['containers'].where}: no container pytorch", fix)
+    name = job.pod_name(replica, index)
+    labels = replica.spec["template"]["metadata"]["labels"]
+    around = Surroundings(
+        together=together,
+        pod_name=name,
+        namespace=job.namespace,
+        node_name=machine.node_name,
+        labels={key: labels[key].text for key in labels.keys()},  # noqa: SIM118
+        environ=machine.environ,
+    )
+    env = read_env(container, around) | dict(operator_env(job, replica, index))
+    wanted = count_gpus(container) or 0
+    given, gpus[:wanted] = tuple(gpus[:wanted]), []
+    limits, contexts = container["resources"]["limits"], _contexts(pod, container)
+    cpus, memory = parse_quantity(limits["cpu"].text), parse_quantity(limits["memory"].text)
+    domain = f"{name}.{job.namespace}.svc"
+    return PlayedPod(
+        name=name,
+        kind=replica.kind,
+        index=index,
+        image=image or container["image"].text,
+        entrypoint=_words(container["command"], env),
+        arguments=_words(container["args"], env),
+        env=tuple(env.items()),
+        aliases=(name, f"{name}.{job.namespace}", domain, f"{domain}.cluster.local"),
+        workdir=container["workingDir"].text or None,
+        user=_user(contexts),
+        cap_drop=tuple(c.text for c in contexts[0]["capabilities"]["drop"]),
+        cap_add=tuple(c.text for c in contexts[0]["capabilities"]["add"]),
+        no_new_privileges=contexts[0]["allowPrivilegeEscalation"].data is False,
+        read_only=contexts[0]["readOnlyRootFilesystem"].data is True,
+        cpus=None if cpus is None else min(cpus, float(machine.cpu_count)),
+        memory_bytes=None if memory is None else int(memory),
+        shm_bytes=_shm_bytes(pod, container),
+        device_ids=given,
+        mounts=tuple(read_mounts(pod, container, around)),
+        termination_log=container["terminationMessagePath"].text or protocol.TERMINATION_LOG,
+        restart_policy=replica.restart_policy,
+        grace_s=_grace_s(pod),
+    )
+
+
+def _file(value: Value) -> str:
+    """The file that a value was read from, as it is typed."""
+    return shlex.quote(value.where.rpartition(":")[0])
+
+
+def _contexts(pod: Value, container: Value) -> tuple[Value, Value]:
+    return container["securityContext"], pod["securityContext"]
+
+
+def _user(contexts: tuple[Value, Value]) -> str | None:
+    def first(key: str) -> str:
+        return next((c[key].text for c in contexts if c[key].number is not None), "")
+
+    uid, gid = first("runAsUser"), first("runAsGroup")
+    return f"{uid}:{gid or 0}" if uid else None
+
+
+def _words(words: Value, env: Mapping[str, str]) -> tuple[str, ...] | None:
+    return tuple(expand(word.text, env) for word in words) if words else None
+
+
+def _grace_s(pod: Value) -> int:
+    grace_s = pod["terminationGracePeriodSeconds"].number
+    return DEFAULT_GRACE_S if grace_s is None else grace_s
+
+
+def _shm_bytes(pod: Value, container: Value) -> int | None:
+    """Of a memory volume at /dev/shm; without a size it may take what the container may."""
+    names = [m["name"].text for m in container["volumeMounts"] if m["mountPath"].text == SHM]
+    for volume in pod["volumes"]:
+        if volume["name"].text in names and volume["emptyDir"]["medium"].text == "Memory":
+            sizes = (volume["emptyDir"]["sizeLimit"], container["resources"]["limits"]["memory"])
+            found = [parse_quantity(size.text) for size in sizes]
+            return int(next((size for size in found if size), 2**30))
+    return None
+
+
+# -- what is not as in a cluster ----------------------------------------------------------------
+
+
+def _notes(job: PyTorchJob, pods: list[PlayedPod], machine: Machine) -> Iterator[str]:
+    for key in UNHONOURED_RUN:
+        if job.run_policy[key]:
+            yield f"runPolicy.{key}: not honoured here"
+    for replica in job.replicas:
+        for key in UNHONOURED:
+            if replica.pod[key]:
+                yield f"{replica.kind}: {key}: not honoured here"
+        for container in replica.pod["containers"]:
+            if container["name"].text != "pytorch":
+                yield f"{replica.kind}: container {container['name'].text}: not started here"
+        yield from _container_notes(replica, machine)
+    wanted = sum(count_gpus(r.container) or 0 for r in job.replicas if r.container)
+    if wanted and not any(pod.device_ids for pod in pods):
+        yield "GPUs: none here; containers are started without"
+    for pod in pods:
+        yield from (mount.volume.note for mount in pod.mounts if mount.volume.note)
+    for claim in dict.fromkeys(m.volume.claim for pod in pods for m in pod.mounts):
+        if claim:
+            yield f"claim {claim}: a folder for this play alone, unless --claim {claim}=DIR"
+
+
+def _container_notes(replica: Replica, machine: Machine) -> Iterator[str]:
+    container = replica.container
+    if container is None:
+        return
+    for key in UNHONOURED_CONTAINER:
+        if container[key]:
+            yield f"{replica.kind}: {key}: not honoured here"
+    cpus = parse_quantity(container["resources"]["limits"]["cpu"].text)
+    if cpus is not None and cpus > machine.cpu_count:
+        yield f"{replica.kind}: {cpus:g} CPUs: this machine has {machine.cpu_count}"
+    if any(port["hostPort"] for port in container["ports"]):
+        yield f"{replica.kind}: hostPort: reached inside of the play's network alone"
+    if any("podIP" in v["valueFrom"]["fieldRef"]["fieldPath"].text for v in container["env"]):
+        yield f"{replica.kind}: status.podIP: the pod's name, which leads there"
+
+
+# -- following ----------------------------------------------------------------------------------
+
+
+class Next(enum.Enum):
+    """What becomes of a pod whose container has ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    RESTART = "restart"
+    """By the kubelet: a new container in the same pod."""
+    RECREATE = "recreate"
+    """By the operator: a new pod of the same name."""
+
+
+def decide_next(restart_policy: str, exit_code: int) -> Next:
+    """The rule of a replica's restartPolicy; ``exit_code`` is a shell's."""
+    if restart_policy == "Always":
+        return Next.RESTART
+    if exit_code == 0:
+        return Next.SUCCEEDED
+    if restart_policy == "OnFailure":
+        return Next.RESTART
+    if restart_policy == "ExitCode" and exit_code >= RETRY_FROM:
+        return Next.RECREATE
+    return Next.FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodState:
+    """A pod as it is: ``ended`` is None while it has a container or gets one; ``restarts`` are
+    those by the kubelet; ``ending`` is that of the container that ended last."""
+
+    ended: Next | None = None
+    restarts: int = 0
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOutcome:
+    """How the job ended, by the operator's rules."""
+
+    succeeded: bool
+    why: str
+
+
+def decide_outcome(
+    play: Play, states: tuple[PodState, ...], elapsed_s: float
+) -> PlayOutcome | None:
+    """The job's end, or None while it goes on. The operator looks for failures first."""
+    restarts = sum(state.restarts for state in states)
+    limit = play.backoff_limit
+    if limit is not None and restarts > 0 and restarts >= limit:
+        why = f"{restarts} restarts of containers, backoffLimit is {limit}"
+        return PlayOutcome(succeeded=False, why=f"{why}{_because(play, states)}")
+    if play.deadline_s is not None and elapsed_s >= play.deadline_s:
+        why = f"active for longer than activeDeadlineSeconds, {play.deadline_s}"
+        return PlayOutcome(succeeded=False, why=why)
+    named = list(zip(play.pods, states, strict=True))
+    for pod, state in named:
+        if _decides(play, pod) and state.ended is Next.SUCCEEDED and not _waits(play, states):
+            return PlayOutcome(succeeded=True, why=f"{pod.name} ended with 0; {play.success_rule}")
+    if any(state.ended is Next.FAILED for state in states):
+        failed = [replace(s, ending=None) if s.ended is not Next.FAILED else s for s in states]
+        return PlayOutcome(succeeded=False, why=_tell_failure(play, failed))
+    return None
+
+
+def tell_ending(name: str, ending: Ending, following: str = "") -> str:
+    """How a container ended, what follows from that, and its last words."""
+    told = f"{name} ended with {name_exit_code(ending.exit_code)}{following}"
+    said = last_words(ending.message)
+    if ending.word == Trouble.OUT_OF_MEMORY.value:
+        said = f"{ending.word}; raise limits.memory; /dev/shm counts against it"
+    return f"{told}: {said}" if said else told
+
+
+def _tell_failure(play: Play, states: Sequence[PodState]) -> str:
+    pod, ending = _first_failure(play, states)[0]
+    return tell_ending(pod.name, ending, f", which {pod.restart_policy} does not restart")
+
+
+def _because(play: Play, states: Sequence[PodState]) -> str:
+    return "".join(f"; {tell_ending(p.name, e)}" for p, e in _first_failure(play, states)[:1])
+
+
+def _first_failure(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedPod, Ending]]:
+    """The pods whose last containers failed, the one first that says why."""
+    views = [
+        PodView(
+            name=pod.name,
+            uid="",
+            node_index=index,
+            created="",
+            container="pytorch",
+            state=NodeState.EXITED,
+            exit_code=state.ending.exit_code,
+            message=state.ending.message,
+            ending=state.ending,
+        )
+        for index, (pod, state) in enumerate(zip(play.pods, states, strict=True))
+        if state.ending is not None
+    ]
+    found = [(view.node_index or 0, view.ending) for view in sort_failures(views)]
+    named = [(play.pods[index], ending) for index, ending in found if ending is not None]
+    # What ran out of memory takes the others with it, and leaves no word.
+    return sorted(named, key=lambda one: one[1].word != Trouble.OUT_OF_MEMORY.value)
+
+
+def _decides(play: Play, pod: PlayedPod) -> bool:
+    return pod.kind == "Master" or not play.has_master
+
+
+def _waits(play: Play, states: tuple[PodState, ...]) -> bool:
+    """Whether others must succeed too: fixed workers without a Master."""
+    if play.has_master or play.is_elastic:
+        return False
+    return any(state.ended is not Next.SUCCEEDED for state in states)

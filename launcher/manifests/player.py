@@ -1,0 +1,316 @@
+"""Plays a job on a Docker engine: starts its pods, follows them, restarts them, cleans up."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from launcher.contract.clock import Clock
+from launcher.contract.errors import InputError, TargetError
+from launcher.contract.reasons import NodeState
+from launcher.follow.lines import Block, BlockSplitter
+from launcher.follow.tails import Stream
+from launcher.manifests.docker_play import LABEL, Folders, group_of
+from launcher.manifests.play import (
+    Next,
+    Play,
+    PlayOutcome,
+    PodState,
+    decide_next,
+    decide_outcome,
+    tell_ending,
+)
+from launcher.targets.docker.engine import Engine, Held, NotStartedError, at_once
+from launcher.targets.kubernetes.pod_states import Ending, Trouble
+
+POLL_S = 0.2
+LAST_OUTPUT_S = 5.0
+"""How long the engine may take to hand out what an ended container has printed."""
+MAX_PAUSE_S = 10.0
+"""Between restarts of one pod; a kubelet's pauses grow to five minutes."""
+LEAST_TRIES_S = 5.0
+"""How long the removal is tried while the engine does not answer."""
+RETRY_S = 1.0
+
+
+class Stage(Protocol):
+    """Where a play is seen."""
+
+    def note(self, text: str) -> None:
+        """The player's own word."""
+        ...
+
+    def show(self, pod: str, stream: Stream, block: Block) -> None:
+        """What a pod has written."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lost:
+    """The rest of a container's output, which the engine does not hand out."""
+
+    name: str
+    id: str
+    why: str = field(compare=False)
+
+
+@dataclass(kw_only=True)
+class _Pod:
+    """What changes about a pod while it is played."""
+
+    state: PodState
+    incarnation: int = 0
+    pending_next: Next | None = None
+    start_at: float = float("-inf")
+    restarts: int = 0
+    """By the kubelet and by the operator: the pauses grow with them."""
+
+
+class Player:
+    """One play. ``play`` blocks until the job has ended; ``close`` leaves nothing behind."""
+
+    def __init__(
+        self, play: Play, play_id: str, engine: Engine, clock: Clock, claims: Mapping[str, Path]
+    ) -> None:
+        self._play = play
+        self._id = play_id
+        self._engine = engine
+        self._clock = clock
+        self._folders = Folders(claims)
+        self._pods = [_Pod(state=PodState()) for _ in play.pods]
+        self._output: queue.SimpleQueue[tuple[str, Stream, Block] | _Lost] = queue.SimpleQueue()
+        self._lost: set[_Lost] = set()
+        self._followers: dict[int, list[threading.Thread]] = {}
+
+    def play(self, stage: Stage) -> PlayOutcome:
+        """Follows the job to its end by the operator's rules. Raises ``TargetError``."""
+        started_at = self._clock.monotonic()
+        self._start(list(range(len(self._pods))))
+        while True:
+            self._advance(stage)
+            self._show(stage)
+            states = tuple(pod.state for pod in self._pods)
+            elapsed_s = self._clock.monotonic() - started_at
+            outcome = decide_outcome(self._play, states, elapsed_s)
+            if outcome is not None:
+                self._end(stage)
+                return outcome if outcome.succeeded else self._tell_first(outcome, elapsed_s)
+            self._clock.sleep(POLL_S)
+
+    def close(self, stage: Stage) -> None:
+        """Removes containers, network and folders, by force. Idempotent.
+
+        Raises ``TargetError`` with the commands to type where the engine does not remove them.
+        """
+        deadline = self._clock.monotonic() + LEAST_TRIES_S
+        told = ""
+        while True:
+            try:
+                self._engine.sweep(self._engine.list_containers(self._id))
+                self._join(list(self._followers))
+                self._show(stage)
+                self._engine.sweep_networks(self._id)
+                break
+            except TargetError as error:
+                if self._clock.monotonic() >= deadline:
+                    self._show(stage)
+                    raise self._still_running(error) from error
+                if told != (told := error.what):
+                    stage.note(f"{told}; trying again")
+            self._clock.sleep(RETRY_S)
+        self._folders.remove(self._engine, self._play.pods[0].image)
+
+    def _still_running(self, why: TargetError) -> TargetError:
+        held = f"docker ps --all --quiet --filter label={LABEL}={self._id}"
+        return TargetError(
+            f"STILL RUNNING: {self._id}: {why.what}",
+            f"docker rm --force --volumes $({held}); docker network rm {self._id}; "
+            f"rm -r {self._folders.root}",
+        )
+
+    # -- starting and restarting ---------------------------------------------------------------
+
+    def _start(self, indices: list[int]) -> None:
+        incarnations = {index: self._pods[index].incarnation for index in indices}
+        for index in indices:
+            self._folders.make(self._play.pods[index])
+            if self._engine.is_here:
+                self._folders.make_termination_log(self._play.pods[index])
+        group = group_of(self._play, self._id, self._folders, incarnations)
+        try:
+            ids = self._engine.create(group, {})
+        except NotStartedError as error:
+            names = {made.name: made.pod.name for made in group.containers}
+            # A cluster would try again, for ever where the restart policy says so.
+            raise InputError(
+                f"{names[error.name]}: StartError: {error.said}",
+                "correct the container's command, or --image REF with an image that has it",
+            ) from error
+        for index, id in zip(indices, ids, strict=True):
+            self._follow(index, id)
+
+    def _advance(self, stage: Stage) -> None:
+        """Looks at every pod once, and acts on what it finds."""
+        held = {c.node_index: c for c in self._engine.list_containers(self._id)}
+        for index, pod in enumerate(self._pods):
+            if pod.state.ended is not None:
+                continue
+            if pod.pending_next is not None:
+                self._restart_when_due(index, pod, stage)
+            elif (container := held.get(index)) is None:
+                self._gone(index, pod, stage)
+            elif container.state is NodeState.EXITED:
+                self._ended(index, pod, container, stage)
+
+    def _ended(self, index: int, pod: _Pod, container: Held, stage: Stage) -> None:
+        ending = self._read_ending(index, container)
+        if ending is None:
+            return
+        self._join([index])
+        self._show(stage)
+        played = self._play.pods[index]
+        following = decide_next(played.restart_policy, ending.exit_code)
+        stage.note(tell_ending(played.name, ending))
+        pod.state = replace(pod.state, ending=ending)
+        if following in (Next.SUCCEEDED, Next.FAILED):
+            pod.state = replace(pod.state, ended=following)
+            return
+        if following is Next.RESTART:
+            pod.state = replace(pod.state, restarts=pod.state.restarts + 1)
+        self._engine.sweep([container])
+        self._plan_restart(index, pod, following)
+
+    def _read_ending(self, index: int, container: Held) -> Ending | None:
+        """How a container ended, with its last words; None where it is gone by now."""
+        found = self._engine.read_ending(container)
+        if found is None:
+            return None
+        return Ending(
+            exit_code=found.exit_code,
+            word=Trouble.OUT_OF_MEMORY.value if found.out_of_memory else "",
+            message=self._folders.read_termination(self._play.pods[index]),
+            started="",
+            finished=found.finished,
+        )
+
+    def _gone(self, index: int, pod: _Pod, stage: Stage) -> None:
+        """A container that somebody removed: the operator makes a new pod."""
+        self._join([index])
+        stage.note(f"{self._play.pods[index].name} is gone: somebody removed its container")
+        self._plan_restart(index, pod, Next.RECREATE)
+
+    def _plan_restart(self, index: int, pod: _Pod, following: Next) -> None:
+        pause_s = 0.0 if pod.restarts == 0 else min(2.0 ** (pod.restarts - 1), MAX_PAUSE_S)
+        pod.restarts += 1
+        pod.pending_next = following
+        pod.start_at = self._clock.monotonic() + pause_s
+
+    def _restart_when_due(self, index: int, pod: _Pod, stage: Stage) -> None:
+        if self._clock.monotonic() < pod.start_at:
+            return
+        played, again = self._play.pods[index], pod.pending_next
+        how = "restarted in its pod" if again is Next.RESTART else "replaced by a new pod"
+        stage.note(f"{played.name} is {how} ({played.restart_policy})")
+        if again is Next.RECREATE:
+            self._folders.forget(played, self._engine)
+        pod.pending_next = None
+        pod.incarnation += 1
+        self._start([index])
+
+    # -- output --------------------------------------------------------------------------------
+
+    def _follow(self, index: int, id: str) -> None:
+        name = self._play.pods[index].name
+        streams: tuple[Stream, Stream] = ("stdout", "stderr")
+        self._followers[index] = [self._read(name, id, stream) for stream in streams]
+
+    def _read(self, name: str, id: str, stream: Stream) -> threading.Thread:
+        def put(block: Block) -> None:
+            self._output.put((name, stream, block))
+
+        def lose(why: str) -> None:
+            self._output.put(_Lost(name=name, id=id, why=why))
+
+        arguments = (self._engine, id, stream, put, lose)
+        thread = threading.Thread(target=_read_output, args=arguments, daemon=True)
+        thread.start()
+        return thread
+
+    def _join(self, indices: list[int]) -> None:
+        for index in indices:
+            for thread in self._followers.pop(index, []):
+                thread.join(LAST_OUTPUT_S)
+
+    def _show(self, stage: Stage) -> None:
+        # As many as there are now: pods that print faster than it is shown hold nothing up.
+        for _ in range(self._output.qsize()):
+            found = self._output.get()
+            if not isinstance(found, _Lost):
+                stage.show(*found)
+            elif found not in self._lost:
+                self._lost.add(found)
+                stage.note(f"the rest of the log of {found.name} is lost: {found.why}")
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _end(self, stage: Stage) -> None:
+        """What cleanPodPolicy says of the pods that still run; here none may stay."""
+        running = [
+            container
+            for container in self._engine.list_containers(self._id)
+            if container.state is NodeState.RUNNING
+        ]
+        if running and self._play.clean_pod_policy == "None":
+            stage.note(f"cleanPodPolicy None: in a cluster {len(running)} pods would go on running")
+        elif running:
+            stage.note(
+                f"cleanPodPolicy {self._play.clean_pod_policy}: stopping {len(running)} pods"
+            )
+        at_once(self._stop, running)
+        self._join(list(self._followers))
+        self._show(stage)
+
+    def _tell_first(self, outcome: PlayOutcome, elapsed_s: float) -> PlayOutcome:
+        """The outcome by what failed first, now that all have ended: a victim may end sooner."""
+        for container in self._engine.list_containers(self._id):
+            pod = self._pods[container.node_index]
+            if pod.state.ended is None and container.state is NodeState.EXITED:
+                ending = self._read_ending(container.node_index, container)
+                policy = self._play.pods[container.node_index].restart_policy
+                if ending and decide_next(policy, ending.exit_code) is Next.FAILED:
+                    pod.state = replace(pod.state, ended=Next.FAILED, ending=ending)
+        states = tuple(pod.state for pod in self._pods)
+        return decide_outcome(self._play, states, elapsed_s) or outcome
+
+    def _stop(self, container: Held) -> None:
+        self._engine.end(container, self._play.pods[container.node_index].grace_s)
+
+
+def _read_output(
+    engine: Engine,
+    id: str,
+    stream: Stream,
+    put: Callable[[Block], None],
+    lose: Callable[[str], None],
+) -> None:
+    """Hands on one stream of a container in whole lines, until it ends or is removed.
+
+    ``lose`` is called where it is cut before.
+    """
+    splitter, lost = BlockSplitter(), ""
+    wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
+    try:
+        for chunk in engine.api.logs(id, stream=True, follow=True, **wanted):
+            for block in splitter.feed(chunk):
+                put(block)
+    except Exception as error:  # whatever cuts the stream: the pod's end is seen by its state
+        if "404" not in str(error) and "409" not in str(error):
+            lost = str(error)
+    for block in splitter.flush():
+        put(block)
+    if lost:
+        lose(lost)

@@ -1,0 +1,143 @@
+"""Kubernetes manifests as they were written: objects whose every value knows file and line."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from launcher.yamlfile.source import KeyPath, YamlSource, parse_documents
+
+EXTENDED_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
+"""Resource names by which device plugins hand out accelerators."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One place of a manifest, written or not; ``data`` is None where it is not written.
+
+    Reading on from a value that is absent or of another type gives an absent value: callers ask
+    for what they want and never for what is in between.
+    """
+
+    source: YamlSource
+    path: KeyPath
+    data: Any
+
+    def __getitem__(self, key: str) -> Value:
+        found = self.data.get(key) if isinstance(self.data, dict) else None
+        return Value(source=self.source, path=(*self.path, key), data=found)
+
+    def __iter__(self) -> Iterator[Value]:
+        """A list's items; nothing where it is no list."""
+        for i, item in enumerate(self.data if isinstance(self.data, list) else ()):
+            yield Value(source=self.source, path=(*self.path, i), data=item)
+
+    def __bool__(self) -> bool:
+        """Whether something other than null is written here."""
+        return self.data is not None
+
+    def keys(self) -> tuple[str, ...]:
+        """A mapping's keys, in the order written."""
+        return tuple(self.data) if isinstance(self.data, dict) else ()
+
+    @property
+    def name(self) -> str:
+        """The path as people write it: ``spec.containers[0].env``."""
+        steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path]
+        return "".join(steps).lstrip(".")
+
+    @property
+    def where(self) -> str:
+        """``file:line`` of the key, or of what would hold it."""
+        return self.source.nearest(self.path).where
+
+    @property
+    def text(self) -> str:
+        """A scalar as text, as an API server would have it; empty where there is none."""
+        if isinstance(self.data, bool):
+            return str(self.data).lower()
+        return str(self.data) if isinstance(self.data, str | int | float) else ""
+
+    @property
+    def written(self) -> str:
+        """What stands in the file, quotes included; empty where nothing does."""
+        entry = self.source.entries.get(self.path)
+        return "" if entry is None else entry.written
+
+    @property
+    def number(self) -> int | None:
+        """A whole number; None for anything else."""
+        whole = isinstance(self.data, int) and not isinstance(self.data, bool)
+        return self.data if whole else None
+
+
+def parse_manifest(text: str, file: str) -> tuple[Value, ...]:
+    """The objects of a manifest, those inside of a ``List`` too. Raises ``YamlError``."""
+    found: list[Value] = []
+    for source in parse_documents(text, file):
+        top = Value(source=source, path=(), data=source.data)
+        found += list(top["items"]) if top["kind"].text == "List" else [top]
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Objects that are applied together, in that order."""
+
+    objects: tuple[Value, ...]
+
+    @cached_property
+    def _positions(self) -> dict[tuple[str, str], int]:
+        names = [(item["kind"].text, object_name(item)) for item in self.objects]
+        return {name: i for i, name in reversed(list(enumerate(names)))}
+
+    def find(self, kind: str, name: str) -> Value | None:
+        """The first object of that kind and name."""
+        position = self._positions.get((kind, name))
+        return None if position is None else self.objects[position]
+
+    def is_later(self, first: Value, second: Value) -> bool:
+        """Whether ``first`` comes after ``second``; both are of these objects."""
+        places = [self._positions[item["kind"].text, object_name(item)] for item in (first, second)]
+        return places[0] > places[1]
+
+
+def object_name(item: Value) -> str:
+    """``metadata.name``; empty where it is not written."""
+    return item["metadata"]["name"].text
+
+
+def count_gpus(container: Value) -> int | None:
+    """The accelerators that a container gets; None where the manifest names none."""
+    for section in ("limits", "requests"):
+        for gpu in EXTENDED_GPUS:
+            amount = container["resources"][section][gpu].text
+            if amount.isdigit():
+                return int(amount)
+    return None
+
+
+SUFFIXES = {"m": 10**-3, "": 1} | {
+    prefix + unit: base ** (power + 1)
+    for power, prefix in enumerate("KMGTPE")
+    for unit, base in (("i", 2**10), ("", 10**3))
+}
+"""Of quantities: ``k`` is the one that is written small."""
+
+
+def parse_quantity(text: str) -> float | None:
+    """A Kubernetes quantity as a number (bytes, cores); None where it is not one."""
+    digits = text.rstrip("mkMGTPEi")
+    suffix = text[len(digits) :]
+    try:
+        return float(float(digits) * SUFFIXES[suffix.replace("k", "K")])
+    except (ValueError, KeyError):
+        return None
+
+
+def plain(value: Value) -> Any:
+    """A copy of the data, for whoever changes it."""
+    return copy.deepcopy(value.data)

@@ -1,0 +1,215 @@
+"""torchrun: the only owner of its flags, its ``PET_*`` variables, its report and its log layout.
+
+A flag newer than the torch in the image would end the run with a usage error, so flags are
+gated by torch's version.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.contract import protocol
+from launcher.contract.node_plan import Elastic, Env, NodePlan, Static
+from launcher.plan.ranks import rank_of
+from launcher.plan.rendezvous import backend_of, format_endpoint
+
+OLDEST_TORCH = (2, 4)
+"""Taken where neither the image's label nor the job says which torch it holds."""
+
+
+def parse_torch_version(text: str | None) -> tuple[int, int]:
+    """``2.13.0+cpu`` -> ``(2, 13)``; the oldest supported one where there is nothing to read."""
+    match = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(match[1]), int(match[2])) if match else OLDEST_TORCH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One node's torchrun options as ``dest -> value``; flags and variables are two spellings."""
+
+    options: Env
+
+    def flags(self) -> tuple[str, ...]:
+        """``--rdzv-backend=c10d`` and so on."""
+        return tuple(f"--{dest.replace('_', '-')}={value}" for dest, value in self.options)
+
+    def variables(self) -> Env:
+        """``PET_RDZV_BACKEND=c10d`` and so on; a flag would win over its variable."""
+        return tuple((f"PET_{dest.upper()}", value) for dest, value in self.options)
+
+
+def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Settings:
+    """torchrun's options for one node."""
+    several = node.max_nodes > 1
+    nnodes = (
+        str(node.max_nodes)
+        if node.min_nodes == node.max_nodes
+        else f"{node.min_nodes}:{node.max_nodes}"
+    )
+    options: list[tuple[str, str]] = [
+        ("nnodes", nnodes),
+        ("nproc_per_node", str(node.nproc_per_node)),
+        ("rdzv_backend", backend_of(node.rendezvous)),
+    ]
+    match node.rendezvous:
+        case Static(master_addr=host, master_port=port):
+            # The static backend ignores TORCH_DISABLE_SHARE_RDZV_TCP_STORE, so that a restart
+            # inside torchrun would meet the old store: restarts are the launcher's.
+            options += [
+                ("master_addr", host),
+                ("master_port", str(port)),
+                ("node_rank", str(node.node_index)),
+                ("rdzv_id", node.rendezvous.id),
+                ("max_restarts", "0"),
+            ]
+        case Elastic() as elastic:
+            conf = (*elastic.conf, *_is_host(elastic))
+            options += [
+                ("rdzv_endpoint", format_endpoint(elastic.endpoint_host, elastic.endpoint_port)),
+                ("rdzv_id", elastic.id),
+                ("max_restarts", str(node.max_restarts)),
+            ]
+            if conf:
+                options.append(("rdzv_conf", ",".join(f"{key}={value}" for key, value in conf)))
+    if several or isinstance(node.rendezvous, Elastic):
+        options.append(("local_addr", node.local_addr))
+    options += [("log_dir", node.log_dir), ("redirects", "3"), ("tee", "3")]
+    if torch_version >= (2, 12):
+        options.append(("shutdown_timeout", str(stop_grace_s)))
+    return Settings(options=tuple(options))
+
+
+def _is_host(elastic: Elastic) -> Env:
+    # Inferred, it is wrong for Services, CNAMEs and second interfaces, and raises where a node
+    # cannot resolve itself; only c10d knows the key.
+    return (("is_host", "1" if elastic.is_host else "0"),) if elastic.backend == "c10d" else ()
+
+
+ENVIRONMENT: Env = (
+    # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
+    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
+    # torchrun sets it only for several workers, so that a shrink to one would change results.
+    ("OMP_NUM_THREADS", "1"),
+    ("PYTHONUNBUFFERED", "1"),
+)
+"""Variables that keep torchrun from what was measured to hang or to differ; a job may overrule."""
+
+
+def render_argv(
+    prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The whole command line; ``prefix`` is what starts torchrun on the target."""
+    return (*prefix, *settings.flags(), *command)
+
+
+# -- what torchrun leaves behind -------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFailure:
+    """One failed worker as its agent reported it; ``exit_code`` is negative for a signal."""
+
+    rank: int
+    local_rank: int
+    exit_code: int
+    pid: int
+
+
+_FAILURE = re.compile(
+    r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: (?P<local_rank>\d+)\)\s*\n"
+    r"\s*exitcode\s*: (?P<exit_code>-?\d+) \(pid: (?P<pid>\d+)\)",
+    re.MULTILINE,
+)
+
+
+def parse_failures(console: str) -> tuple[WorkerFailure, ...]:
+    """The workers named in torchrun's last failure report, its root cause first.
+
+    Empty where the agent printed none: it was killed, or it failed before it had workers.
+    """
+    report = console.rpartition(" FAILED\n")[2] if " FAILED\n" in console else ""
+    found = [
+        WorkerFailure(**{key: int(value) for key, value in match.groupdict().items()})
+        for match in _FAILURE.finditer(report)
+    ]
+    root = report.find("Root Cause")
+    roots = [f for f in found if root >= 0 and report.find(f"(pid: {f.pid})") > root]
+    return tuple(sorted(found, key=lambda failure: failure not in roots))
+
+
+def line_prefix_template(node_index: int) -> str:
+    """What torchrun puts before a worker's line on the node's console: ``[node/rank] ``."""
+    return protocol.LINE_PREFIX.format(node_index=node_index)
+
+
+def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, bytes]]:
+    """Lines of a node's console by who wrote them, in their order.
+
+    ``data`` are whole lines. Those of a worker come with its rank and without the prefix; they are
+    copies of its own files, where there are such. Those of the agent come with None.
+    """
+    for found in _console_lines(node_index).finditer(data):
+        if found["rank"] is None:
+            yield None, found[0]
+        else:
+            rank = int(found["rank"])
+            yield rank, _worker_prefix(node_index, rank).sub(b"", found[0])
+
+
+@functools.cache
+def _console_lines(node_index: int) -> re.Pattern[bytes]:
+    """Finds the next lines of one writer together: work for each line would cost too much."""
+    own = rf"\[{node_index}/"
+    worker = rf"{own}(?P<rank>\d+)\][^\n]*\n(?:{own}(?P=rank)\][^\n]*\n)*"
+    return re.compile(rf"{worker}|(?:(?!{own}\d+\])[^\n]*\n)+".encode())
+
+
+@functools.cache
+def _worker_prefix(node_index: int, rank: int) -> re.Pattern[bytes]:
+    return re.compile(rf"^\[{node_index}/{rank}\] ?".encode(), re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLog:
+    """Where one worker's output lies, relative to the run folder.
+
+    torchrun's folders name the local rank, the node agent's the global one; the other is None.
+    """
+
+    node_index: int
+    incarnation: int
+    attempt: int
+    """Restarts inside this agent before this worker group, 0-based."""
+    folder: str
+    local_rank: int | None = None
+    rank: int | None = None
+
+    @property
+    def streams(self) -> tuple[str, str]:
+        """Names of the two files in the folder, stdout's first."""
+        if self.rank is None:
+            return "stdout.log", "stderr.log"
+        return protocol.STDOUT_FILE, protocol.STDERR_FILE
+
+    def rank_on(self, node_rank: int, nproc_per_node: int) -> int:
+        """The global rank: the folder's own word, else what the node's place makes it."""
+        if self.rank is not None:
+            return self.rank
+        return rank_of(node_rank, self.local_rank or 0, nproc_per_node)
+
+
+_LOG_FOLDER = re.compile(
+    rf"{protocol.NODES_DIR}/(?P<node_index>\d+)/(?P<incarnation>\d+)/"
+    r"[^/]+/attempt_(?P<attempt>\d+)/(?P<local_rank>\d+)"
+)
+
+
+def parse_log_folder(path: str) -> WorkerLog | None:
+    """Reads the log folder of one of torchrun's workers; None for any other path."""
+    match = _LOG_FOLDER.fullmatch(path)
+    if match is None:
+        return None
+    return WorkerLog(folder=path, **{key: int(value) for key, value in match.groupdict().items()})

@@ -1,0 +1,187 @@
+"""What a run's time went to, from the training's ledger and the agents'. Pure.
+
+Every instant between submission and end belongs to one class, so the classes add up to the wall
+time by construction; what nobody accounts for is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from launcher.runs.timeline import Event
+
+CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
+"""productive: steps that nobody had made before. first step: up to the end of a start's first,
+which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a
+checkpoint. rework: steps that an earlier start had made and lost. starting: agents are there and no
+training is: rendezvous, noticing a loss, starting workers. finish: testing and writing after the
+last step. idle: the rest."""
+
+_AFTER = {
+    "train-started": "load",
+    "loaded": "first step",
+    "first-step": "training",
+    "progress": "training",
+    "trained": "finish",
+    "train-ended": "finish",
+}
+"""What lasts from an event until the next of these; the others divide nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Seconds by class over ``wall_s``; ``share`` is the productive part of it, 0 to 1.
+
+    ``world``: (seconds since submission, workers), 0 where no training ran. ``loss``: (seconds,
+    step, loss). ``failures``: seconds at which a start of the training was lost. ``lost_steps``:
+    made again because no checkpoint held them.
+    """
+
+    wall_s: float
+    seconds: Mapping[str, float]
+    starts: int
+    lost_steps: int
+    world: Sequence[tuple[float, int]]
+    loss: Sequence[tuple[float, int, float]]
+    failures: Sequence[float]
+
+    @property
+    def share(self) -> float:
+        return self.seconds["productive"] / self.wall_s if self.wall_s > 0 else 0.0
+
+    def to_jsonable(self) -> dict[str, Any]:
+        """Plain data, rounded for people."""
+        rounded = {name: round(spent_s, 3) for name, spent_s in self.seconds.items()}
+        return {**asdict(self), "seconds": rounded, "share": round(self.share, 4)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """One start of the training, cut where the next one begins; times are epoch seconds."""
+
+    events: Sequence[Event]
+    until: float
+
+    @property
+    def began_at(self) -> float:
+        return float(self.events[0]["at"])
+
+    @property
+    def ended(self) -> bool:
+        return any(event["event"] == "train-ended" for event in self.events)
+
+    @property
+    def ended_at(self) -> float:
+        return max(self.began_at, min(float(self.events[-1]["at"]), self.until))
+
+
+def measure_goodput(
+    train: Iterable[Event], agents: Iterable[Event], submitted_at: float, finished_at: float
+) -> Goodput | None:
+    """None where the training wrote no ledger; ``finished_at`` is now for a run that goes on."""
+    starts = _split_starts(train, finished_at)
+    if not starts:
+        return None
+    wall_s = max(0.0, finished_at - submitted_at)
+    seconds = dict.fromkeys(CLASSES, 0.0)
+    reached = lost_steps = 0
+    for start in starts:
+        reached, lost = _add_start(start, seconds, reached)
+        lost_steps += lost
+    gaps_s = wall_s - sum(seconds.values())
+    seconds["starting"] = min(max(0.0, gaps_s), _measure_starting(starts, agents, submitted_at))
+    seconds["idle"] = wall_s - sum(seconds.values())
+    return Goodput(
+        wall_s=round(wall_s, 3),
+        seconds=seconds,
+        starts=len(starts),
+        lost_steps=lost_steps,
+        world=tuple(_tell_world(starts, submitted_at)),
+        loss=tuple(_tell_loss(starts, submitted_at)),
+        failures=tuple(
+            round(start.ended_at - submitted_at, 3) for start in starts[:-1] if not start.ended
+        ),
+    )
+
+
+def _split_starts(train: Iterable[Event], finished_at: float) -> list[_Start]:
+    """A start's events share node, incarnation and attempt; the job has one start at a time."""
+    found: list[list[Event]] = []
+    last: dict[tuple[Any, ...], list[Event]] = {}
+    for event in sorted(train, key=lambda each: float(each["at"])):
+        key = (event["node_index"], event["incarnation"], event.get("attempt"))
+        if event["event"] == "train-started":
+            last[key] = [event]
+            found.append(last[key])
+        elif key in last:
+            last[key].append(event)
+    begins = [float(events[0]["at"]) for events in found[1:]] + [finished_at]
+    return [
+        _Start(events=events, until=min(until, finished_at))
+        for events, until in zip(found, begins, strict=False)
+    ]
+
+
+def _add_start(start: _Start, seconds: dict[str, float], reached: int) -> tuple[int, int]:
+    """Adds one start's seconds; gives the highest step so far, and how many were made again."""
+    step = lost = 0
+    highest = reached
+    marks = [event for event in start.events if event["event"] in _AFTER]
+    for before, event in pairwise(marks):
+        phase = _AFTER[str(before["event"])]
+        spent_s = _within(before, event, start.until)
+        next_step = int(event.get("step") or step)
+        if phase != "training":
+            seconds[phase] += spent_s
+        else:
+            stall_s = min(spent_s, float(event.get("save_stall_s") or 0.0))
+            again = _share(step, next_step, reached)
+            seconds["save stall"] += stall_s
+            seconds["rework"] += (spent_s - stall_s) * again
+            seconds["productive"] += (spent_s - stall_s) * (1 - again)
+        if event["event"] != "loaded":
+            lost += max(0, min(next_step, reached) - step)
+        step, highest = next_step, max(highest, next_step)
+    return highest, lost
+
+
+def _within(before: Event, event: Event, until: float) -> float:
+    return max(0.0, min(float(event["at"]), until) - min(float(before["at"]), until))
+
+
+def _share(step: int, next_step: int, reached: int) -> float:
+    """Which part of the steps after ``step`` had been made before."""
+    made = next_step - step
+    return (min(next_step, reached) - step) / made if made > 0 and step < reached else 0.0
+
+
+def _measure_starting(
+    starts: Sequence[_Start], agents: Iterable[Event], submitted_at: float
+) -> float:
+    """Seconds before and between starts in which some agent was there."""
+    times = sorted(float(event["at"]) for event in agents)
+    total, since = 0.0, submitted_at
+    for start in starts:
+        first = next((at for at in times if since <= at <= start.began_at), None)
+        if first is not None:
+            total += start.began_at - (first if since == submitted_at else since)
+        since = start.ended_at
+    return total
+
+
+def _tell_world(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int]]:
+    yield 0.0, 0
+    for start in starts:
+        yield round(start.began_at - submitted_at, 3), int(start.events[0].get("world_size") or 0)
+        yield round(start.ended_at - submitted_at, 3), 0
+
+
+def _tell_loss(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int, float]]:
+    for start in starts:
+        for event in start.events:
+            loss = event.get("loss")
+            if event["event"] in ("progress", "trained") and loss is not None:
+                yield round(float(event["at"]) - submitted_at, 3), int(event["step"]), float(loss)

@@ -1,0 +1,80 @@
+"""Packs the agent into one file that runs in any image with Python and torch.
+
+The package gets a private name on the way: a user's folders called ``launcher`` or ``train``
+neither shadow it nor are shadowed by it. Equal sources give equal bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGE = "launcher"
+_LAUNCHER = Path(__file__).parents[1]
+PRIVATE_PACKAGE = "_launcher_node"
+ARCHIVE_NAME = "agent.pyz"
+
+AGENT_FOLDER = "agent"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+# By pattern: parsing all sources would take ten times as long, before every start.
+_FROM_IMPORT = re.compile(rf"^([ \t]*)from {PACKAGE}(?=[. ])", re.MULTILINE)
+_PLAIN_IMPORT = re.compile(rf"^[ \t]*import {PACKAGE}\b.*", re.MULTILINE)
+HOST_FOLDER = "targets/hosts/program"
+HOST_NAMES = (
+    *("__init__.py", "contract/__init__.py", "contract/protocol.py"),
+    *("targets/__init__.py", "targets/hosts/__init__.py"),
+)
+
+
+def _main_of(folder: str) -> str:
+    return f"""\
+import sys
+
+from {PRIVATE_PACKAGE}.{folder.replace("/", ".")}.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
+"""
+
+
+def read_agent_sources() -> dict[str, str]:
+    """The sources that go into the archive, by path inside the package."""
+    names = (path.name for path in (_LAUNCHER / "contract").glob("*.py"))
+    return _read_sources(("__init__.py", *(f"contract/{name}" for name in names)), AGENT_FOLDER)
+
+
+def read_host_sources() -> dict[str, str]:
+    """The sources of the program that hosts run for the launcher, by path inside the package."""
+    return _read_sources(HOST_NAMES, HOST_FOLDER)
+
+
+def _read_sources(names: tuple[str, ...], folder: str) -> dict[str, str]:
+    paths = [*(_LAUNCHER / name for name in names), *sorted((_LAUNCHER / folder).rglob("*.py"))]
+    return {path.relative_to(_LAUNCHER).as_posix(): path.read_text() for path in paths}
+
+
+def render_agent_archive(sources: Mapping[str, str], folder: str = AGENT_FOLDER) -> bytes:
+    """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure."""
+    files = {f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()}
+    files["__main__.py"] = _main_of(folder)
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(files):
+            info = zipfile.ZipInfo(path, date_time=_EPOCH)
+            info.external_attr = 0o644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, files[path])
+    return output.getvalue()
+
+
+def rename(source: str) -> str:
+    """A module with its imports of the package turned to the private name.
+
+    Raises ValueError for ``import launcher.x``, whose name the module's code would use.
+    """
+    if found := _PLAIN_IMPORT.search(source):
+        raise ValueError(f"{found[0].strip()!r}: use `from {PACKAGE}... import ...`")
+    return _FROM_IMPORT.sub(rf"\1from {PRIVATE_PACKAGE}", source)

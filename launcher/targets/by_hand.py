@@ -1,0 +1,116 @@
+"""Settings for people who start nodes by hand: the plan's own, as shell exports."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from launcher.contract.errors import InputError
+from launcher.contract.node_plan import Env, NodePlan, Static
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.ranks import world_size
+from launcher.plan.target_facts import TargetFacts
+from launcher.plan.torchrun import parse_torch_version, plan_settings
+from launcher.targets.shell import render_exports, render_line
+
+
+def plan_by_hand(
+    job: JobSpec,
+    *,
+    endpoint: str | None,
+    node_rank: int,
+    local_addr: str | None,
+    run_root: str,
+    cwd: str,
+) -> LaunchPlan:
+    """The job's plan with the rendezvous at ``endpoint``, as this machine's node sees it.
+
+    The run id is the job's rendezvous id or name, because every node must come to the same.
+    Raises ``InputError`` for several nodes without an endpoint: each would train alone.
+    """
+    if node_rank >= job.nnodes.max:
+        raise InputError(
+            f"--node-rank {node_rank}, but nnodes is {job.nnodes}",
+            f"a node rank from 0 to {job.nnodes.max - 1}, or a larger --nnodes",
+        )
+    if endpoint is None and job.nnodes.max > 1:
+        raise InputError(
+            f"nnodes is {job.nnodes}, and no address was given at which the nodes meet",
+            "--rdzv-endpoint HOST[:PORT], a name or address of node 0 that all nodes reach",
+        )
+    host, port = parse_endpoint(endpoint or "127.0.0.1")
+    if port is not None and job.rdzv.port is not None and port != job.rdzv.port:
+        raise InputError(
+            f"--rdzv-endpoint {endpoint}, but the job says rdzv.port: {job.rdzv.port}",
+            "leave one of them out",
+        )
+    facts = TargetFacts(
+        target="local",
+        accelerator="cpu",
+        cpu_count=os.cpu_count() or 1,
+        run_root=run_root,
+        cwd=cwd,
+        free_port=port,
+        rdzv_host=host,
+        local_addr=local_addr or read_local_addr(host),
+        assigns_devices=True,  # whatever the machine has where the person starts the node
+    )
+    # What people start by hand is torchrun, with the plan's settings.
+    return plan_run(job.without_agent(), facts, run_id=job.rdzv.id or job.name)
+
+
+def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:
+    """Lines for ``eval`` in a POSIX shell, and in a comment what to type after them."""
+    node = plan.nodes[node_rank]
+    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
+    then = render_line(("torchrun", *node.literal_command))
+    lines = render_exports((*_classic(node), *node.env, *settings.variables()))
+    return f"{lines}# then, in the folder of the training code: {then}\n"
+
+
+def parse_endpoint(text: str) -> tuple[str, int | None]:
+    """``host``, ``host:port``, ``[v6]``, ``[v6]:port``. Raises ``InputError`` for others."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+        valid = bool(bracket and host) and (not rest or rest.startswith(":"))
+    else:
+        if text.count(":") == 1:
+            host, _, port = text.partition(":")
+        valid = bool(host)
+    if not valid or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+        raise InputError(
+            f"--rdzv-endpoint {text!r} is not HOST[:PORT]", "such as gpu1:29400 or [fd00::1]:29400"
+        )
+    return host, int(port) if port else None
+
+
+def read_local_addr(endpoint_host: str) -> str:
+    """This machine's address on the way to the endpoint; sends nothing.
+
+    Without it torchrun takes the machine's full name, which other nodes often cannot resolve.
+    """
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((endpoint_host, 9))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    raise InputError(
+        f"{endpoint_host} cannot be resolved or reached from this machine",
+        "check --rdzv-endpoint, or give this node's address: --local-addr HOST",
+    )
+
+
+def _classic(node: NodePlan) -> Env:
+    if not isinstance(node.rendezvous, Static):
+        return ()
+    return (
+        ("MASTER_ADDR", node.rendezvous.master_addr),
+        ("MASTER_PORT", str(node.rendezvous.master_port)),
+        ("WORLD_SIZE", str(world_size(node.max_nodes, node.nproc_per_node))),
+        ("NODE_RANK", str(node.node_index)),
+    )

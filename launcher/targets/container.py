@@ -1,0 +1,299 @@
+"""Renders one node as a container: every option once, in its two spellings side by side.
+
+They are the words of ``docker run`` and the keyword arguments of the Docker SDK. So what is printed
+and what is submitted cannot part; a test holds ``docker inspect`` of both equal.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.contract import protocol
+from launcher.contract.node_plan import Env, Mount, NodePlan
+from launcher.plan.launch_plan import LaunchPlan, Resources
+from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
+from launcher.targets.agent_files import agent_argv, folder_of
+from launcher.targets.shell import CONTINUED, quote, render_csv, render_line
+
+TORCHRUN = "torchrun"
+"""Found through the image's PATH: a foreign image may hold nothing of this project but torch."""
+STOP_MARGIN_S = 10
+"""On top of the job's grace, for the agent to report after its workers have ended."""
+STACK_BYTES = 64 * 2**20
+RDMA_DEVICES = "/dev/infiniband"
+LOG_OPTIONS: Env = (("compress", "false"), ("max-file", "1"), ("max-size", "1t"))
+"""No rotation: a follower loses what is rotated away. The log goes with its container."""
+
+Words = tuple[str, ...]
+
+# --pull never: as through the SDK, an image that is absent is an error, not a download.
+DOCKER_RUN_ATTACHED: Words = ("docker", "run", "--pull", "never")
+DOCKER_RUN: Words = ("docker", "run", "--detach", "--pull", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One setting of a container: as words of ``docker run``, and as the SDK's arguments.
+
+    The words are those of one line, or ``flag`` before each of several ``values``. ``config`` are
+    arguments of ``create_container``, ``host`` of ``create_host_config``; where options name the
+    same one, lists and mappings are joined.
+    """
+
+    line: Words = ()
+    flag: str = ""
+    values: Words = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    host: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> Words:
+        """What is passed to ``docker run``."""
+        return (*self.line, *(word for value in self.values for word in (self.flag, value)))
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The words for a POSIX shell, on one line or one for each value."""
+        if self.line:
+            return render_line(self.line)
+        return CONTINUED.join([f"{self.flag} {quote(value)}" for value in self.values])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """One node as a container; ``shared`` are the options that all containers of the plan have.
+
+    What follows from these is made when it is asked for: ten thousand nodes are rendered in a
+    second, which they would not be if all words of all of them were held at once.
+    """
+
+    plan: LaunchPlan
+    node: NodePlan
+    shared: tuple[Option, ...]
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def image(self) -> str:
+        assert self.plan.image is not None, "the planner gives containers an image"
+        return self.plan.image
+
+    @property
+    def folder(self) -> str:
+        """What the node leaves, on the launcher's machine."""
+        return folder_of(self.plan, self.node)
+
+    @property
+    def console(self) -> str:
+        """The file that takes the container's output."""
+        return f"{self.folder}/{protocol.CONSOLE_FILE}"
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Everything but the image and what follows it."""
+        return (_name(self.node), *self.shared, *_own_options(self.node))
+
+    @property
+    def arguments(self) -> Words:
+        """What follows the entry point: the agent's files, or torchrun's flags and the command."""
+        if self.plan.agent is not None:
+            return agent_argv(self.plan.python, protocol.CONTAINER_AGENT, self.node)[1:]
+        torch_version = parse_torch_version(self.plan.torch_version)
+        settings = plan_settings(self.node, torch_version, self.plan.stop_grace_s)
+        return render_argv((), settings, self.node.literal_command)
+
+    def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
+        """Arguments of the SDK's ``create_container``, without ``host_config``.
+
+        ``secrets`` holds a value for each name in ``node.secrets``. The engine keeps the values as
+        long as the container: whoever may use the engine can read them there.
+        """
+        values = [f"{name}={secrets[name]}" for name in self.node.secrets]
+        return {
+            "image": self.image,
+            "command": list(self.arguments),
+            **_joined([*(option.config for option in self.options), {"environment": values}]),
+        }
+
+    def host_config_kwargs(self) -> dict[str, Any]:
+        """Arguments of the SDK's ``create_host_config``."""
+        return _joined([option.host for option in self.options])
+
+    def docker_run_argv(self) -> Words:
+        """The command line that starts this container; secrets come from its environment."""
+        options = (word for option in self.options for word in option.words)
+        return (*DOCKER_RUN, *options, self.image, *self.arguments)
+
+    def shell(self) -> str:
+        """``docker_run_argv`` for a POSIX shell, one option per line."""
+        options = [option.text for option in self.options]
+        words = [quote(word) for word in self.arguments]
+        if self.plan.agent is None:
+            # Each flag on a line, the command on one.
+            flags = len(words) - len(self.node.command)
+            words[flags:] = [" ".join(words[flags:])]
+        return CONTINUED.join((render_line(DOCKER_RUN), *options, quote(self.image), *words))
+
+
+# -- options, each in both spellings ----------------------------------------------------------
+
+
+def shared_options(plan: LaunchPlan, network: str, restart: str = "no") -> Iterator[Option]:
+    """What all containers of a run have in common, made once: rendering stays cheap.
+
+    ``restart`` is Docker's policy for a container that has ended.
+    """
+    yield Option(
+        line=("--network", network),
+        config={"networking_config": {"EndpointsConfig": {network: {}}}},
+        host={"network_mode": network},
+    )
+    hosts = [f"{name}:{address}" for name, address in plan.extra_hosts]
+    if hosts:
+        yield Option(flag="--add-host", values=tuple(hosts), host={"extra_hosts": hosts})
+    yield _entrypoint(plan, restart)
+    timeout_s = plan.stop_grace_s + STOP_MARGIN_S
+    yield Option(
+        line=("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
+        config={"stop_signal": "SIGTERM", "stop_timeout": timeout_s},
+    )
+    if plan.user is not None:
+        yield Option(line=("--user", plan.user), config={"user": plan.user})
+    if plan.runtime is not None:
+        yield Option(line=("--runtime", plan.runtime), host={"runtime": plan.runtime})
+    yield from _limits(plan.resources, plan.accelerator)
+    yield _log()
+    yield _labels((*plan.labels, *run_labels(plan), (protocol.LABEL_ATTEMPT, str(plan.attempt))))
+
+
+def _entrypoint(plan: LaunchPlan, restart: str) -> Option:
+    """The override also drops the image's own init process: the agent's supervisor is one itself,
+    torchrun is not."""
+    init, program = ((), plan.python) if plan.agent is not None else (("--init",), TORCHRUN)
+    return Option(
+        line=(*init, "--entrypoint", program, "--restart", restart),
+        config={"entrypoint": [program], "detach": True},
+        host={**({"init": True} if init else {}), "restart_policy": {"Name": restart}},
+    )
+
+
+def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
+    if resources.cpus is not None:
+        nano = round(resources.cpus * 1e9)
+        cpus = f"{nano // 10**9}.{nano % 10**9:09d}".rstrip("0").rstrip(".")
+        yield Option(line=("--cpus", cpus), host={"nano_cpus": nano})
+    if resources.memory_bytes is not None:
+        # The same number for both: no swap, in which training would crawl rather than fail.
+        size = resources.memory_bytes
+        yield Option(
+            line=("--memory", str(size), "--memory-swap", str(size)),
+            host={"mem_limit": size, "memswap_limit": size},
+        )
+    shm = resources.shm_bytes
+    yield Option(line=("--shm-size", str(shm)), host={"shm_size": shm})
+    # OpenMP and data loaders overflow the usual 8 MiB of stack; NCCL and RDMA pin memory. Gloo
+    # pins none, and an engine that may not raise that limit (rootless, nested) starts nothing.
+    pins = accelerator == "cuda" or resources.rdma
+    limits = (*((("memlock", -1),) if pins else ()), ("stack", STACK_BYTES))
+    yield Option(
+        flag="--ulimit",
+        values=tuple(f"{name}={limit}:{limit}" for name, limit in limits),
+        host={"ulimits": [{"name": n, "soft": limit, "hard": limit} for n, limit in limits]},
+    )
+    if resources.rdma:
+        yield Option(
+            line=("--device", RDMA_DEVICES, "--cap-add", "CAP_IPC_LOCK"),
+            host={"devices": [RDMA_DEVICES], "cap_add": ["CAP_IPC_LOCK"]},
+        )
+
+
+def _log() -> Option:
+    # Not the engine's default driver: json-file replaces bytes that are not UTF-8, and what is
+    # set engine-wide may rotate or keep nothing.
+    options = (word for key, value in LOG_OPTIONS for word in ("--log-opt", f"{key}={value}"))
+    return Option(
+        line=("--log-driver", "local", *options),
+        host={"log_config": {"type": "local", "config": dict(LOG_OPTIONS)}},
+    )
+
+
+def _name(node: NodePlan) -> Option:
+    return Option(
+        line=("--name", node.name, "--hostname", node.name),
+        config={"name": node.name, "hostname": node.name},
+    )
+
+
+def _own_options(node: NodePlan) -> Iterator[Option]:
+    """What differs from node to node, or is part of the node's plan."""
+    yield _labels(
+        (
+            (protocol.LABEL_NODE_INDEX, str(node.node_index)),
+            (protocol.LABEL_INCARNATION, str(node.incarnation)),
+        )
+    )
+    if node.device_ids:
+        # By id: a count would give every container the same first GPUs.
+        ids = list(node.device_ids)
+        yield Option(
+            line=("--gpus", render_csv([f"device={','.join(ids)}"])),
+            host={"device_requests": [{"device_ids": ids, "capabilities": [["gpu"]]}]},
+        )
+    yield _mounts(node.mounts)
+    if node.workdir is not None:
+        yield Option(line=("--workdir", node.workdir), config={"working_dir": node.workdir})
+    # Of two values for one name the last counts; docker's command line would pick at random.
+    env = [f"{name}={value}" for name, value in dict(node.env).items()]
+    yield Option(flag="--env", values=(*env, *node.secrets), config={"environment": env})
+
+
+@functools.lru_cache(maxsize=64)
+def _mounts(mounts: tuple[Mount, ...]) -> Option:
+    # Cached, because all nodes of a plan have the same.
+    return Option(
+        flag="--mount",
+        values=tuple(_mount_words(mount) for mount in mounts),
+        host={
+            "mounts": [
+                {"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only}
+                for m in mounts
+            ]
+        },
+    )
+
+
+def run_labels(plan: LaunchPlan) -> Env:
+    """By which everything of a run is found in an engine."""
+    return (
+        (protocol.LABEL_RUN_ID, plan.run_id),
+        (protocol.LABEL_JOB, plan.job_name),
+        (protocol.LABEL_RUN_DIR, plan.run_dir),
+    )
+
+
+def _labels(labels: Env) -> Option:
+    values = tuple(f"{key}={value}" for key, value in labels)
+    return Option(flag="--label", values=values, config={"labels": dict(labels)})
+
+
+def _joined(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if key not in joined:
+                joined[key] = value
+            elif isinstance(value, dict):
+                joined[key] = {**joined[key], **value}
+            else:
+                joined[key] = [*joined[key], *value]
+    return joined
+
+
+def _mount_words(mount: Mount) -> str:
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    return render_csv([*fields, "readonly"] if mount.read_only else fields)

@@ -1,0 +1,1 @@
+"""Containers of one Docker engine."""

@@ -1,0 +1,371 @@
+"""The Docker engine: the only user of its SDK. What a run holds there is found by labels.
+
+The SDK is imported at first use: most calls of the command line do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from launcher.contract import protocol
+from launcher.contract.clock import Clock
+from launcher.contract.errors import SilentTargetError, TargetError
+from launcher.contract.reasons import NodeState
+from launcher.targets.repository import in_repository
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+OWN_IMAGE = "fabric-train"
+"""What ``make image`` builds, tagged by its flavor: ``cpu`` or ``cuda``."""
+CONNECT_TIMEOUT_S = 5
+REQUEST_TIMEOUT_S = 60
+"""Starting a container with GPUs takes seconds; an engine silent for this long is dead."""
+SWEEP_LIMIT_S = 30.0
+"""How long the engine may take to remove what has ended."""
+THREADS = 16
+"""Requests under way at once: nodes start and stop together, whatever their number."""
+
+STATES: Mapping[str, NodeState] = {
+    "created": NodeState.PENDING,
+    "running": NodeState.RUNNING,
+    "paused": NodeState.RUNNING,
+    "restarting": NodeState.RUNNING,
+    "removing": NodeState.MISSING,
+    "exited": NodeState.EXITED,
+    "dead": NodeState.EXITED,
+}
+"""The engine's word for a container's state, and ours."""
+
+PERMISSION_HINT = "sudo usermod -aG docker $USER and log in again, or run with --on local"
+SILENT_HINT = "docker info, which shows whether it hangs; if so, restart the engine"
+START_HINT = "start Docker (sudo systemctl start docker, or .ci/setup), or run with --on local"
+RUNTIME_HINT = "set docker.runtime of the job to one that `docker info` lists"
+HINTS: tuple[tuple[str, str], ...] = (
+    ("cpus available", "lower resources.cpus of the job"),
+    ("minimum memory limit", "raise resources.memory of the job"),
+    ("could not select device driver", "install nvidia-container-toolkit, or resources.gpus: 0"),
+    ("unknown runtime", RUNTIME_HINT),
+    ("unknown or invalid runtime", RUNTIME_HINT),
+    ("setting rlimit", "set LimitMEMLOCK=infinity for the Docker service: NCCL and RDMA need it"),
+    ("no command specified", "give the container a command: its image starts nothing by itself"),
+    ("invalid reference format", "correct the image's name: REGISTRY/NAME:TAG, in small letters"),
+    ("address pool", "docker network prune: every run needs a network of its own"),
+    ("already in use", "docker rm --force that container, which is none of this run"),
+    (
+        "bind source path does not exist",
+        "use an engine of this machine: folders are mounted from there",
+    ),
+    ("active endpoints", "docker network disconnect whatever else is on the run's network"),
+)
+"""What an engine's message holds, in lower case, and the fix."""
+
+
+NO_START = "OCI runtime create failed"
+"""What an engine's message holds where a program is not in its image, or a mount fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A run's container as the engine lists it; ``node_index`` and ``incarnation`` as labelled."""
+
+    id: str
+    run_id: str
+    run_dir: str
+    node_index: int
+    incarnation: int
+    state: NodeState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a container ended. ``error`` is the engine's own word, empty where it has none."""
+
+    exit_code: int
+    out_of_memory: bool
+    error: str
+    finished: str = ""
+    """When, as the engine writes it."""
+
+
+class NotStartedError(TargetError):
+    """A container's program could not be started; ``name`` is the container's, ``said`` the
+    engine's word."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(what)
+        self.name, self.said = name, what.partition(f"{name}: ")[2]
+
+
+class Creatable(Protocol):
+    """A container to be, in the SDK's arguments."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def image(self) -> str: ...
+
+    def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]: ...
+
+    def host_config_kwargs(self) -> dict[str, Any]: ...
+
+
+class Group(Protocol):
+    """Containers on a network of their own, found by ``run_id``."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def containers(self) -> Sequence[Creatable]: ...
+
+    def network_kwargs(self) -> dict[str, Any]: ...
+
+
+class Engine:
+    """The engine that the docker command line would use too.
+
+    ``label`` is the one by which containers and networks are found. Every method may raise
+    ``TargetError``; removing what is already gone is no error.
+    """
+
+    def __init__(self, clock: Clock, label: str = protocol.LABEL_RUN_ID) -> None:
+        self._clock = clock
+        self._label = label
+
+    @functools.cached_property
+    def api(self) -> APIClient:
+        """The SDK's client, connected. To be used inside ``engine_errors``."""
+        import docker
+
+        api = docker.from_env(timeout=CONNECT_TIMEOUT_S).api
+        api.timeout = REQUEST_TIMEOUT_S
+        return api
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it sees this machine's files, as far as its address tells."""
+        with engine_errors("be found"):
+            return str(self.api.base_url).startswith("http+docker://")
+
+    def read_info(self) -> dict[str, Any]:
+        """What ``docker info`` says."""
+        with engine_errors("describe itself"):
+            info: dict[str, Any] = self.api.info()
+            return info
+
+    def read_image_config(self, image: str) -> dict[str, Any]:
+        """An image's labels, folder and so on. Raises ``TargetError`` where it is not here."""
+        with engine_errors(f"inspect {image}", image):
+            inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
+            return inspected["Config"] or {}
+
+    def list_containers(self, run_id: str | None = None) -> list[Held]:
+        """The containers of one run, or of all, whatever their state."""
+        with engine_errors("list containers"):
+            return [
+                _held(c, self._label)
+                for c in self.api.containers(all=True, filters={"label": self._filter(run_id)})
+            ]
+
+    def list_networks(self, run_id: str | None = None) -> dict[str, str]:
+        """Run folders, by run id, of those runs (or the one) that have a network."""
+        found = [network["Labels"] for network in self._networks(run_id)]
+        return {n[self._label]: n.get(protocol.LABEL_RUN_DIR, "") for n in found}
+
+    def _networks(self, run_id: str | None) -> list[dict[str, Any]]:
+        with engine_errors("list networks"):
+            return list(self.api.networks(filters={"label": self._filter(run_id)}))
+
+    def _filter(self, run_id: str | None) -> str:
+        return self._label if run_id is None else f"{self._label}={run_id}"
+
+    def read_ending(self, container: Held) -> Ending | None:
+        """None where the container is gone by now."""
+        import docker.errors
+
+        with engine_errors("inspect a container"):
+            try:
+                state = self.api.inspect_container(container.id)["State"]
+            except docker.errors.NotFound:
+                return None
+            return Ending(
+                exit_code=state["ExitCode"],
+                out_of_memory=state["OOMKilled"],
+                error=state["Error"],
+                finished=state["FinishedAt"],
+            )
+
+    def create(self, artifact: Group, secrets: Mapping[str, str]) -> list[str]:
+        """Creates and starts all of an artifact; returns the containers' ids, in its order.
+
+        On any error, and on Ctrl-C, nothing of it is left.
+        """
+        with engine_errors(f"start {artifact.run_id}"), contextlib.ExitStack() as undo:
+            if not self.list_networks(artifact.run_id):
+                network = self.api.create_network(check_duplicate=True, **artifact.network_kwargs())
+                undo.callback(self._remove_network, network["Id"])
+
+            def create(container: Creatable) -> str:
+                id = self._create(container, secrets)
+                undo.callback(self.remove, id)
+                return id
+
+            ids = at_once(create, artifact.containers)
+            # All exist before the first starts: no rendezvous waits for what cannot come.
+            at_once(self._start, zip(artifact.containers, ids, strict=True))
+            undo.pop_all()
+            return ids
+
+    def _start(self, created: tuple[Creatable, str]) -> None:
+        container, id = created
+        try:
+            with engine_errors(f"start {container.name}"):
+                self.api.start(id)
+        except TargetError as error:
+            if NO_START in error.what and not error.hint:
+                raise NotStartedError(container.name, error.what) from error
+            raise
+
+    def _create(self, container: Creatable, secrets: Mapping[str, str]) -> str:
+        with engine_errors(f"create {container.name}", container.image):
+            host_config = self.api.create_host_config(**container.host_config_kwargs())
+            arguments = container.create_kwargs(secrets)
+            created = self.api.create_container(host_config=host_config, **arguments)
+            return str(created["Id"])
+
+    def end(self, container: Held, timeout_s: int) -> None:
+        """Stops a container, by force after ``timeout_s`` seconds; it stays until removed."""
+        with engine_errors("stop a container"), gone_is_fine():
+            if container.state is not NodeState.RUNNING:
+                return
+            if timeout_s > 0:
+                self.api.stop(container.id, timeout=timeout_s)
+            else:
+                self.api.kill(container.id)
+
+    def remove(self, id: str) -> None:
+        """Removes a container and its anonymous volumes, by force."""
+        with engine_errors("remove a container"), gone_is_fine():
+            self.api.remove_container(id, v=True, force=True)
+
+    def sweep(self, containers: list[Held]) -> None:
+        """Removes those containers; returns when they are gone."""
+        ids = {container.id for container in containers}
+        at_once(self.remove, ids)
+        self._until_gone(lambda: [c.id for c in self.list_containers() if c.id in ids], self.remove)
+
+    def sweep_networks(self, run_id: str) -> None:
+        """Removes a run's network; returns when it is gone."""
+        self._until_gone(lambda: [n["Id"] for n in self._networks(run_id)], self._remove_network)
+
+    def _remove_network(self, id: str) -> None:
+        with engine_errors("remove a network"), gone_is_fine():
+            self.api.remove_network(id)
+
+    def _until_gone(self, left: Callable[[], list[str]], remove: Callable[[str], None]) -> None:
+        # Repeated: another call may be removing the same, and a network is held until then.
+        deadline = self._clock.monotonic() + SWEEP_LIMIT_S
+        while ids := left():
+            try:
+                for id in ids:
+                    remove(id)
+            except TargetError:
+                if self._clock.monotonic() > deadline:
+                    raise
+            if self._clock.monotonic() > deadline:
+                raise TargetError(f"the Docker engine does not remove {ids[0]}", "restart Docker")
+            self._clock.sleep(0.05)
+
+
+def at_once(act: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """The results of an action on each item, many at once. Raises the first error, at the end."""
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+        return list(pool.map(act, items))
+
+
+@contextlib.contextmanager
+def engine_errors(doing: str, image: str = "") -> Iterator[None]:
+    """Turns the SDK's errors into ``TargetError``; ``image`` is what may be absent."""
+    import docker.errors
+    import requests
+
+    try:
+        yield
+    except docker.errors.ImageNotFound as error:
+        raise TargetError(f"image {image} is not on this machine", _image_hint(image)) from error
+    except docker.errors.APIError as error:
+        said = str(error.explanation or error).strip()
+        raise TargetError(f"the Docker engine cannot {doing}: {said}", _hint(said)) from error
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        where = os.environ.get("DOCKER_HOST") or "its usual socket"
+        if _has_stood_still(error):
+            what = f"the Docker engine at {where} is there, but does not answer"
+            raise SilentTargetError(f"{what} (it was to {doing})", SILENT_HINT) from error
+        cause = _cause(error)
+        hint = PERMISSION_HINT if isinstance(cause, PermissionError) else START_HINT
+        said = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
+        raise TargetError(f"no Docker engine answers at {where}: {said}", hint) from error
+
+
+def _has_stood_still(error: BaseException | None) -> bool:
+    """Whether the engine took a request and never answered it."""
+    import requests
+
+    while error is not None and not isinstance(error, requests.ReadTimeout):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+@contextlib.contextmanager
+def gone_is_fine() -> Iterator[None]:
+    """Lets pass that a container or network is gone, has ended, or is just being removed."""
+    import docker.errors
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        if error.status_code not in (404, 409):
+            raise
+
+
+def _image_hint(image: str) -> str:
+    name, _, flavor = image.partition(":")
+    if name != OWN_IMAGE:
+        return f"docker pull {image}"
+    if in_repository():
+        return f"make image FLAVOR={flavor}"
+    return "--image REF with an image that holds torch, or make image in this project's repository"
+
+
+def _hint(said: str) -> str:
+    return next((hint for part, hint in HINTS if part in said.lower()), "")
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The innermost reason: the SDK wraps it four deep."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return error
+
+
+def _held(listed: Mapping[str, Any], label: str) -> Held:
+    labels = listed["Labels"]
+    return Held(
+        id=listed["Id"],
+        run_id=labels[label],
+        run_dir=labels.get(protocol.LABEL_RUN_DIR, ""),
+        node_index=int(labels.get(protocol.LABEL_NODE_INDEX, -1)),
+        incarnation=int(labels.get(protocol.LABEL_INCARNATION, -1)),
+        state=STATES.get(listed["State"], NodeState.MISSING),
+    )

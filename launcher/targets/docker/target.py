@@ -1,0 +1,216 @@
+"""Target ``docker``: one container per node, on one Docker engine.
+
+Labels hold the live state, so that any later call finds what an earlier one left.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.contract import protocol
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import InputError, TargetError
+from launcher.contract.node_plan import NodePlan
+from launcher.contract.reasons import NodeState
+from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import TargetFacts
+from launcher.runs.folder import RunFolder, make_folders, write_agent_files
+from launcher.targets.capacity import plan_capacity
+from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
+from launcher.targets.docker.console import Consoles
+from launcher.targets.docker.engine import (
+    OWN_IMAGE,
+    Ending,
+    Engine,
+    Held,
+    at_once,
+    engine_errors,
+    gone_is_fine,
+)
+from launcher.targets.docker.render import DockerArtifact, render_docker
+from launcher.targets.gpus import read_gpus
+from launcher.targets.startable import check_in_mounts
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+CANNOT_EXECUTE = (126, 127)
+"""Exit codes of the container's init process where it cannot start the entry point."""
+
+
+class DockerTarget:
+    """Runs each node as a container of the engine that the docker command line would use."""
+
+    name = "docker"
+
+    def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
+        self.notes: list[str] = []
+        self._run_root = run_root
+        self._engine = Engine(clock or SystemClock())
+        self._consoles = Consoles()
+        self._image_workdir: str | None = None
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        info = self._engine.read_info()
+        gpus = read_gpus() if has_nvidia(info) and job.resources.gpus != 0 else ()
+        image = job.image or f"{OWN_IMAGE}:{'cuda' if gpus else 'cpu'}"
+        config = self._engine.read_image_config(image)
+        labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
+        torch_version = labels.get(protocol.LABEL_TORCH) or None
+        cuda_version = labels.get(protocol.LABEL_CUDA) or None
+        if torch_version is not None and cuda_version is None:
+            # Labelled, and without CUDA: its torch could not use them.
+            gpus = ()
+        return TargetFacts(
+            target=self.name,
+            accelerator="cuda" if gpus else "cpu",
+            device_ids=gpus,
+            cpu_count=info["NCPU"],
+            image=image,
+            torch_version=torch_version,
+            cuda_version=cuda_version,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+            capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
+            user=f"{os.getuid()}:{os.getgid()}",
+            terminal=sys.stderr.isatty(),
+        )
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_in_mounts(plan.nodes[0], plan.nodes[0].workdir or self._image_workdir)
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
+        return render_docker(plan, only)
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        """As ``Target.submit``. Raises ``InputError`` for a secret or mount that is not there."""
+        artifact = self.render(plan, only)
+        secrets = read_secrets(artifact, os.environ)
+        check_host(artifact)
+        make_folders(artifact.folders)
+        write_agent_files(artifact.agent)
+        replaced = {container.node.node_index for container in artifact.containers}
+        earlier = self._engine.list_containers(plan.run_id)
+        self._end([c for c in earlier if c.node_index in replaced], timeout_s=0)
+        ids = self._engine.create(artifact, secrets)
+        for id, container in zip(ids, artifact.containers, strict=True):
+            self._consoles.follow(self._engine.api, id, Path(container.console))
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        held = {(c.node_index, c.incarnation): c for c in self._engine.list_containers(plan.run_id)}
+        return Observation(
+            run_id=plan.run_id,
+            nodes=tuple(
+                self._observe(node, held.get((node.node_index, node.incarnation)))
+                for node in plan.nodes
+            ),
+        )
+
+    def _observe(self, node: NodePlan, held: Held | None) -> NodeObservation:
+        state = NodeState.MISSING if held is None else held.state
+        ending = None
+        if held is not None and state is NodeState.EXITED:
+            ending = self._engine.read_ending(held)
+            state = NodeState.MISSING if ending is None else state
+        return NodeObservation(
+            node_index=node.node_index,
+            incarnation=node.incarnation,
+            state=state,
+            exit_code=None if ending is None else ending.exit_code,
+            out_of_memory=ending is not None and ending.out_of_memory,
+            detail="" if ending is None else describe(ending),
+        )
+
+    def collect(self, plan: LaunchPlan) -> None:
+        held = self._engine.list_containers(plan.run_id)
+        at_once(self._save, [c for c in held if not self._consoles.is_followed(c.id)])
+        ended = [c for c in held if c.state is not NodeState.RUNNING]
+        at_once(self._save, [c for c in ended if self._consoles.is_followed(c.id)])
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        """As ``Target.stop``; agents get some seconds more, to report after their workers."""
+        self._end(self._engine.list_containers(run_id), _timeout_s(grace_s))
+        self._engine.sweep_networks(run_id)
+
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        containers = [c for c in self._engine.list_containers(run_id) if c.node_index in only]
+        self._end(containers, _timeout_s(grace_s))
+
+    def _end(self, containers: list[Held], timeout_s: int) -> None:
+        at_once(lambda container: self._engine.end(container, timeout_s), containers)
+        at_once(self._save, containers)
+        self._engine.sweep(containers)
+
+    def _save(self, container: Held) -> None:
+        folder = RunFolder(Path(container.run_dir))
+        console = folder.console(container.node_index, container.incarnation)
+        with engine_errors("read a container's output"), gone_is_fine():
+            self._consoles.save(self._engine.api, container.id, console)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        containers = self._engine.list_containers()
+        folders = {**self._engine.list_networks(), **{c.run_id: c.run_dir for c in containers}}
+        running = [c.run_id for c in containers if c.state is NodeState.RUNNING]
+        return tuple(
+            LiveRun(run_id=run_id, run_dir=run_dir, running_nodes=running.count(run_id))
+            for run_id, run_dir in sorted(folders.items())
+        )
+
+
+def _timeout_s(grace_s: float) -> int:
+    return math.ceil(grace_s) + STOP_MARGIN_S if grace_s > 0 else 0
+
+
+def has_nvidia(info: Mapping[str, Any]) -> bool:
+    """Whether an engine that describes itself so can give GPUs to containers."""
+    devices = info.get("DiscoveredDevices") or ()
+    return "nvidia" in info.get("Runtimes", {}) or any(
+        str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices
+    )
+
+
+def describe(ending: Ending) -> str:
+    """The engine's word on how a container ended; empty where the exit code says it all."""
+    if ending.error:
+        return ending.error
+    if ending.out_of_memory:
+        return "OOMKilled: resources.memory of the job is too little"
+    if ending.exit_code in CANNOT_EXECUTE:
+        return f"the image has no {TORCHRUN} or python3: name one that holds torch (image)"
+    return ""
+
+
+def read_secrets(artifact: DockerArtifact, environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets' values. Raises ``InputError`` naming those that are not set."""
+    names = sorted({name for container in artifact.containers for name in container.node.secrets})
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise InputError(
+            f"secrets: {', '.join(missing)} not set in the launcher's environment",
+            f"export {missing[0]}=..., or take it out of secrets",
+        )
+    return {name: environ[name] for name in names}
+
+
+def check_host(artifact: DockerArtifact) -> None:
+    """Raises where this machine lacks a folder or device that the containers shall see."""
+    sources = {mount.source for container in artifact.containers for mount in container.node.mounts}
+    made = {*artifact.folders, *((artifact.agent.archive_path,) if artifact.agent else ())}
+    missing = sorted(s for s in sources.difference(made) if not Path(s).exists())
+    if missing:
+        raise InputError(
+            f"mounts: {', '.join(missing)} not found on this machine",
+            f"mkdir -p {missing[0]}, or correct the source in mounts",
+        )
+    wants_rdma = any(container.plan.resources.rdma for container in artifact.containers)
+    if wants_rdma and not Path(RDMA_DEVICES).exists():
+        raise TargetError(
+            f"resources.rdma is set, but this machine has no {RDMA_DEVICES}",
+            "--set resources.rdma=false, or run where RDMA devices are",
+        )

@@ -1,0 +1,243 @@
+"""``doctor`` for machines reached over SSH: each by itself, then among each other, then a run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.contract import protocol
+from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.doctor import judge
+from launcher.doctor.finding import Finding, Status, failed, warning
+from launcher.doctor.run import (
+    OWN_FOLDER,
+    PROGRAM,
+    RUN_NAME,
+    ProbeAnswers,
+    as_probe,
+    judge_speed,
+    judge_start,
+    run_probe,
+)
+from launcher.job.spec import JobSpec
+from launcher.plan.hosts import Host
+from launcher.plan.launch_plan import LaunchPlan, new_run_id
+from launcher.plan.rendezvous import plan_backend
+from launcher.targets.code import Code, pack
+from launcher.targets.hosts import doctor_judge
+from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
+from launcher.targets.hosts.images import read_image
+from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.plan import CODE_DIR, is_wanted, plan_on_hosts, shared_folder
+from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.survey import PORTS, candidates_of
+from launcher.targets.hosts.target import HostsTarget
+
+PAIR_LIMIT_S = 60.0
+PAIRS_AT_ONCE = 8
+
+
+def diagnose_hosts(
+    job: JobSpec, inventory: Inventory | None, run_root: Path, limit_s: float
+) -> Iterator[Finding]:
+    """As ``diagnose``. What is found wrong before the run of the probe keeps it from starting.
+
+    Raises ``InputError`` where no hosts are named.
+    """
+    inventory = inventory or _of_job(job)
+    findings: list[Finding] = []
+    ssh = Ssh(inventory)
+    port = job.rdzv.port or random.SystemRandom().choice(PORTS)
+    answers = read_answers(ssh, inventory.hosts, job, [port])
+    for finding in _look(ssh, answers, job, port):
+        findings.append(finding)
+        yield finding
+    if why := _why_not_run(findings):
+        fix = f"{why}, then call doctor again"
+        yield warning("all-reduce", f"{len(inventory.hosts)} hosts", "not tried", fix)
+        return
+    yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
+    if job.checkpoint_dir is not None and not all(answer.has_folder for answer in answers):
+        _remove_folder(ssh, answers, shared_folder(job, str(Path.cwd())) or "")
+
+
+def _why_not_run(findings: Sequence[Finding]) -> str:
+    if any(finding.status is Status.FAILED for finding in findings):
+        return "mend what failed above"
+    # An image may take an hour to be sent or pulled, for which there is no deadline here.
+    if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
+        return "bring the image to all hosts"
+    return ""
+
+
+def _of_job(job: JobSpec) -> Inventory:
+    if job.hosts.inventory is None:
+        raise InputError(
+            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
+        )
+    return read_inventory(job.hosts.inventory)
+
+
+# -- before anything runs -------------------------------------------------------------------------
+
+
+def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> Iterator[Finding]:
+    for answer in answers:
+        yield doctor_judge.judge_reachable(answer)
+    fit = [answer for answer in answers if answer.error is None]
+    offsets_s = {answer.host.name: answer.found["clock_offset_s"] for answer in fit}
+    yield from doctor_judge.judge_clocks(offsets_s, plan_backend(job))
+    yield from _judge_each(fit, job)
+    yield from doctor_judge.judge_leases(fit, job)
+    if len(fit) > 1:
+        yield from doctor_judge.judge_names(fit)
+        try:
+            yield from _judge_together(ssh, fit, job, port)
+        except TargetError as error:
+            yield failed("pairs", f"{len(fit)} hosts", error.what, error.hint)
+
+
+def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
+    bare, several = job.hosts.runtime == "python", len(answers) > 1
+    for answer in answers:
+        yield from doctor_judge.judge_engine(answer)
+        if answer.node is None:
+            fix = "python: of the host must name an interpreter (docs/hosts.md)"
+            yield failed("python, torch", answer.host.name, answer.node_error, fix)
+            continue
+        # In a container all but the machine is another: there the probe itself tells.
+        if bare:
+            yield from judge.judge_environment(answer.node, answer.host.name)
+        yield from judge.judge_machine(
+            answer.node, answer.host.name, meets_others=several, by_address=True
+        )
+    if not bare and answers:
+        yield from doctor_judge.judge_images(answers, read_image(answers[0].found["image"]))
+    nodes = {answer.host.name: answer.node for answer in answers if answer.node is not None}
+    if bare:
+        yield from judge.judge_equal(nodes)
+    yield from judge.judge_equal_gpus(nodes)
+
+
+def _judge_together(
+    ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int
+) -> Iterator[Finding]:
+    hosts = [answer.host for answer in answers]
+    candidates = [
+        [address for address in candidates_of(answer.found) if is_wanted(answer.host, address)]
+        for answer in answers
+    ]
+    folder = shared_folder(job, str(Path.cwd()))
+    folders = [folder] * len(hosts) if folder else []
+    with ssh.sessions(hosts) as sessions:
+        opened = [sessions[host.name] for host in hosts]
+        gathering = Gathering(ssh, opened, candidates, ports=(port, 0), folders=folders)
+        met = gathering.meet(keep_folders=False)
+    yield from doctor_judge.judge_ports(hosts, met, port)
+    pairs = list(doctor_judge.judge_pairs(hosts, candidates, met, port))
+    yield from pairs
+    if all(finding.status is Status.OK for finding in pairs):
+        yield from doctor_judge.judge_interfaces(hosts, candidates, met)
+    yield from doctor_judge.judge_folder(hosts, met, folder)
+
+
+# -- a run of the probe ---------------------------------------------------------------------------
+
+
+def read_probe() -> Code:
+    """The probe alone, in place of the code of the folder where the launcher is called."""
+    data = pack(PROGRAM.parent, [PROGRAM.name])
+    return Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
+
+
+class _HostsProbe:
+    """Runs the probe on the job's hosts, and on pairs of them where that tells which is slow."""
+
+    def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
+        self._inventory, self._run_root, self._code = inventory, run_root, read_probe()
+        bare = job.hosts.runtime == "python"
+        inside = f"{protocol.CONTAINER_RUN_DIR}/{CODE_DIR}/{PROGRAM.name}"
+        self._job = as_probe(job, PROGRAM.name if bare else inside)
+
+    def diagnose(self, limit_s: float) -> Iterator[Finding]:
+        """The rows of the run."""
+        try:
+            plan, answers = self._run(self._inventory, self._job, limit_s)
+        except LauncherError as error:
+            yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
+            return
+        names = {node.node_index: plan.hosts[node.node_index].host.name for node in plan.nodes}
+        yield from judge_start(answers, names, limit_s)
+        if self._job.hosts.runtime == "docker":
+            inside = {names[i]: facts for i, facts in answers.nodes.items() if facts is not None}
+            for where, facts in inside.items():
+                yield from judge.judge_environment(facts, where)
+            yield from judge.judge_equal(inside)
+        yield judge_speed(answers, plan)
+        if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
+            hosts = [plan.hosts[node.node_index].host for node in plan.nodes]
+            yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
+
+    def _run(
+        self, inventory: Inventory, job: JobSpec, limit_s: float
+    ) -> tuple[LaunchPlan, ProbeAnswers]:
+        target = HostsTarget(self._run_root, inventory, code=self._code)
+        facts = target.facts(job)
+        plan = plan_on_hosts(job, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
+        try:
+            return plan, run_probe(plan, target, limit_s)
+        finally:
+            if job.checkpoint_dir is not None:
+                _remove_own(Ssh(inventory), plan)
+
+    def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
+        """Each host with its two neighbours: what is slow with both of them is the host."""
+        job = self._job.model_copy(update={"nnodes": replace(self._job.nnodes, min=2, max=2)})
+
+        def measure(pair: tuple[Host, Host]) -> ProbeAnswers | None:
+            with contextlib.suppress(LauncherError):
+                return self._run(replace(self._inventory, hosts=pair), job, limit_s)[1]
+            return None
+
+        ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+        found: dict[tuple[str, str], ProbeAnswers | None] = {}
+        for pairs in _disjoint(ring):
+            with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
+                for pair, answers in zip(pairs, pool.map(measure, pairs), strict=True):
+                    found[pair[0].name, pair[1].name] = answers
+        slow = {p: a is None or judge.is_slow(a.all_reduce) for p, a in found.items()}
+        yield from doctor_judge.judge_neighbours([host.name for host in hosts], slow)
+
+
+def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
+    """Groups of pairs in which no host is twice: a pair is not to slow another one down."""
+    odd = [ring.pop()] if len(ring) % 2 else []
+    return [group for group in (ring[::2], ring[1::2], odd) if group]
+
+
+def _remove_own(ssh: Ssh, plan: LaunchPlan) -> None:
+    """Takes away the checkpoint folder of the probe."""
+    own = Path(plan.checkpoint_dir)
+    assert own.name == OWN_FOLDER, "as_probe has named it"
+    _remove(ssh, [facts.host for facts in plan.hosts], str(own), "")
+
+
+def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None:
+    """Takes away the job's own where it was not there before, and is empty."""
+    made = [answer.host for answer in answers if not answer.has_folder]
+    _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
+
+
+def _remove(ssh: Ssh, hosts: Sequence[Host], tree: str, empty: str) -> None:
+    def remove(host: Host) -> None:
+        with contextlib.suppress(TargetError), ssh.open(host) as session:
+            session.call("remove", run_dir=tree, checkpoint_dir=empty, outputs_dir="")
+
+    ssh.each(remove, hosts)

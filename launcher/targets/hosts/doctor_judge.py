@@ -1,0 +1,272 @@
+"""What follows from the hosts' answers. Pure: answers in, findings out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from launcher.contract.errors import TargetError
+from launcher.doctor.finding import Finding, failed, ok, warning
+from launcher.doctor.judge import LOOPBACK
+from launcher.job.spec import JobSpec
+from launcher.plan.hosts import Host
+from launcher.targets.hosts.doctor_answers import HostAnswer
+from launcher.targets.hosts.images import Image
+from launcher.targets.hosts.plan import CLOCK_LIMIT_S, Address, decide_addresses, decide_unshared
+from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.survey import free_gpus, why_held
+
+RENDEZVOUS, EPHEMERAL = 0, 1
+"""Places of the two ports that hosts are made to call each other at."""
+PORT_NAMES = ("the rendezvous port", "an ephemeral port")
+FIRST_EPHEMERAL_PORT = 1024
+IMAGE = "image"
+
+
+def judge_reachable(answer: HostAnswer) -> Finding:
+    """Whether the host was talked to, in the transport's own words where it was not."""
+    check, name = "reachable", answer.host.name
+    if answer.error is not None:
+        return failed(check, name, answer.error.what.removeprefix(f"{name}: "), answer.error.hint)
+    found = answer.found
+    return ok(check, name, f"ssh, Python {found['python_version']}, {found['cpu_count']} CPU cores")
+
+
+def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Finding]:
+    """Each clock against the middle one, this machine's among them.
+
+    c10d's keep-alives are stamped with the time of day: beyond the limit the world splits.
+    """
+    middle = statistics.median([0.0, *offsets_s.values()])
+    spread_s = max(offsets_s.values(), default=0.0) - min(offsets_s.values(), default=0.0)
+    for name, offset_s in offsets_s.items():
+        apart_s = offset_s - middle
+        if spread_s <= CLOCK_LIMIT_S or abs(apart_s) <= CLOCK_LIMIT_S / 2:
+            yield ok("clock", name, f"{apart_s:+.3f} s")
+            continue
+        fix = f"ssh {name} sudo timedatectl set-ntp true"
+        if backend == "c10d":
+            found = f"{apart_s:+.1f} s, and the rendezvous c10d allows {CLOCK_LIMIT_S:g} s"
+            yield failed("clock", name, found, f"{fix}, or --set rdzv.backend=roster")
+        else:
+            yield warning("clock", name, f"{apart_s:+.1f} s", fix)
+
+
+def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
+    """The Docker engine, and that it can give GPUs to containers."""
+    name, engine = answer.host.name, answer.engine
+    if engine is None:
+        return
+    if not engine["version"]:
+        fix = f"ssh {name} docker version; start it, or add the user to the group docker"
+        yield failed("Docker", name, "no engine answers", fix)
+        return
+    yield ok("Docker", name, engine["version"])
+    if answer.found["gpus"]:
+        if engine["hook"] or any("nvidia" in runtime for runtime in engine["runtimes"]):
+            yield ok("NVIDIA runtime", name, ", ".join(engine["runtimes"]))
+        else:
+            found = f"not among the engine's runtimes: {', '.join(engine['runtimes'])}"
+            fix = (
+                "install nvidia-container-toolkit there, then: sudo nvidia-ctk runtime configure "
+                "--runtime=docker && sudo systemctl restart docker"
+            )
+            yield failed("NVIDIA runtime", name, found, fix)
+
+
+def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
+    """The image of each host against ``own``, which is what a run would send."""
+    ids = {a.host.name: a.engine["image_id"] for a in answers if a.engine and a.engine["version"]}
+    known = [id for id in ids.values() if id]
+    right = own.id or max(known, key=known.count, default="")
+    for answer in answers:
+        if answer.host.name in ids and answer.engine is not None:
+            yield _judge_image(answer.host.name, answer.engine, own, right)
+
+
+def _judge_image(name: str, engine: Mapping[str, object], own: Image, right: str) -> Finding:
+    id, digests = str(engine["image_id"]), list(engine["digests"])  # type: ignore[call-overload]
+    told = f"{own.name}: {_short(id)}" + (f", {digests[0].partition('@')[2]}" if digests else "")
+    if id and id == right:
+        return ok(IMAGE, name, told)
+    found = f"{told}, others have {_short(right)}" if id else f"{own.name} is not there"
+    if own.id:
+        fix = f"docker save {own.name} | ssh {name} docker load, or leave it to launcher run"
+        return warning(IMAGE, name, found, fix)
+    fix = f"ssh {name} docker pull {own.name}"
+    return failed(IMAGE, name, found, fix) if id else warning(IMAGE, name, found, fix)
+
+
+def _short(id: str) -> str:
+    return id.removeprefix("sha256:")[:12]
+
+
+def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
+    """Who holds what the job needs; a warning where it finds enough without those hosts."""
+    held = {answer.host.name: _held(answer, job) for answer in answers}
+    enough = sum(not why for why in held.values()) >= job.nnodes.min
+    for answer in answers:
+        name, why = answer.host.name, held[answer.host.name]
+        if not why:
+            yield ok("leases", name, _free(answer))
+            continue
+        runs = sorted({lease["run_id"] for lease in answer.found["leases"] if lease["live"]})
+        stop = f"launcher stop {runs[0]} --hosts {name}" if runs else "raise slots: of it"
+        fix = f"wait, or name other hosts, or if it is yours: {stop}"
+        yield (warning if enough else failed)("leases", name, why, fix)
+
+
+def _held(answer: HostAnswer, job: JobSpec) -> str:
+    host, found = answer.host, answer.found
+    if why := why_held(host, found, job):
+        return why
+    number = job.nproc_per_node
+    wanted = number if isinstance(number, int) else job.resources.gpus or 0
+    free = free_gpus(host, found)
+    if found["gpus"] and wanted > len(free):
+        live = [lease for lease in found["leases"] if lease["live"] and lease["gpus"]]
+        holders = ", ".join(f"{le['owner']} with {le['run_id']}" for le in live)
+        return f"{len(free)} GPUs free of {wanted} wanted; held by {holders or 'nobody'}"
+    return ""
+
+
+def _free(answer: HostAnswer) -> str:
+    gpus = answer.found["gpus"]
+    return f"GPUs {','.join(free_gpus(answer.host, answer.found))} free" if gpus else "free"
+
+
+def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
+    """Whether each host resolves the others' names to addresses that they have."""
+    own = {a.found["host_name"]: {i[1] for i in a.found["interfaces"]} for a in answers}
+    for answer in answers:
+        node = answer.node or {"names": {}}
+        loop = [n for n, found in node["names"].items() if _is_loopback(found)]
+        lost = [n for n, found in node["names"].items() if not found]
+        odd = [
+            f"{name} at {found[0]}"
+            for name, found in node["names"].items()
+            if found and not _is_loopback(found) and not {*found} & own.get(name, {*found})
+        ]
+        where, fix = answer.host.name, "correct /etc/hosts there, or its DNS"
+        if loop:
+            yield failed("other names", where, f"{', '.join(loop)} lead to loopback", fix)
+        elif lost or odd:
+            told = [f"not resolved: {', '.join(lost)}"] * bool(lost)
+            told += [f"not an address of it: {', '.join(odd)}"] * bool(odd)
+            # Runs go by addresses; what a training script looks up itself does not.
+            yield warning("other names", where, "; ".join(told), fix)
+
+
+def _is_loopback(addresses: Sequence[str]) -> bool:
+    return bool(addresses) and all(address.startswith(LOOPBACK) for address in addresses)
+
+
+def judge_ports(hosts: Sequence[Host], met: Met, port: int) -> Iterator[Finding]:
+    """Whether the rendezvous port is free on every host: any may be the one that serves."""
+    taken = [place for (place, number) in met.closed if number == RENDEZVOUS]
+    for place in sorted(taken):
+        name = hosts[place].name
+        fix = f"ssh {name} ss -ltnp sport = :{port} shows by whom; or --set rdzv.port=N"
+        yield failed("port", name, f"{port}, of the rendezvous, is taken", fix)
+    if not taken:
+        yield ok("port", "all hosts", f"{port} is free")
+
+
+def judge_pairs(
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met, port: int
+) -> Iterator[Finding]:
+    """Every ordered pair at both ports; what fails, by the host that is called."""
+    taken, missing = decide_taken(hosts, candidates, met), 0
+
+    def reaches(source: int, to: int, number: int) -> bool:
+        # Where all meet, a way that a run would not take does not help.
+        addresses = [taken[to]] if taken else candidates[to]
+        return any((source, to, a.address, number) in met.reached for a in addresses)
+
+    for to, host in enumerate(hosts):
+        for number, kind in enumerate(PORT_NAMES):
+            if (to, number) in met.closed:
+                continue
+            lost = [o for o in range(len(hosts)) if o != to and not reaches(o, to, number)]
+            missing += len(lost)
+            if lost:
+                names = [hosts[other].name for other in lost]
+                opened = str(port) if number == RENDEZVOUS else f"{FIRST_EPHEMERAL_PORT}:65535"
+                found = f"{host.name} cannot be reached at {kind}"
+                if number == RENDEZVOUS:
+                    found += f" {port}"
+                line = _open([[address] for address in taken] or candidates, lost, opened)
+                fix = f"on {host.name}, and between: {line}"
+                yield failed("pair", f"{', '.join(names)} -> {host.name}", found, fix)
+    ways = len(hosts) * (len(hosts) - 1)
+    if not missing and ways:
+        yield ok("pairs", "all hosts", f"{ways} ways, each at port {port} and an ephemeral one")
+
+
+def decide_taken(
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
+) -> list[Address]:
+    """The addresses that a run would take; none where hosts do not meet at all."""
+    try:
+        return decide_addresses(hosts, candidates, _at_ephemeral(met))
+    except TargetError:
+        return []
+
+
+def _at_ephemeral(met: Met) -> set[tuple[int, int, str]]:
+    return {call[:3] for call in met.reached if call[3] == EPHEMERAL}
+
+
+def _open(candidates: Sequence[Sequence[Address]], sources: Sequence[int], ports: str) -> str:
+    addresses = ",".join(a.address for place in sources for a in candidates[place][:1])
+    return f"iptables -I INPUT -s {addresses} -p tcp --dport {ports} -j ACCEPT"
+
+
+def judge_interfaces(
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
+) -> Iterator[Finding]:
+    """The address and interface that a run would take for each host."""
+    try:
+        chosen = decide_addresses(hosts, candidates, _at_ephemeral(met))
+    except TargetError as error:
+        yield failed("interface", "all hosts", error.what, error.hint)
+        return
+    for host, address in zip(hosts, chosen, strict=True):
+        speed = f", {address.speed} Mbit/s" if address.speed else ""
+        yield ok("interface", host.name, f"{address.address} by {address.interface}{speed}")
+
+
+def judge_folder(hosts: Sequence[Host], met: Met, folder: str | None) -> Iterator[Finding]:
+    """Whether the checkpoint folder is one folder; ``folder`` None where each has its own."""
+    check = "shared checkpoints"
+    if folder is None:
+        found = "checkpoint_dir is not set: each host has a folder of its own"
+        yield warning(check, "job", found, "set checkpoint_dir to a folder that all hosts mount")
+        return
+    for place, error in met.unwritten.items():
+        name = hosts[place].name
+        found = f"{folder} cannot be written: {error.what.removeprefix(f'{name}: ')}"
+        yield failed(check, name, found, f"mount it there, or chown it for the user of ssh {name}")
+    alone = [place for place in decide_unshared(met.seen) if place not in met.unwritten]
+    for place in alone:
+        name = hosts[place].name
+        found = f"{folder} there is not the folder of the others"
+        yield failed(
+            check, name, found, f"on {name}: mount what the others have there: df {folder}"
+        )
+    if not alone and not met.unwritten:
+        yield ok(check, "all hosts", f"{folder} is one folder")
+
+
+def judge_neighbours(names: Sequence[str], slow: Mapping[tuple[str, str], bool]) -> list[Finding]:
+    """Which host makes an all-reduce slow, or hang; ``slow`` says it of pairs of neighbours."""
+    of = {name: [is_slow for pair, is_slow in slow.items() if name in pair] for name in names}
+    bad = [name for name in names if of[name] and all(of[name])]
+    check = "all-reduce of two"
+    if len(bad) in (0, len(names)):
+        pairs = ", ".join(" - ".join(pair) for pair, is_slow in slow.items() if is_slow)
+        found = f"slow, or without an end: {pairs}" if pairs else "every pair is fast by itself"
+        return [warning(check, "all hosts", found, "look at what all of them share: the switch")]
+    fix = "look at its cable, port and MTU: ip -s link; or leave it out: --exclude {name}"
+    found = "slow, or without an end, with each of its neighbours; others are not"
+    return [failed(check, name, found, fix.format(name=name)) for name in bad]

@@ -1,0 +1,73 @@
+"""The image on every host: the launcher's own, sent once and known by its id, or pulled there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from launcher.contract.errors import TargetError
+from launcher.plan.hosts import HostFacts
+from launcher.targets import proc
+from launcher.targets.hosts.ssh import Session
+
+CHUNK_BYTES = 4 << 20
+SEND_LIMIT_S = 3600.0
+SILENCE_LIMIT_S = 300.0
+"""Within which an engine gives the next part of an image, and a host takes it: either may be busy
+with other layers meanwhile, and one that is frozen never does."""
+INSPECT_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image in this machine's engine; ``id`` is that of its content, empty where it is not."""
+
+    name: str
+    id: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def read_image(name: str) -> Image:
+    """The image as this machine's engine has it, if there is one."""
+    fields = "{{.Id}}\n{{json .Config.Labels}}"
+    argv = ("docker", "image", "inspect", "--format", fields, name)
+    id, _, labels = (proc.read_output(argv, INSPECT_LIMIT_S) or "").partition("\n")
+    return Image(name=name, id=id, labels=parse_labels(labels))
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """Labels as an engine prints them; an image without any prints ``null``."""
+    return dict(json.loads(text.strip() or "null") or {})
+
+
+def find_label(image: Image, hosts: Iterable[HostFacts], name: str) -> str | None:
+    """One label of the image, as this machine's engine has it or else a host's."""
+    told = [image.labels, *(parse_labels(host.image_labels) for host in hosts)]
+    return next((labels[name] for labels in told if name in labels), None)
+
+
+def provide_image(image: Image, session: Session) -> None:
+    """Makes a host hold the image. Raises ``TargetError`` where it can neither get nor pull it."""
+    there = session.call("image", image=image.name)["id"]
+    if image.id and there != image.id:
+        _send(image, session)
+    elif not there:
+        session.call("pull", image=image.name, limit_s=SEND_LIMIT_S)
+
+
+def _send(image: Image, session: Session) -> None:
+    """Streams it from this machine's engine into the host's, a few megabytes at a time."""
+    save = proc.Conversation(("docker", "save", image.name))
+    session.send({"op": "load", "limit_s": SEND_LIMIT_S}, limit_s=SILENCE_LIMIT_S)
+    while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
+        session.send({"op": "chunk"}, chunk, limit_s=SILENCE_LIMIT_S)
+    code, said = save.end()
+    session.send({"op": "end", "complete": code == 0}, limit_s=SILENCE_LIMIT_S)
+    answer, _ = session.receive(limit_s=SEND_LIMIT_S)
+    if code != 0 or "error" in answer:
+        why = answer.get("error") or said.strip()
+        raise TargetError(
+            f"{session.host.name}: image {image.name} could not be sent there: {why}",
+            f"docker save {image.name} | ssh {session.host.name} docker load",
+        )

@@ -1,0 +1,206 @@
+"""Renders a plan as what each host is to hold and to run; the target sends it as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher.contract import protocol
+from launcher.contract.node_plan import Env, NodePlan
+from launcher.plan.hosts import HostFacts
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
+from launcher.targets.agent_files import AgentFiles, TaskFile, agent_argv, render_agent_files
+from launcher.targets.container import DOCKER_RUN_ATTACHED, Container, shared_options
+from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
+from launcher.targets.shell import quote, render_block, render_exports
+
+RESTART_ALWAYS = "always"
+"""Not ``unless-stopped``: an engine that goes down with its host stops its containers itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNode:
+    """One node: what lies on its host, and what its keeper starts there."""
+
+    node: NodePlan
+    host: HostFacts
+    run_dir: str
+    node_dir: str
+    folders: tuple[str, ...]
+    task: TaskFile | None
+    argv: tuple[str, ...]
+    cwd: str
+    env: Env
+    unset: tuple[str, ...]
+    container: str | None = None
+
+    @property
+    def agent_path(self) -> str:
+        """Where the agent's archive lies on the host."""
+        return f"{self.run_dir}/{protocol.AGENT_ARCHIVE}"
+
+    def spec(self, plan: LaunchPlan, secrets: dict[str, str]) -> dict[str, Any]:
+        """What the keeper is told, as plain data."""
+        return {
+            "run_id": plan.run_id,
+            "node_index": self.node.node_index,
+            "incarnation": self.node.incarnation,
+            "node_dir": self.node_dir,
+            "lease_dir": self.host.host.lease_dir,
+            "argv": list(self.argv),
+            "cwd": self.cwd,
+            "env": dict(self.env),
+            "unset": list(self.unset),
+            "secrets": secrets,
+            "container": self.container,
+            "comes_back": comes_back(plan),
+            "slots_limit": self.host.host.slots,
+            "detached": plan.detached,
+            "stop_grace_s": plan.stop_grace_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsArtifact:
+    """A plan as nodes on hosts; ``agent`` is the archive that all of them start from, if any.
+
+    ``code`` is the hash of the archive with the training code.
+    """
+
+    run_id: str
+    code: str | None
+    ssh_config: str | None
+    agent: bytes | None
+    nodes: tuple[HostNode, ...]
+
+    def shell(self) -> str:
+        """A script that does the same by hand, without this project and its leases."""
+        code = f" CODE must name the archive {self.code}.tar.gz." if self.code else ""
+        lines = [
+            "#!/bin/bash",
+            f"# One agent per host over ssh; ends when all have ended.{code}",
+            "trap 'kill $(jobs -p)' EXIT",
+            *(line for node in self.nodes for line in self._on_host(node)),
+            "code=0",
+            "for pid in $pids; do wait $pid || code=$?; done",
+            "trap - EXIT",
+            "exit $code",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def shell_to_join(self) -> str:
+        """Lines that start these nodes alone, where the run's files are there already."""
+        return "\n".join(line for node in self.nodes for line in self._start(node)) + "\n"
+
+    def _on_host(self, node: HostNode) -> list[str]:
+        ssh = self._ssh(node.host)
+        secrets = f"; set there: {' '.join(node.node.secrets)}" if node.node.secrets else ""
+        unpack = []
+        if self.code:
+            code = quote(f"{node.run_dir}/{CODE_DIR}")
+            unpack = [f'{ssh} {quote(f"mkdir -p {code} && tar -xzC {code}")} <"$CODE"']
+        files = self._files(node)
+        return [
+            "",
+            f"# node {node.node.node_index}{secrets}",
+            *unpack,
+            *self._start(node, render_block(("mkdir", "-p", *node.folders), head=2), *files),
+        ]
+
+    def _start(self, node: HostNode, *before: str) -> list[str]:
+        # -tt: what runs there gets a hangup when this script ends.
+        return [
+            f"{self._ssh(node.host)} -tt sh -s <<'NODE' &",
+            render_block(("unset", *node.unset), per_line=4),
+            *before,
+            f"cd {quote(node.cwd)} || exit",
+            render_exports(node.env).rstrip("\n"),
+            render_block(("exec", *node.argv), head=4),
+            "NODE",
+            'pids="$pids $!"',
+        ]
+
+    def _ssh(self, host: HostFacts) -> str:
+        words = ["ssh", *(("-F", self.ssh_config) if self.ssh_config else ())]
+        words += ["-p", str(host.host.port)] if host.host.port else []
+        words += ["-l", host.host.user] if host.host.user else []
+        words += ["-i", host.host.identity] if host.host.identity else []
+        return " ".join(quote(word) for word in (*words, host.host.name))
+
+    def _files(self, node: HostNode) -> list[str]:
+        if self.agent is None or node.task is None:
+            return []
+        return AgentFiles(
+            archive_path=node.agent_path, archive=self.agent, tasks=(node.task,)
+        ).shell()
+
+
+def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
+    """The plan's nodes (or ``only`` those) as processes of their hosts."""
+    chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
+    files = render_agent_files(plan, chosen)
+    texts = [task.text for task in files.tasks] if files else [None] * len(chosen)
+    nodes = tuple(_host_node(plan, n, text) for n, text in zip(chosen, texts, strict=True))
+    return HostsArtifact(
+        run_id=plan.run_id,
+        code=plan.code,
+        ssh_config=plan.ssh_config,
+        agent=files.archive if files else None,
+        nodes=nodes,
+    )
+
+
+def _host_node(plan: LaunchPlan, node: NodePlan, task: str | None) -> HostNode:
+    host = plan.hosts[node.node_index]
+    run_dir = run_dir_on(host, plan.run_id)
+    node_dir = f"{run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
+    task_path = f"{node_dir}/{protocol.NODE_TASK_FILE}"
+    common = HostNode(
+        node=node,
+        host=host,
+        run_dir=run_dir,
+        node_dir=node_dir,
+        folders=(node_dir, _checkpoint_dir(node)),
+        task=None if task is None else TaskFile(path=task_path, text=task),
+        argv=(),
+        cwd="/",
+        env=(),
+        unset=(),
+    )
+    if plan.image is not None:
+        return replace(common, argv=_docker_argv(plan, node, host), container=node.name)
+    devices = (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
+    assert node.workdir is not None, "the planner gives nodes without a container a folder"
+    return replace(
+        common,
+        argv=_argv(plan, node, host, run_dir),
+        cwd=node.workdir,
+        env=(*node.env, *(devices if plan.accelerator == "cuda" else ())),
+        unset=protocol.STALE_VARIABLES,
+    )
+
+
+def _checkpoint_dir(node: NodePlan) -> str:
+    """As the host sees it."""
+    inside = dict(node.env)[protocol.CHECKPOINT_DIR]
+    return next((m.source for m in node.mounts if m.target == inside), inside)
+
+
+def _docker_argv(plan: LaunchPlan, node: NodePlan, host: HostFacts) -> tuple[str, ...]:
+    """In the foreground, and on the host's own network: its addresses are the host's."""
+    own = replace(plan, user=host.user)
+    back = comes_back(plan)
+    shared = shared_options(own, "host", RESTART_ALWAYS if back else "no")
+    container = Container(plan=own, node=node, shared=tuple(shared))
+    options = (word for option in container.options for word in option.words)
+    again = ("--sig-proxy=false", "--env", f"{protocol.COMES_BACK}=1") if back else ()
+    return (*DOCKER_RUN_ATTACHED, *again, *options, container.image, *container.arguments)
+
+
+def _argv(plan: LaunchPlan, node: NodePlan, host: HostFacts, run_dir: str) -> tuple[str, ...]:
+    if plan.agent is not None:
+        return agent_argv(host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}", node)
+    torch_version = parse_torch_version(plan.torch_version)
+    settings = plan_settings(node, torch_version, plan.stop_grace_s)
+    return render_argv((host.python, "-m", "torch.distributed.run"), settings, node.literal_command)

@@ -1,0 +1,354 @@
+"""Conversations with hosts through the OpenSSH client, so that people's own settings hold.
+
+The remote command is the same few words for every host and request. What is asked, arguments and
+variables included, goes through standard input as data: no shell ever reads any of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.contract.errors import TargetError
+from launcher.plan.hosts import Host
+from launcher.targets import proc
+from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
+from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.program.frames import (
+    BEAT,
+    ENOUGH,
+    MAGIC,
+    BrokenFrameError,
+    read_frame,
+    write_frame,
+)
+from launcher.targets.hosts.ssh_errors import explain
+
+CONNECT_LIMIT_S = 10
+OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
+"""Until the host's first word, through a jump host as well."""
+PERSIST_S = 60
+"""How long a shared connection stays after its last session; it ends by itself."""
+CONTROL_LIMIT_S = 5.0
+"""Within which the holder of a shared connection answers: it is a process of this machine."""
+REQUEST_LIMIT_S = 60.0
+MAX_AT_ONCE = 64
+"""Sessions opened at the same time: more would only wait for this machine's processors."""
+MAX_NOISE_BYTES = 1 << 16
+"""What a login shell may print before the host's first word."""
+SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
+"""BatchMode does not reach the client that ProxyJump starts: it would ask in a window."""
+
+# Double quotes and nothing that any login shell, csh and fish among them, would expand.
+PYTHON_PROGRAM = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+LOADER = b"""
+import os, sys
+if sys.version_info < (3, 9):
+    sys.exit("python3 is %d.%d there, 3.9 is needed" % tuple(sys.version_info[:2]))
+stdin = sys.stdin.buffer
+folder = os.path.join(os.path.expanduser(stdin.readline().decode().rstrip("\\n")), "bin")
+name = stdin.readline().decode().strip()
+archive = stdin.read(int(stdin.readline()))
+path = os.path.abspath(os.path.join(folder, name))
+if not os.path.exists(path):
+    import io, shutil, zipfile
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    temporary = "%s.%d" % (path, os.getpid())
+    try:
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(temporary)
+        os.rename(temporary, path)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not os.path.exists(path):
+            raise
+sys.path.insert(0, path)
+from _launcher_node.host.__main__ import main
+main([path])
+"""
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+
+class RefusedByHostError(TargetError):
+    """The host is there, and says why it cannot do what was asked."""
+
+
+class Ssh:
+    """Opens sessions to the hosts of an inventory; connections are shared and private."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._control = make_control_dir()
+        self._kept: tuple[int, dict[str, Session]] = (0, {})
+        self._early: Future[None] | None = None
+        self._alone: set[str] = set()
+        """Hosts whose shared connection hangs in a frozen process of this machine."""
+
+    def argv(self, host: Host) -> tuple[str, ...]:
+        """The ssh client with everything but the remote command."""
+        inventory = self._inventory
+        options = [
+            "BatchMode=yes",
+            f"ConnectTimeout={CONNECT_LIMIT_S}",
+            # A cut connection is noticed within 15 s, by the client itself.
+            "ServerAliveInterval=5",
+            "ServerAliveCountMax=3",
+            "ControlMaster=auto",
+            f"ControlPersist={PERSIST_S}",
+            f"ControlPath={'none' if host.name in self._alone else f'{self._control}/%C'}",
+            # What people have for their own log-ins: a tmux in place of our command, or a port
+            # that the first session holds, so that the second one fails.
+            "RemoteCommand=none",
+            "ClearAllForwardings=yes",
+            *(("StrictHostKeyChecking=accept-new",) if inventory.accept_new else ()),
+        ]
+        words = ["ssh", *(("-F", inventory.ssh_config) if inventory.ssh_config else ()), "-T"]
+        words += [word for option in options for word in ("-o", option)]
+        words += ["-p", str(host.port)] if host.port else []
+        words += ["-l", host.user] if host.user else []
+        words += ["-i", str(Path(host.identity).expanduser())] if host.identity else []
+        return (*words, "--", host.name)
+
+    def open(self, host: Host) -> Session:
+        """A conversation with a host. Raises ``TargetError`` with the fix."""
+        argv = (*self.argv(host), f'exec python3 -S -c "{PYTHON_PROGRAM}"')
+        try:
+            return Session(host, argv)
+        except TargetError:
+            # The host may have been started anew, which a shared connection does not know.
+            if not self.disconnect(host):
+                raise
+        return Session(host, (*self.argv(host), argv[-1]))
+
+    def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """``work`` on all items at once; results in their order.
+
+        Raises ``TargetError`` that names every host that failed, after all have ended.
+        """
+        items = list(items)
+        if not items:
+            return []
+        with ThreadPoolExecutor(max_workers=min(len(items), MAX_AT_ONCE)) as pool:
+            futures = [pool.submit(work, item) for item in items]
+        errors = [error for error in (future.exception() for future in futures) if error]
+        for error in errors:
+            if not isinstance(error, TargetError):
+                raise error
+        if errors:
+            raise joined(errors)  # type: ignore[arg-type]
+        return [future.result() for future in futures]
+
+    def open_early(self, hosts: Iterable[Host]) -> None:
+        """Begins to open what the next ``sessions`` takes, which also raises what this meets."""
+        pool = ThreadPoolExecutor(max_workers=1)
+        self._early = pool.submit(self._open_early, list(hosts))
+        pool.shutdown(wait=False)
+
+    def _open_early(self, hosts: list[Host]) -> None:
+        with self._sessions(hosts, keep=True):
+            pass
+
+    @contextlib.contextmanager
+    def sessions(
+        self, hosts: Iterable[Host], *, keep: bool = False
+    ) -> Iterator[dict[str, Session]]:
+        """One with each host, by its name, as long as the block lasts; raises as ``each`` does.
+
+        ``keep`` leaves them open for the next block, unless this one raises.
+        """
+        early, self._early = self._early, None
+        if early is not None:
+            early.result()
+        with self._sessions(hosts, keep=keep) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def _sessions(self, hosts: Iterable[Host], *, keep: bool) -> Iterator[dict[str, Session]]:
+        owner, opened = self._kept
+        self._kept = (0, {})
+        if owner != os.getpid():
+            # Those of the launcher that went into the background by a fork: they end with it.
+            opened = {}
+
+        def open_one(host: Host) -> None:
+            opened[host.name] = self.open(host)
+
+        try:
+            self.each(open_one, [host for host in hosts if host.name not in opened])
+            yield opened
+            if keep:
+                self._kept, opened = (os.getpid(), opened), {}
+        finally:
+            self.close(opened.values())
+
+    def close(self, sessions: Iterable[Session]) -> None:
+        """Ends them, all at once."""
+        self.each(lambda session: session.close(), sessions)
+
+    def disconnect(self, host: Host) -> bool:
+        """Shares the connection no more, so that the next one is new; whether there was one.
+
+        One whose holder does not answer is not tried again by this launcher.
+        What goes through it goes on: it may be another launcher's.
+        """
+        if host.name in self._alone:
+            return False
+        control = ("ssh", "-O", "stop", *self.argv(host)[1:])
+        began_at = time.monotonic()
+        if proc.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None:
+            return True
+        if time.monotonic() - began_at < CONTROL_LIMIT_S:
+            return False
+        # Whoever holds the shared connection is frozen: it is let be, and used no more.
+        self._alone.add(host.name)
+        return True
+
+
+def joined(errors: list[TargetError]) -> TargetError:
+    """One error out of several hosts'."""
+    if len(errors) == 1:
+        return errors[0]
+    whats = "\n  ".join(error.what for error in errors[:8])
+    more = f"\n  and {len(errors) - 8} more" if len(errors) > 8 else ""
+    hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
+    return TargetError(f"{len(errors)} hosts failed:\n  {whats}{more}", hints[0] if hints else "")
+
+
+def make_control_dir() -> Path:
+    """A private folder with a short path: a socket's may not be longer than 104 bytes."""
+    # One for each user, not for each launcher: a killed launcher leaves no folder behind.
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    folder = base / f"launcher-ssh-{os.getuid()}"
+    if len(str(folder)) > 50:
+        folder = Path("/tmp") / folder.name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+        raise TargetError(
+            f"{folder} is not yours alone, so no connection can be shared there",
+            f"rm -r {folder}, or set XDG_RUNTIME_DIR to a folder of your own",
+        )
+    return folder
+
+
+class Session:
+    """One conversation with the program on a host; for one thread at a time."""
+
+    def __init__(self, host: Host, argv: tuple[str, ...]) -> None:
+        self.host = host
+        if shutil.which(argv[0]) is None:
+            raise TargetError("there is no ssh on this machine", "install OpenSSH's client")
+        self._talk = proc.Conversation(argv, SSH_ENV)
+        with self._talk.limit(OPEN_LIMIT_S):
+            try:
+                self._talk.stdin.write(hello(host))
+                self._talk.stdin.flush()
+            except OSError:
+                self._fail()
+            self._skip_noise()
+
+    def _skip_noise(self) -> None:
+        seen = b""
+        while not seen.endswith(MAGIC):
+            byte = self._talk.stdout.read(1)
+            seen += byte
+            if not byte or len(seen) > MAX_NOISE_BYTES:
+                self._fail(seen)
+
+    def call(
+        self, op: str, *, blob: bytes = b"", limit_s: float = REQUEST_LIMIT_S, **asked: Any
+    ) -> dict[str, Any]:
+        """Asks, and waits for the answer.
+
+        Raises ``RefusedByHostError`` where the host refuses, ``TargetError`` where it is gone, or
+        silent for ``limit_s``.
+        """
+        with self._talk.limit(limit_s):
+            self.send({"op": op, "limit_s": limit_s, **asked}, blob)
+            answer, _ = self.receive()
+        if "error" in answer:
+            hint = "make room there" if answer.get("errno") in ("ENOSPC", "EDQUOT") else ""
+            raise RefusedByHostError(f"{self.host.name}: {answer['error']}", hint)
+        return answer
+
+    def send(
+        self, message: dict[str, Any], blob: bytes = b"", limit_s: float | None = None
+    ) -> None:
+        """One message. Raises ``TargetError`` where the connection is gone, or takes nothing."""
+        with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
+            try:
+                write_frame(self._talk.stdin, message, blob)
+            except (OSError, ValueError):
+                self._fail()
+
+    def beat(self) -> None:
+        """One byte to a host that watches; whoever reads from it learns of a cut connection."""
+        self._say(BEAT)
+
+    def end_watch(self) -> None:
+        """Has the watching end, after which the host says that it is done."""
+        self._say(ENOUGH)
+
+    def _say(self, byte: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._talk.stdin.write(byte)
+            self._talk.stdin.flush()
+
+    def receive(self, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
+        """The next message. Raises ``TargetError`` where the connection is gone, or silent."""
+        with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
+            try:
+                frame = read_frame(self._talk.stdout)
+            except (BrokenFrameError, OSError, ValueError):
+                frame = None
+        if frame is None:
+            self._fail()
+        assert frame is not None
+        return frame
+
+    def _fail(self, seen: bytes = b"") -> None:
+        code, said = self._talk.end()
+        if code == -9:
+            said, code = f"{said}\ntimed out", 255
+        raise TargetError(*explain(self.host.name, code, said))
+
+    def kill(self) -> None:
+        """Ends it from another thread."""
+        self._talk.kill()
+
+    def close(self) -> None:
+        """Ends the conversation. Idempotent."""
+        self._talk.end()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def hello(host: Host) -> bytes:
+    """What starts the program on a host, before the first message."""
+    name, archive = host_program()
+    loader = b"%d\n%s" % (len(LOADER), LOADER)
+    return loader + f"{host.state_dir}\n{name}\n{len(archive)}\n".encode() + archive
+
+
+@functools.cache
+def host_program() -> tuple[str, bytes]:
+    """The name of the program's folder, which is its content's, and the program.
+
+    A folder, since Python keeps compiled modules of one, and of an archive it does not.
+    """
+    archive = render_agent_archive(read_host_sources(), HOST_FOLDER)
+    return f"host-{hashlib.sha256(archive).hexdigest()[:16]}", archive

@@ -1,0 +1,90 @@
+"""What the ssh client says, turned into what is wrong with which host and the fix to type. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from launcher.contract.errors import name_ending
+
+SSH_FAILED = 255
+"""The client's own exit code; any other is the remote command's."""
+
+_FULL = "No space left on device|Disk quota exceeded"
+_TABLE: tuple[tuple[str, str, str], ...] = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key is another one than before: a new machine at that address, or an attacker",
+        "ask its administrator; if the key is right: ssh-keygen -R {name}, then ssh {name}",
+    ),
+    (
+        "Host key verification failed|host key is known|No matching host key",
+        "its host key is not known here",
+        "compare the fingerprint once: ssh {name}; or accept new keys: --accept-new-host-keys",
+    ),
+    (
+        "Permission denied|Too many authentication failures|No more authentication methods",
+        "it does not accept any key of yours (a password is never asked for)",
+        "ssh-copy-id {name}, or load your key: ssh-add; to try: ssh -o BatchMode=yes {name} true",
+    ),
+    (
+        "Could not resolve hostname",
+        "its name is not resolved",
+        "correct the name, or give it a HostName in ~/.ssh/config",
+    ),
+    (
+        "Connection refused",
+        "nothing listens at its ssh port",
+        "start its sshd, or correct port: in the inventory",
+    ),
+    (
+        "No route to host|Network is unreachable|Connection timed out|Operation timed out|"
+        "Timeout, server|timed out",
+        "it does not answer",
+        "is it on? to try: ssh -v {name} true",
+    ),
+    (
+        "Bad owner or permissions|Bad configuration option|terminating, .* bad configuration|"
+        "Can't open user config file",
+        "ssh does not accept its configuration",
+        "see the message, and: ssh -G {name}",
+    ),
+    (
+        "kex_exchange_identification|Connection closed by|Connection reset by|"
+        "Exceeded MaxStartups|mux_client",
+        "its sshd closed the connection before the log-in was done",
+        "is it overloaded, or MaxStartups/MaxSessions of its sshd_config too small?",
+    ),
+)
+
+
+def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
+    """What is wrong and the fix, of a session that ended without an answer.
+
+    ``said`` is the client's stderr.
+    """
+    said = said.strip()
+    first = f"an ssh session: ssh {name} python3 --version"
+    last = said.splitlines()[-1].strip() if said else ""
+    if exit_code == 127 or "command not found" in said:
+        return (
+            f"{name}: has no python3 in the PATH of an ssh session",
+            # Not python: of the inventory, which is what the training runs in.
+            f"install python3, 3.9 or newer, there, or put it first on PATH in {first} ({last})",
+        )
+    if old := re.search(r"python3 is [\d.]+ there, [\d.]+ is needed", said):
+        return (
+            f"{name}: {old[0]}",
+            f"install a newer python3 there, and have it first on PATH in {first}",
+        )
+    for pattern, what, fix in _TABLE:
+        if re.search(pattern, said):
+            told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
+            return f"{name}: {what}{told}", fix.format(name=name)
+    if re.search(_FULL, last):
+        return f"{name}: {last}", f"make room there: ssh {name} df -h"
+    if exit_code != SSH_FAILED and last:
+        return f"{name}: the remote end failed: {last}", f"to try: ssh {name} python3 --version"
+    return (
+        f"{name}: ssh ended with {name_ending(exit_code)}{f': {last}' if last else ''}",
+        f"to try: ssh -v {name} true",
+    )

@@ -1,0 +1,400 @@
+"""Target ``hosts``: machines reached over SSH, one node on each, without a server or a daemon.
+
+On a host a small keeper starts each node and watches its lease; a line to each host brings what
+the run writes and renews the lease. Everything is asked of all hosts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.contract import protocol
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import ExitCode, InputError, TargetError
+from launcher.contract.node_plan import NodePlan
+from launcher.contract.reasons import NodeState
+from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.plan.hosts import HostFacts
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import TargetFacts
+from launcher.runs.folder import RunFolder, list_runs
+from launcher.targets.code import Code, read_code
+from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
+from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
+from launcher.targets.hosts.line import LEASE_TTL_S, HostLine, Pulse, copy_once
+from launcher.targets.hosts.nodes import (
+    ask_on,
+    by_host,
+    end_on,
+    indices_of,
+    key_of,
+    launch,
+    prepare,
+    read_secrets,
+    remove_on,
+    take,
+    take_back,
+)
+from launcher.targets.hosts.plan import comes_back
+from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
+from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
+from launcher.targets.hosts.survey import Survey
+from launcher.targets.startable import check_in_code
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+LOST_AFTER_S = 12.0
+"""Silence after which a host's nodes count as lost: later than the lease that ends them there."""
+FIRST_WORD_LIMIT_S = 20.0
+
+
+class HostsTarget:
+    """Runs each node on a machine of an inventory."""
+
+    name = "hosts"
+
+    def __init__(
+        self,
+        run_root: Path,
+        inventory: Inventory | None = None,
+        clock: Clock | None = None,
+        code: Code | None = None,
+        ssh: Ssh | None = None,
+    ) -> None:
+        """``code`` is sent in place of the files of the current folder."""
+        self._run_root = run_root
+        self._inventory = inventory
+        self._clock = clock or SystemClock()
+        self._ssh = ssh
+        self._given_code = code
+        self._code = code
+        self._image: Image | None = None
+        self._submitted: LaunchPlan | None = None
+        self._lines: dict[str, HostLine] = {}
+        self._pulse: Pulse | None = None
+        self._late = LateStarts()
+        self._refused: dict[int, str] = {}
+        """Nodes that their host, though it is reached, could not start, and why."""
+        self.notes: list[str] = []
+
+    # -- before a run -----------------------------------------------------------------------------
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
+        if self._inventory is None:
+            if job.hosts.inventory is None:
+                raise InputError(
+                    "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
+                )
+            self._inventory = read_inventory(job.hosts.inventory)
+        survey = Survey(self._connect(), self._inventory, job)
+        bare = job.hosts.runtime == "python"
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            packed = reader.submit(read_code, Path.cwd()) if bare and not self._given_code else None
+            hosts = survey.read()
+            self._code = packed.result() if packed else self._given_code
+        image = self._image = None if bare else read_image(hosts[0].image or "")
+        return TargetFacts(
+            target=self.name,
+            accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
+            cpu_count=min(host.cpu_count for host in hosts),
+            torch_version=find_label(image, hosts, protocol.LABEL_TORCH)
+            if image
+            else hosts[0].torch_version,
+            cuda_version=find_label(image, hosts, protocol.LABEL_CUDA) if image else None,
+            image=image.name if image else None,
+            user=hosts[0].user,
+            python=hosts[0].python,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+            free_port=survey.port,
+            terminal=sys.stderr.isatty(),
+            hosts=hosts,
+            runs_bare=bare,
+            # Only the job can say that hosts share a folder.
+            shares_storage=job.checkpoint_dir is not None,
+            code=self._code.hash if self._code else None,
+            cwd_in_code=self._code.inner if self._code else "",
+            ssh_config=self._inventory.ssh_config,
+        )
+
+    def _connect(self) -> Ssh:
+        if self._ssh is None:
+            self._ssh = Ssh(self._inventory or Inventory(hosts=()))
+        return self._ssh
+
+    def _connect_as(self, plan: LaunchPlan) -> Ssh:
+        if self._inventory is None:
+            hosts = tuple(host.host for host in plan.hosts)
+            self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
+        return self._connect()
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_in_code(plan, self._code)
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
+        return render_hosts(plan, only)
+
+    # -- start ------------------------------------------------------------------------------------
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        """As ``Target.submit``: leases first, then everything in place, then all are started."""
+        artifact = self.render(plan, only)
+        secrets = read_secrets(plan)
+        self._submitted = plan
+        for node in artifact.nodes:
+            self._refused.pop(node.node.node_index, None)
+        try:
+            self._start(plan, artifact, secrets, late=False)
+        except TargetError as error:
+            if only is None:
+                with contextlib.suppress(TargetError):
+                    self.stop(plan.run_id, 0)
+                raise
+            if not self._is_refused(artifact, error):
+                # A host that was lost may be back in a minute: its node is started then.
+                self._start_later(plan, artifact, secrets)
+
+    def _is_refused(self, artifact: HostsArtifact, error: TargetError) -> bool:
+        """Notes what a host said that is there and cannot do it: the run's own limit counts."""
+        if not isinstance(error, RefusedByHostError):
+            return False
+        self._refused |= {node.node.node_index: error.what for node in artifact.nodes}
+        return True
+
+    def _start(
+        self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str], *, late: bool
+    ) -> None:
+        with self._connect().sessions(node.host.host for node in artifact.nodes) as sessions:
+            # Leases before anything travels: it may take minutes, and the lines renew them.
+            self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
+            self._open_lines(plan)
+            agent, code = artifact.agent, self._code
+            self._each(
+                artifact,
+                lambda node: prepare(plan, node, agent, code, sessions[node.host.host.name]),
+            )
+            if plan.image is not None:
+                image = self._image or read_image(plan.image)
+                self._each(
+                    artifact, lambda node: provide_image(image, sessions[node.host.host.name])
+                )
+            with self._late.starting(indices_of(artifact)) as is_wanted:
+                # No rendezvous clock runs before every host is ready.
+                self._each(
+                    artifact,
+                    lambda node: (
+                        self._launch(plan, node, secrets, sessions[node.host.host.name])
+                        if is_wanted or not late
+                        else take_back(plan, node, sessions[node.host.host.name])
+                    ),
+                )
+
+    def _each(self, artifact: HostsArtifact, work: Any) -> None:
+        self._connect().each(work, artifact.nodes)
+
+    def _launch(
+        self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
+    ) -> None:
+        launch(plan, node, secrets, session)
+        self._lines[node.host.host.name].started(key_of(node.node))
+
+    def _start_later(
+        self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]
+    ) -> None:
+        needed = plan.nodes[0].min_nodes
+        self._late.add(
+            indices_of(artifact),
+            lambda: self._start(plan, artifact, secrets, late=True),
+            may_give_up=lambda waiting: len(plan.nodes) - len(waiting) < needed,
+            is_final=lambda error: self._is_refused(artifact, error),
+        )
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    def look_on(self, plan: LaunchPlan) -> None:
+        """Brings what a run writes as it comes, of one that nobody on this machine follows."""
+        self._open_lines(plan, follows=False)
+        for line in self._lines.values():
+            line.has_told.wait(FIRST_WORD_LIMIT_S)
+
+    def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
+        ssh = self._connect_as(plan)
+        for host, nodes in by_host(plan).values():
+            if host.host.name not in self._lines:
+                ttl_s = LEASE_TTL_S if follows else 0.0
+                line = HostLine(
+                    ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s, follows=follows
+                )
+                self._lines[host.host.name] = line
+                line.open()
+        if self._pulse is None:
+            self._pulse = Pulse(lambda: tuple(self._lines.values()))
+            self._pulse.open()
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        """As ``Target.observe``. Asks the hosts where this launcher does not follow the run."""
+        states = {} if self._lines else self._ask(plan)[0]
+        # Its own engine may start it again when the host is back: the others go on meanwhile.
+        away = "pending" if comes_back(plan) else "missing"
+        nodes = tuple(
+            self._observe(plan.hosts[node.node_index], node, states, away) for node in plan.nodes
+        )
+        return Observation(run_id=plan.run_id, nodes=nodes)
+
+    def _observe(
+        self, host: HostFacts, node: NodePlan, states: dict[str, dict[str, Any]], away: str
+    ) -> NodeObservation:
+        line = self._lines.get(host.host.name)
+        found = line.state(key_of(node)) if line else states.get(key_of(node), {"state": "missing"})
+        detail = found.get("detail", "")
+        if self._late.waits(node.node_index):
+            found = {"state": "pending"}
+        elif self._late.is_lost(node.node_index):
+            found = {"state": "exited", "exit_code": int(ExitCode.TARGET_UNREACHABLE)}
+            detail = f"{host.host.name} was not reached for {BACK_LIMIT_S:.0f} s"
+        elif node.node_index in self._refused:
+            found, detail = {"state": "missing"}, self._refused[node.node_index]
+        elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
+            found, detail = {"state": away}, f"{host.host.name} does not answer"
+        return NodeObservation(
+            node_index=node.node_index,
+            incarnation=node.incarnation,
+            state=NodeState(found["state"]),
+            exit_code=found.get("exit_code"),
+            out_of_memory=found.get("out_of_memory", False),
+            detail=detail,
+        )
+
+    def _ask(self, plan: LaunchPlan) -> tuple[dict[str, dict[str, Any]], bool]:
+        """States of all nodes, and all their files, from hosts that nobody here follows.
+
+        Also whether a launcher elsewhere does.
+        """
+        ssh = self._connect_as(plan)
+        found: dict[str, dict[str, Any]] = {}
+        copied = ssh.each(lambda item: self._copy(plan, *item), by_host(plan).values())
+        for states, _ in copied:
+            found.update(states)
+        return found, any(followed for _, followed in copied)
+
+    def _copy(
+        self, plan: LaunchPlan, host: HostFacts, nodes: list[int]
+    ) -> tuple[dict[str, dict[str, Any]], bool]:
+        with self._connect_as(plan).open(host.host) as session:
+            return copy_once(session, host, nodes, plan.run_id, Path(plan.run_dir))
+
+    def ask_launcher(self, plan: LaunchPlan, name: str, text: str) -> None:
+        """Has the launcher that follows the run, on whatever machine, take up a request.
+
+        Raises ``TargetError`` where there is none, or it does not answer.
+        """
+        host, _ = next(iter(by_host(plan).values()))
+        with self._connect_as(plan).open(host.host) as session:
+            ask_on(session, plan, host, name, text)
+
+    def collect(self, plan: LaunchPlan) -> None:
+        """As ``Target.collect``; a host that is not reached keeps what it has."""
+
+        def copy(item: tuple[HostFacts, list[int]]) -> None:
+            if self._answers(item[0]):
+                with contextlib.suppress(TargetError):
+                    self._copy(plan, *item)
+
+        self._connect_as(plan).each(copy, by_host(plan).values())
+
+    def _answers(self, host: HostFacts) -> bool:
+        """False for a host known to be silent: nobody shall wait for it again."""
+        line = self._lines.get(host.host.name)
+        return line is None or line.silent_s() < LOST_AFTER_S / 2
+
+    # -- end --------------------------------------------------------------------------------------
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        """As ``Target.stop``. What a followed run leaves on a silent host ends by its lease.
+
+        Raises ``TargetError`` for a host that is not reached, unless this launcher follows the run.
+        """
+        plan = self._plan_of(run_id)
+        if plan is None:
+            return
+        self._late.drop()
+        try:
+            self._end(plan, None, grace_s, remove=True)
+        finally:
+            self._close_lines()
+
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        self._late.drop(set(only))
+        if (plan := self._plan_of(run_id)) is not None:
+            self._end(plan, only, grace_s, remove=False)
+
+    def _plan_of(self, run_id: str) -> LaunchPlan | None:
+        run = RunFolder(self._run_root / run_id)
+        if run.is_there():
+            return run.read_plan()
+        # The folder was removed while its run goes on, which can then only be ended from here.
+        own = self._submitted
+        return own if own is not None and own.run_id == run_id else None
+
+    def _end(
+        self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float, *, remove: bool
+    ) -> None:
+        ssh = self._connect_as(plan)
+        unreached: list[str] = []
+
+        def end(item: tuple[HostFacts, list[int]]) -> None:
+            host, indices = item
+            chosen = [i for i in indices if only is None or i in only]
+            if not chosen:
+                return
+            try:
+                if not self._answers(host):
+                    raise TargetError(f"{host.host.name}: it does not answer")
+                with (remove and self._free(host)) or ssh.open(host.host) as session:
+                    nodes = None if only is None else chosen
+                    # One elsewhere that follows the run would only start its nodes anew.
+                    foreign = remove and not self._lines
+                    end_on(session, plan, host, nodes, grace_s, tell_launcher=foreign)
+                    if remove:
+                        copy_once(session, host, indices, plan.run_id, Path(plan.run_dir))
+                        self.notes += remove_on(session, plan, host)
+            except TargetError as error:
+                unreached.append(error.what)
+
+        ssh.each(end, by_host(plan).values())
+        if unreached and (plan.detached or not self._lines):
+            raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
+
+    def _free(self, host: HostFacts) -> Session | None:
+        return line.free() if (line := self._lines.get(host.host.name)) else None
+
+    def _close_lines(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
+        self._connect().each(lambda line: line.close(), self._lines.values())
+        self._lines, self._pulse = {}, None
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        """Runs of this machine's run folders; none while one is followed: leases end all others."""
+        if self._lines:
+            return ()
+        found = []
+        for run in list_runs(self._run_root):
+            plan = self._plan_of(run.run_id)
+            if plan is None or plan.target != self.name or run.read_outcome() is not None:
+                continue
+            try:
+                states, followed = self._ask(plan)
+            except TargetError:
+                continue  # its own commands tell; a host that is away hides no other run
+            # Between two attempts no node runs, but the run does.
+            running = max(sum(s["state"] == "running" for s in states.values()), int(followed))
+            found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
+        return tuple(found)

@@ -1,0 +1,1 @@
+"""A cluster: PyTorchJob, TrainJob, JobSet or an Indexed Job."""

@@ -1,0 +1,392 @@
+"""The Kubernetes API: the only user of the official client, which is imported at first use.
+
+Contexts, namespaces and in-cluster configuration are those that kubectl would use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.contract.errors import TargetError
+from launcher.targets.kubernetes.config import (
+    MALFORMED,
+    config_files,
+    official_client,
+    open_client,
+    parse_warning,
+)
+from launcher.targets.kubernetes.job_news import find_fix
+
+Object = dict[str, Any]
+
+REQUEST_LIMIT_S = 30.0
+STREAM_SILENCE_S = 330.0
+"""Longer than an API server lets a watch live without an event."""
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+FIELD_MANAGER = "launcher"
+IN_CLUSTER = "in-cluster"
+"""The name of the context of a pod that has no kubeconfig."""
+PLURALS = {
+    "ConfigMap": "configmaps",
+    "Service": "services",
+    "Pod": "pods",
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "PodGroup": "podgroups",
+    "PyTorchJob": "pytorchjobs",
+    "TrainJob": "trainjobs",
+    "TrainingRuntime": "trainingruntimes",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Secret": "secrets",
+    "ServiceAccount": "serviceaccounts",
+    "ResourceQuota": "resourcequotas",
+    "LimitRange": "limitranges",
+    "Event": "events",
+}
+OPERATORS = {
+    "PyTorchJob": "Kubeflow's training operator",
+    "TrainJob": "Kubeflow Trainer",
+    "TrainingRuntime": "Kubeflow Trainer",
+    "JobSet": "JobSet",
+    "PodGroup": "the gang scheduler",
+}
+"""What brings a kind that Kubernetes itself does not have."""
+
+
+class ApiError(TargetError):
+    """The API server refused a request; ``status`` is HTTP's, ``reason`` its own word."""
+
+    def __init__(self, what: str, hint: str, *, status: int, reason: str) -> None:
+        super().__init__(what, hint)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an object lies: its kind, API version and name."""
+
+    api_version: str
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, item: Mapping[str, Any]) -> Place:
+        """The place of an object."""
+        name = item["metadata"]["name"]
+        return cls(api_version=item["apiVersion"], kind=item["kind"], name=name)
+
+
+class Cluster:
+    """One namespace of the cluster that ``context`` names; None are the kubeconfig's own.
+
+    Every method may raise ``TargetError``, ``ApiError`` where the server answered.
+    """
+
+    def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
+        self._context = context
+        self._namespace = namespace
+        self.warnings: list[str] = []
+        """What the server warned of, each once; whoever tells it takes it out."""
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        context = None if self._in_cluster else self._context
+        return open_client(in_cluster=self._in_cluster, context=context)
+
+    @property
+    def _in_cluster(self) -> bool:
+        """As kubectl: inside of a pod where no kubeconfig says otherwise."""
+        files = (Path(name).expanduser() for name in config_files().split(os.pathsep) if name)
+        inside = "KUBERNETES_SERVICE_HOST" in os.environ
+        return inside and self._context is None and not any(file.is_file() for file in files)
+
+    @functools.cached_property
+    def namespace(self) -> str:
+        """The namespace given, else the context's own, else ``default``."""
+        if self._namespace:
+            return self._namespace
+        if self._in_cluster:
+            return _namespace_inside()
+        return str(self._read_context().get("namespace") or "default")
+
+    @property
+    def context(self) -> str:
+        """The context's name; ``IN_CLUSTER`` inside of a pod."""
+        return IN_CLUSTER if self._in_cluster else (self._context or self._active()["name"])
+
+    @property
+    def skips_verification(self) -> bool:
+        """Whether the context tells clients not to look at the server's certificate."""
+        return not self._client.configuration.verify_ssl
+
+    def _read_context(self) -> Object:
+        found: Object = self._active()["context"]
+        return found
+
+    def _active(self) -> Object:
+        _, config = official_client()
+        with contextlib.suppress(config.ConfigException, OSError, *MALFORMED):
+            contexts, active = config.list_kube_config_contexts(config_files())
+            named = [one for one in contexts if one["name"] == self._context]
+            found: Object = named[0] if named else active
+            return found
+        return {"name": "none", "context": {}}
+
+    # -- objects ---------------------------------------------------------------------------------
+
+    def read_version(self, limit_s: float = REQUEST_LIMIT_S) -> str:
+        """The server's version, such as ``v1.31.2``; the cheapest question that needs no rights."""
+        return str(self._call("GET", "/version", limit_s=limit_s)["gitVersion"])
+
+    def create(self, item: Object, *, dry_run: bool = False) -> Object:
+        """Creates an object; ``dry_run`` has the server admit it and forget it."""
+        place = Place.of(item)
+        query = {"dryRun": "All"} if dry_run else {}
+        query |= {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        return self._call("POST", self._path(place, named=False), query, item, place=place)
+
+    def apply(self, item: Object, *, dry_run: bool = False) -> Object:
+        """Server-side apply: makes the object or brings it to what is given."""
+        place = Place.of(item)
+        query = {"dryRun": "All"} if dry_run else {}
+        query |= {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"}
+        headers = {"Content-Type": "application/apply-patch+yaml"}
+        return self._call("PATCH", self._path(place), query, item, headers=headers, place=place)
+
+    def read(self, place: Place) -> Object | None:
+        """An object; None where there is none of that name."""
+        try:
+            return self._call("GET", self._path(place), place=place)
+        except ApiError as error:
+            if error.status == 404 and not is_kind_missing(error):
+                return None
+            raise
+
+    def merge(self, place: Place, patch: Object) -> Object:
+        """Changes some fields of an object."""
+        headers = {"Content-Type": "application/merge-patch+json"}
+        return self._call("PATCH", self._path(place), {}, patch, headers=headers, place=place)
+
+    def delete(self, place: Place) -> None:
+        """Deletes an object and, in the background, what it owns. Gone already is no error."""
+        body = {"propagationPolicy": "Background"}
+        try:
+            self._call("DELETE", self._path(place), {}, body, place=place)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def list_objects(
+        self, api_version: str, kind: str, selector: str, *, fields: str = ""
+    ) -> Object:
+        """The namespace's objects of a kind, as the list that the server sends."""
+        place = Place(api_version=api_version, kind=kind, name="")
+        query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
+        return self._call("GET", self._path(place, named=False), query, place=place)
+
+    # -- what a diagnosis asks --------------------------------------------------------------------
+
+    def look(self, path: str) -> Object | None:
+        """What lies at a path of the API, such as ``/api/v1/nodes``; None where nothing does."""
+        try:
+            return self._call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def has_kind(self, item: Object) -> bool:
+        """Whether the server knows the kind of an object; any user may ask."""
+        version = item["apiVersion"]
+        found = self.look(f"{'/apis' if '/' in version else '/api'}/{version}") or {}
+        return any(one["kind"] == item["kind"] for one in found.get("resources") or [])
+
+    def may(self, verb: str, resource: str) -> bool:
+        """Whether this user may, in the namespace; ``pods/log``, ``jobs.batch`` as for kubectl."""
+        name, _, group = resource.partition(".")
+        plural, _, inner = name.partition("/")
+        attributes = {"namespace": self.namespace, "verb": verb, "group": group}
+        attributes |= {"resource": plural, **({"subresource": inner} if inner else {})}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self._call("POST", path, {}, review)["status"].get("allowed"))
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    def watch_pods(self, selector: str, version: str, limit_s: int) -> Iterator[Object]:
+        """Events of pods from a resource version on, until the server ends it.
+
+        Raises ``ApiError`` with status 410 where the version is too old, ``TargetError`` where the
+        connection breaks.
+        """
+        query = {
+            "labelSelector": selector,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(limit_s),
+        }
+        place = Place(api_version="v1", kind="Pod", name="")
+        for line in self._stream_lines(self._path(place, named=False), query):
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                status = event["object"]
+                what = f"the watch ended: {status.get('message')}"
+                code, reason = int(status.get("code", 500)), status.get("reason", "")
+                raise ApiError(what, "", status=code, reason=reason)
+            yield event
+
+    def read_log(self, pod: str, query: Mapping[str, str]) -> Iterator[bytes]:
+        """A container's log in chunks, as ``query`` asks (``follow``, ``sinceTime``, ...)."""
+        path = f"{self._path(Place(api_version='v1', kind='Pod', name=pod))}/log"
+        with api_errors("read a log", self), self._open(path, query) as response:
+            yield from response.stream(64 * 1024, decode_content=True)
+
+    def _stream_lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
+        rest = b""
+        with api_errors("watch", self), self._open(path, query) as response:
+            for chunk in response.stream(64 * 1024, decode_content=True):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line for line in lines if line.strip())
+
+    @contextlib.contextmanager
+    def _open(self, path: str, query: Mapping[str, str]) -> Iterator[Any]:
+        response = self._client.call_api(
+            path,
+            "GET",
+            query_params=list(query.items()),
+            header_params={"Accept": "*/*"},
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+            _request_timeout=(REQUEST_LIMIT_S, STREAM_SILENCE_S),
+        )
+        try:
+            yield response
+        finally:
+            response.close()
+
+    def _path(self, place: Place, *, named: bool = True) -> str:
+        root = "/apis" if "/" in place.api_version else "/api"
+        plural = PLURALS[place.kind]
+        path = f"{root}/{place.api_version}/namespaces/{self.namespace}/{plural}"
+        return f"{path}/{place.name}" if named else path
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        place: Place | None = None,
+        limit_s: float = REQUEST_LIMIT_S,
+    ) -> Object:
+        doing = f"{method.lower()} {place.kind} {place.name}" if place else f"{method} {path}"
+        with api_errors(doing.strip(), self, place):
+            response = self._client.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params={
+                    "Accept": "application/json",
+                    "Content-Type": "application/json",
+                    **(headers or {}),
+                },
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                # A pair: the client silently takes a single number that is no int for none.
+                _request_timeout=(limit_s, limit_s),
+            )
+            for value in response.headers.getlist("Warning"):
+                text = parse_warning(value)
+                if text not in self.warnings:
+                    self.warnings.append(text)
+            found: Object = json.loads(response.data)
+            return found
+
+
+def _namespace_inside() -> str:
+    """As client-go's ``inClusterClientConfig.Namespace``: POD_NAMESPACE, else the account's own."""
+    if named := os.environ.get("POD_NAMESPACE"):
+        return named
+    with contextlib.suppress(OSError):
+        return NAMESPACE_FILE.read_text().strip() or "default"
+    return "default"
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def api_errors(doing: str, cluster: Cluster, place: Place | None = None) -> Iterator[None]:
+    """Turns the client's errors into ``TargetError`` with the fix."""
+    client, _ = official_client()
+    import urllib3
+
+    try:
+        yield
+    except client.ApiException as error:
+        raise _api_error(error, doing, cluster, place) from error
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        why = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        why = why.rpartition("Failed to establish a new connection: ")[2]
+        raise TargetError(
+            f"the cluster of context {cluster.context} does not answer: {why}",
+            "kubectl cluster-info; kubectl config get-contexts lists others",
+        ) from error
+
+
+def _api_error(error: Any, doing: str, cluster: Cluster, place: Place | None) -> ApiError:
+    status = int(error.status or 0)
+    said, reason = str(error.reason or ""), ""
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        body = json.loads(error.body)
+        said, reason = body.get("message") or said, body.get("reason") or ""
+    missing = status == 404 and place is not None and place.kind in OPERATORS
+    if missing and (not reason or "could not find the requested resource" in said):
+        assert place is not None
+        what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
+        hint = "--kind job needs no operator; docs/kubernetes.md says how to install one"
+        return ApiError(what, hint, status=status, reason=KIND_MISSING)
+    what = f"the cluster of context {cluster.context} cannot {doing}: {said}"
+    return ApiError(what, _hint(status, said, cluster), status=status, reason=reason)
+
+
+KIND_MISSING = "KindMissing"
+
+
+def is_kind_missing(error: ApiError) -> bool:
+    """Whether the server does not know the kind, rather than the name."""
+    return error.reason == KIND_MISSING
+
+
+def _hint(status: int, said: str, cluster: Cluster) -> str:
+    namespace = cluster.namespace
+    if status == 401:
+        return "log in again (kubectl get pods shows whether it works)"
+    if status == 403 and (fix := find_fix(said, namespace)):
+        return fix
+    if status == 403:
+        return f"kubectl auth can-i --list -n {namespace}; k8s/base/rbac.yaml grants what is needed"
+    if status == 404 and "namespaces" in said:
+        return f"kubectl create namespace {namespace}, or kubernetes.namespace of the job"
+    if status in (400, 422):
+        return "launcher check says what is wrong with a manifest"
+    return ""

@@ -1,0 +1,132 @@
+"""The official client, opened with the configuration that kubectl would use."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from launcher.contract.errors import TargetError
+
+CONNECTIONS = 1024
+"""Kept open at once. The client's own default is a few for each core, and a pod's log takes one: it
+would warn on the terminal of each one more."""
+RETRIES = 3
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
+"""What the client raises for a kubeconfig that is no such thing."""
+
+
+def official_client() -> tuple[Any, Any]:
+    """The official client and its reader of kubeconfigs. Raises ``TargetError``."""
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise TargetError(
+            "a cluster is asked through the Python package kubernetes, which is not installed",
+            "pip install 'fabric-train[kubernetes]' (or: pip install 'kubernetes>=31,<37')",
+        ) from error
+    return client, config
+
+
+def config_files() -> str:
+    """Asked for each time: the official client remembers what it was when it was imported."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def open_client(*, in_cluster: bool, context: str | None) -> Any:
+    """A client for a context of the kubeconfig (None: its current one), or for the pod's account.
+
+    Raises ``TargetError``. Connects to nothing, but runs the context's login command, if any.
+    """
+    client, config = official_client()
+    settings = client.Configuration()
+    # Told by what is raised in the end, and not on the terminal for each try.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    said: list[str] = []
+    try:
+        with _logged_errors(said):
+            if in_cluster:
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                # What the client refreshes must not be written into a person's kubeconfig.
+                config.load_kube_config(
+                    config_file=config_files(),
+                    context=context,
+                    client_configuration=settings,
+                    persist_config=False,
+                )
+    except OSError as error:
+        what = f"{config_files()} (KUBECONFIG) cannot be read: {error.strerror}"
+        raise TargetError(what, "export KUBECONFIG=FILE, or unset it") from error
+    except (config.ConfigException, *MALFORMED) as error:
+        known = isinstance(error, config.ConfigException)
+        why = str(error).splitlines()[0] if known else "it is no kubeconfig"
+        why = why if in_cluster else f"{config_files()}: {why}"
+        raise TargetError(
+            f"no cluster: {why}",
+            "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
+        ) from error
+    if said:
+        what = f"the login command of context {context or 'in use'} failed: {said[0]}"
+        raise TargetError(what, "kubectl get pods runs the same command, and tells more")
+    settings.connection_pool_maxsize = CONNECTIONS
+    if not settings.verify_ssl:
+        _silence_verification()
+    settings.retries = _retries()
+    return client.ApiClient(settings)
+
+
+def parse_warning(value: str) -> str:
+    """The text of a Warning header (RFC 7234): a code, an agent, and the text in quotes."""
+    _, _, quoted = value.partition('"')
+    text = quoted.rpartition('"')[0] or value
+    return text.replace('\\"', '"').replace("\\\\", "\\")
+
+
+def _silence_verification() -> None:
+    """The launcher says it once; urllib3 would at every request."""
+    import urllib3
+
+    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+
+
+def _retries() -> Any:
+    """As by default, but an answer that did not come in time is not waited for three times more."""
+    import urllib3
+
+    class Retry(urllib3.Retry):
+        def increment(
+            self,
+            method: str | None = None,
+            url: str | None = None,
+            response: Any = None,
+            error: Exception | None = None,
+            *more: Any,
+            **named: Any,
+        ) -> Any:
+            if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+                raise error
+            return super().increment(method, url, response, error, *more, **named)
+
+    return Retry(RETRIES)
+
+
+@contextlib.contextmanager
+def _logged_errors(said: list[str]) -> Iterator[None]:
+    """Collects what the client logs as an error: a login command that fails it only logs, and goes
+    on without one."""
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Collector(level=logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)

@@ -1,0 +1,224 @@
+"""``doctor`` for a cluster: what its API says of a job's objects. Nothing is made or started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.contract.errors import LauncherError, TargetError
+from launcher.doctor.finding import Finding, Status, failed, ok, warning
+from launcher.doctor.references import Object, Reference, parse_references, parse_template
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, new_run_id
+from launcher.targets.kubernetes import doctor_judge
+from launcher.targets.kubernetes.api import OPERATORS, PLURALS, ApiError, Cluster, Place
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.render import render_losses, render_manifest
+from launcher.targets.kubernetes.render_pod import pods_of
+
+FORBIDDEN = 403
+LOOKED_AT = {"pods": ("get", "list", "watch"), "pods/log": ("get",)}
+"""Rights that following a run takes, whatever its kind."""
+JOB_VERBS = ("get", "create", "patch", "delete")
+OTHER_VERBS = ("create", "patch", "delete")
+
+
+def diagnose_kubernetes(
+    job: JobSpec, run_root: Path, context: str | None = None
+) -> Iterator[Finding]:
+    """As ``diagnose``; ``context`` None is the current one.
+
+    Asks for nothing that a user of the namespace may not be told.
+    """
+    cluster = Cluster(context=context, namespace=job.kubernetes.namespace)
+    try:
+        version, context = cluster.read_version(), cluster.context
+    except TargetError as error:
+        yield failed("reachable", "cluster", error.what, error.hint)
+        return
+    yield ok("reachable", f"context {context}", f"Kubernetes {version}")
+    if cluster.skips_verification:
+        told = "TLS is not verified: whoever is on the way can read and change what is sent"
+        fix = "certificate-authority in the kubeconfig instead of insecure-skip-tls-verify"
+        yield warning("reachable", f"context {context}", told, fix)
+    try:
+        run_id = new_run_id(job.name, os.urandom(3))
+        plan = plan_kubernetes(job, run_id=run_id, run_root=str(run_root), cwd=str(Path.cwd()))
+    except LauncherError as error:
+        yield failed("plan", "job", error.what, error.hint)
+        return
+    yield from _Diagnosis(cluster, plan).diagnose()
+
+
+class _Diagnosis:
+    """One job's objects against one namespace."""
+
+    def __init__(self, cluster: Cluster, plan: LaunchPlan) -> None:
+        self._cluster, self._plan, self._namespace = cluster, plan, cluster.namespace
+        self._objects = render_manifest(plan).objects
+        self._template = parse_template(list(self._objects))
+        assert self._template is not None, "every kind renders pods"
+        self._least, self._most = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes
+        self._refused: set[str] = set()
+        """Kinds that the cluster does not have, or this user may not make."""
+
+    def diagnose(self) -> Iterator[Finding]:
+        """All rows; a namespace that is not there ends them."""
+        found = list(self._asking("namespace", self._namespace, self._judge_namespace))
+        yield from found
+        if any(finding.status is Status.FAILED for finding in found):
+            return
+        for check, work in (
+            ("kind", self._judge_kinds),
+            ("rights", self._judge_rights),
+            ("references", self._judge_references),
+            ("nodes", self._judge_room),
+            ("quota", self._judge_quotas),
+            ("limits", self._judge_limits),
+            ("dry run", self._judge_dry_run),
+            ("pod", self._judge_pod),
+        ):
+            yield from self._asking(check, f"namespace {self._namespace}", work)
+        for loss in render_losses(pods_of(self._plan)):
+            yield warning(
+                "pod security", "job", loss, "take it out of the job where it is enforced"
+            )
+
+    def _asking(self, check: str, where: str, work: Any) -> Iterator[Finding]:
+        """What one question gives; to be told nothing is no fault of the cluster."""
+        try:
+            yield from work()
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                yield failed(check, where, error.what, error.hint)
+                return
+            fix = "kubectl auth can-i --list shows your rights; an admin can call doctor as well"
+            yield warning(check, where, "you may not look at it", fix)
+        except TargetError as error:
+            yield failed(check, where, error.what, error.hint)
+
+    def _judge_namespace(self) -> Iterator[Finding]:
+        name = self._namespace
+        if self._cluster.look(f"/api/v1/namespaces/{name}") is None:
+            fix = f"kubectl create namespace {name}, or kubernetes.namespace of the job"
+            yield failed("namespace", name, "is not there", fix)
+        else:
+            yield ok("namespace", name, "is there")
+
+    def _judge_kinds(self) -> Iterator[Finding]:
+        for item in {item["kind"]: item for item in self._objects}.values():
+            kind, version = item["kind"], item["apiVersion"]
+            if self._cluster.has_kind(item):
+                yield ok("kind", kind, version)
+                continue
+            self._refused.add(kind)
+            brought = f", which {OPERATORS[kind]} brings" if kind in OPERATORS else ""
+            fix = (
+                "install it (docs/kubernetes.md has the line to type), or --set kubernetes.kind=job"
+            )
+            yield failed("kind", kind, f"this cluster has no {version}{brought}", fix)
+
+    def _judge_rights(self) -> Iterator[Finding]:
+        wanted: dict[str, tuple[str, ...]] = dict(LOOKED_AT)
+        of_resource = {_resource(item): item["kind"] for item in self._objects}
+        *_, job = self._objects
+        for resource in of_resource:
+            wanted[resource] = JOB_VERBS if resource == _resource(job) else OTHER_VERBS
+        denied: dict[str, list[str]] = {}
+        for resource, verbs in wanted.items():
+            lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
+            if lacking:
+                denied[resource] = lacking
+                self._refused.add(of_resource.get(resource, resource))
+        allowed = [resource for resource in wanted if resource not in denied]
+        yield from doctor_judge.judge_rights(denied, allowed, self._namespace)
+
+    def _judge_references(self) -> Iterator[Finding]:
+        for reference in parse_references(self._objects):
+            where = f"{reference.kind} {reference.name}"
+
+            def judged(reference: Reference = reference) -> Iterator[Finding]:
+                found = self._read(reference)
+                yield doctor_judge.judge_reference(reference, found, self._namespace, self._most)
+
+            yield from self._asking(reference.use or reference.kind, where, judged)
+
+    def _read(self, reference: Reference) -> Object | None:
+        if reference.kind == "PriorityClass":
+            path = f"/apis/scheduling.k8s.io/v1/priorityclasses/{reference.name}"
+            return self._cluster.look(path)
+        place = Place(api_version="v1", kind=reference.kind, name=reference.name)
+        return self._cluster.read(place)
+
+    def _judge_room(self) -> Iterator[Finding]:
+        nodes = _items(self._cluster.look("/api/v1/nodes"))
+        yield doctor_judge.judge_nodes(nodes, self._pod, self._least, self._most)
+
+    def _judge_quotas(self) -> Iterator[Finding]:
+        for quota in _items(self._cluster.list_objects("v1", "ResourceQuota", "")):
+            yield from doctor_judge.judge_quota(quota, self._pod, self._least, self._most)
+
+    def _judge_limits(self) -> Iterator[Finding]:
+        for limits in _items(self._cluster.list_objects("v1", "LimitRange", "")):
+            yield from doctor_judge.judge_limits(limits, self._pod)
+
+    @property
+    def _pod(self) -> Object:
+        assert self._template is not None, "held in __init__"
+        return self._template
+
+    def _judge_dry_run(self) -> Iterator[Finding]:
+        """As ``submit`` does it, but that everything is tried."""
+        *_, job = self._objects
+        if job["kind"] not in self._refused and self._cluster.read(Place.of(job)) is not None:
+            name = job["metadata"]["name"]
+            fix = (
+                f"kubectl delete {_resource(job)} {name} -n {self._namespace}; or --set name=OTHER"
+            )
+            yield failed("dry run", f"{job['kind']} {name}", "is there already", fix)
+            self._refused.add(job["kind"])
+        for item in self._objects:
+            if item["kind"] in self._refused:
+                continue
+            where = f"{item['kind']} {item['metadata']['name']}"
+
+            try:
+                if item is job:
+                    self._cluster.create(item, dry_run=True)
+                else:
+                    self._cluster.apply(item, dry_run=True)
+            except ApiError as error:
+                # Also where it says 403: so do admission webhooks and quotas.
+                yield failed("dry run", where, error.what, error.hint)
+            else:
+                yield ok("dry run", where, "the server admits it")
+
+    def _judge_pod(self) -> Iterator[Finding]:
+        """One of the job's pods: quotas, limits and Pod Security speak up only there."""
+        if not self._cluster.may("create", "pods"):
+            return
+        name = f"{self._plan.job_name}-doctor"
+        metadata = {**self._pod.get("metadata", {}), "name": name}
+        spec = {**self._pod["spec"], "restartPolicy": "Never"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        try:
+            self._cluster.create(pod, dry_run=True)
+        except ApiError as error:
+            fix = (
+                f"kubectl describe quota,limits,ns -n {self._namespace}; then resources: of the job"
+            )
+            yield failed("pod", "one of the job's", error.what, fix)
+        else:
+            yield ok("pod", "one of the job's", "the server admits it")
+
+
+def _items(found: Object | None) -> list[Object]:
+    return list((found or {}).get("items") or [])
+
+
+def _resource(item: Object) -> str:
+    """As kubectl has it: ``jobs.batch``."""
+    group, slash, _ = item["apiVersion"].rpartition("/")
+    return f"{PLURALS[item['kind']]}.{group}" if slash else PLURALS[item["kind"]]

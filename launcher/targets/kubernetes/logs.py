@@ -1,0 +1,189 @@
+"""Logs of pods, followed together: each line once, through restarts and broken connections."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from launcher.contract.errors import TargetError
+from launcher.targets.kubernetes.api import ApiError, Cluster
+
+RETRY_S = 1.0
+"""Between two tries to read on."""
+GONE = (400, 404)
+"""What a server answers for a log that is not there yet, or not any more."""
+REFUSED = (401, 403)
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+"""RFC 3339, as it begins every line that a container wrote."""
+
+Write = Callable[[bytes], None]
+"""Takes whole lines, each with its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One container's log: of the pod called ``pod``, after so many ``restarts`` in it."""
+
+    pod: str
+    uid: str
+    container: str
+    restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fate:
+    """What is known of a source by now. ``is_over``: it writes no more; ``was_restarted``: its log
+    is the previous one of the same pod; ``is_forgotten``: the cluster has thrown its log away."""
+
+    is_over: bool
+    was_restarted: bool
+    is_forgotten: bool = False
+
+
+class Cursor:
+    """Where in a log a reader is, by the server's timestamps: what it has seen it drops.
+
+    Several lines may have one timestamp; a log asked for again begins at a whole second.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._seen = 0
+        self._to_skip = 0
+
+    @property
+    def last(self) -> str:
+        """The time of the last line, RFC 3339 in UTC; empty before the first."""
+        return self._last
+
+    def since(self) -> dict[str, str]:
+        """The query that asks for the rest."""
+        self._to_skip = self._seen
+        return {"sinceTime": f"{self._last[:19]}Z"} if self._last else {}
+
+    def accept(self, line: bytes) -> bytes | None:
+        """The text of a line with a timestamp; None for one that was seen before.
+
+        None also for one without: it is the server's own word in the place of a log, such as
+        "unable to retrieve container logs", with which a log ends that is no longer there.
+        """
+        stamp, _, text = line.partition(b" ")
+        if (at := _sortable(stamp)) is None:
+            return None
+        if at < self._last:
+            return None
+        if at == self._last:
+            if self._to_skip:
+                self._to_skip -= 1
+                return None
+            self._seen += 1
+        else:
+            self._last, self._seen, self._to_skip = at, 1, 0
+        return text
+
+
+def _sortable(stamp: bytes) -> str | None:
+    """RFC 3339 in UTC with all nine digits: servers leave out zeros at the end. None for others."""
+    if not _STAMP.fullmatch(stamp):
+        return None
+    text = stamp.decode("ascii", "replace")
+    if not text.endswith("Z"):
+        try:
+            moment = datetime.fromisoformat(text[:19] + text[-6:]).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return None
+        text = f"{moment.isoformat()[:19]}{text[19:-6]}Z"
+    seconds, _, fraction = text[:-1].partition(".")
+    return f"{seconds}.{fraction.ljust(9, '0')}"
+
+
+class LogFollower:
+    """Follows one source in a thread of its own until it is over.
+
+    ``once``: only to where it is now.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        source: Source,
+        fate: Callable[[], Fate],
+        write: Write,
+        *,
+        once: bool = False,
+    ) -> None:
+        self._cluster, self._source, self._once = cluster, source, once
+        self._fate, self._write = fate, write
+        self._cursor = Cursor()
+        self.refusal: ApiError | None = None
+        """Why this user gets no log; None while the server gives one."""
+        self.loss = ""
+        """What the server said in the place of the log; empty where it had one."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def at(self) -> str:
+        """When the line was written that was taken last."""
+        return self._cursor.last
+
+    def start(self) -> None:
+        """Does not block."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def finish(self, limit_s: float) -> None:
+        """Waits until all is written, at most so long; then lets go of the rest."""
+        self._thread.join(limit_s)
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            # Asked before reading: what ends while we read shall be read once more.
+            fate = self._fate()
+            if fate.is_forgotten:
+                return
+            try:
+                for line in self._lines(fate):
+                    self._write(line)
+                self.refusal = None
+            except ApiError as error:
+                self.refusal = error if error.status in REFUSED else None
+                if self.refusal and (fate.is_over or self._once):
+                    return
+                if (fate.is_over or self._once) and error.status in GONE:
+                    return
+            except TargetError:
+                pass
+            else:
+                if fate.is_over or self._once:
+                    return
+                if self._fate().is_over:
+                    continue
+            self._stopped.wait(RETRY_S)
+
+    def _lines(self, fate: Fate) -> Iterator[bytes]:
+        query = {"container": self._source.container, "timestamps": "true"}
+        query |= self._cursor.since()
+        query |= {"previous": "true"} if fate.was_restarted else {}
+        query |= {} if fate.is_over or self._once else {"follow": "true"}
+        rest = b""
+        for chunk in self._cluster.read_log(self._source.pod, query):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if (text := self._accept(line)) is not None:
+                    yield text + b"\n"
+        # A line without its end may be half of one, unless there is no more to come.
+        if rest and fate.is_over and (text := self._accept(rest)) is not None:
+            yield text + b"\n"
+
+    def _accept(self, line: bytes) -> bytes | None:
+        text = self._cursor.accept(line)
+        if text is None and line and _sortable(line.partition(b" ")[0]) is None:
+            self.loss = line.decode(errors="replace")
+        return text

@@ -1,0 +1,159 @@
+"""What a person is told of a run's pods while it goes on, and when waiting for them is over.
+
+Pure: views of pods and times in, lines and verdicts out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from launcher.contract.errors import name_exit_code
+from launcher.contract.reasons import NodeState, Reason
+from launcher.targets.kubernetes.pod_states import (
+    FIX,
+    NOT_STARTED,
+    Ending,
+    PodView,
+    Trouble,
+    describe_trouble,
+    newest_of_each,
+)
+
+LIMIT_KEY = "kubernetes.start_limit_s"
+LASTING = (Trouble.IMAGE, Trouble.CONFIG, Trouble.START)
+"""What keeps a pod until somebody changes something."""
+EQUAL_STARTS = 2
+"""How many containers that could not be started, each with the same words, are enough."""
+SETTLE_S = 5.0
+"""How long a controller gets to end by itself what cannot be started."""
+Start = tuple[str, int]
+"""A container by its pod's uid and the restarts before it."""
+_VARYING = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
+
+
+def same_words(text: str) -> str:
+    """A message without the names and numbers in it, which differ between two of a kind."""
+    return _VARYING.sub("#", text)
+
+
+def _failed_starts(pods: Iterable[PodView]) -> Iterator[tuple[Start, PodView, Ending]]:
+    """Containers whose program could not be started."""
+    for pod in pods:
+        for restarts, ending in ((pod.restarts, pod.ending), (pod.restarts - 1, pod.ending_before)):
+            if ending is not None and ending.word in NOT_STARTED:
+                yield (pod.uid, restarts), pod, ending
+
+
+def is_lasting(pod: PodView) -> bool:
+    """Whether nothing but a person can help a pod that waits."""
+    claim_missing = pod.trouble is Trouble.UNSCHEDULABLE and re.search(
+        r'persistentvolumeclaim "[^"]*" not found', pod.message
+    )
+    return pod.state is NodeState.PENDING and (pod.trouble in LASTING or bool(claim_missing))
+
+
+class PodNotes:
+    """Says what changed about the pods, each trouble of a pod once.
+
+    ``limit_s``: when a pod that lasts in trouble ends the run; 0 for never.
+    """
+
+    def __init__(self, limit_s: int) -> None:
+        self._limit_s = limit_s
+        self._words: dict[str, str] = {}
+        self._troubles: set[tuple[str, Trouble, int]] = set()
+
+    def tell(self, pods: tuple[PodView, ...]) -> Iterator[str]:
+        """Lines about what is new since the last call."""
+        for pod in pods:
+            if pod.node_index is None:
+                continue
+            if pod.trouble is not None:
+                # Its message changes while it lasts: an image that cannot be pulled is told as
+                # two reasons in turn, with the seconds until the next try.
+                key = (pod.uid, pod.trouble, pod.restarts)
+                if key not in self._troubles:
+                    yield self._trouble(pod, pods)
+                    self._troubles.add(key)
+            elif self._words.get(pod.uid) != (word := _word(pod)):
+                self._words[pod.uid] = word
+                yield word
+
+    def _trouble(self, pod: PodView, pods: tuple[PodView, ...]) -> str:
+        assert pod.trouble is not None, "looked at by the caller"
+        for other in pods:
+            was_told = (other.uid, pod.trouble, other.restarts) in self._troubles
+            is_same = same_words(other.message) == same_words(pod.message)
+            if was_told and other.trouble is pod.trouble and is_same and other.uid != pod.uid:
+                return f"{pod.name}: {pod.trouble.value}, as {other.name}"
+        told = describe_trouble(pod)
+        if self._limit_s and is_lasting(pod):
+            told += f"; the run ends if this lasts {self._limit_s} s ({LIMIT_KEY})"
+        return told
+
+
+def _word(pod: PodView) -> str:
+    ended = "" if pod.exit_code is None else f" with {name_exit_code(pod.exit_code)}"
+    again = f" (restart {pod.restarts})" if pod.restarts else ""
+    states = {NodeState.PENDING: "is starting", NodeState.RUNNING: "runs"}
+    return f"{pod.name} {states.get(pod.state, 'ended')}{ended}{again}"
+
+
+class StartLimit:
+    """Finds the runs that no waiting helps: pods that cannot start, and too few that run.
+
+    ``limit_s``: how long a pod may be kept by what only a person can change; 0 for ever.
+    """
+
+    def __init__(self, limit_s: int, min_nodes: int) -> None:
+        self._limit_s, self._min_nodes = limit_s, min_nodes
+        self._kept_since: dict[int, float] = {}
+        self._forgiven: set[Start] = set()
+        """Starts that failed before enough nodes ran after all."""
+        self._certain_since: float | None = None
+
+    def judge(self, pods: Iterable[PodView], now: float) -> tuple[Reason, str] | None:
+        """Why the run is to be ended; None while it may go on.
+
+        ``pods`` are all that were seen, also those that are gone; ``now`` is any steady clock's.
+        """
+        seen = tuple(pods)
+        newest = newest_of_each(seen)
+        if sum(pod.state is NodeState.RUNNING for pod in newest.values()) >= self._min_nodes:
+            self._kept_since.clear()
+            self._certain_since = None
+            self._forgiven |= {start for start, _, _ in _failed_starts(seen)}
+            return None
+        return self._judge_starts(seen, now) or self._judge_waiting(newest, now)
+
+    def _judge_starts(self, seen: tuple[PodView, ...], now: float) -> tuple[Reason, str] | None:
+        alike: defaultdict[str, list[tuple[PodView, Ending]]] = defaultdict(list)
+        for start, pod, ending in _failed_starts(seen):
+            if start not in self._forgiven:
+                alike[same_words(ending.message)].append((pod, ending))
+        certain = [found for found in alike.values() if len(found) >= EQUAL_STARTS]
+        if not certain:
+            self._certain_since = None
+            return None
+        if self._certain_since is None:
+            self._certain_since = now
+        if now - self._certain_since < SETTLE_S:
+            return None
+        pod, ending = certain[0][-1]
+        told = f"{pod.name}: {ending.word}, {len(certain[0])} times: {ending.message}"
+        return Reason.BAD_INPUT, f"{told}; {FIX[Trouble.START]}"
+
+    def _judge_waiting(self, newest: dict[int, PodView], now: float) -> tuple[Reason, str] | None:
+        for index in set(self._kept_since) - set(newest):
+            del self._kept_since[index]
+        for index, pod in sorted(newest.items()):
+            if not is_lasting(pod):
+                self._kept_since.pop(index, None)
+                continue
+            since = self._kept_since.setdefault(index, now)
+            if self._limit_s and now - since >= self._limit_s:
+                told = describe_trouble(pod)
+                return Reason.BAD_INPUT, f"{told}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+        return None

@@ -1,0 +1,126 @@
+"""A plan as Kubernetes objects of the kind it asks for, and as the text of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.pods import PodSettings
+from launcher.targets.kubernetes.render_indexed_job import render_indexed_job
+from launcher.targets.kubernetes.render_jobset import render_jobset
+from launcher.targets.kubernetes.render_pod import Object, pods_of
+from launcher.targets.kubernetes.render_pytorchjob import render_pytorchjob
+from launcher.targets.kubernetes.render_trainjob import render_trainjob
+
+RENDERERS: Mapping[str, Callable[[LaunchPlan], tuple[Object, ...]]] = {
+    "pytorchjob": render_pytorchjob,
+    "trainjob": render_trainjob,
+    "jobset": render_jobset,
+    "job": render_indexed_job,
+}
+CONTROLLERS = {
+    "pytorchjob": "Kubeflow's training operator (v1.9)",
+    "trainjob": "Kubeflow Trainer (v2.3) with JobSet",
+    "jobset": "JobSet (v0.12)",
+    "job": "no operator; Kubernetes 1.31 or newer, for podFailurePolicy",
+}
+"""What each kind needs in the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Objects in the order in which they are applied; ``opening`` says what they need."""
+
+    opening: tuple[str, ...]
+    objects: tuple[Object, ...]
+
+    def yaml(self) -> str:
+        """The text of a file for ``kubectl apply``."""
+        comment = "".join(f"# {line}".rstrip() + "\n" for line in self.opening)
+        return comment + "---\n".join(_dump(one) for one in self.objects)
+
+
+def render_manifest(
+    plan: LaunchPlan, *, made_by: str = "launcher render", file: str = "FILE"
+) -> Manifest:
+    """The plan's objects. ``made_by`` and ``file`` are for the opening comment."""
+    objects = RENDERERS[pods_of(plan).kind](plan)
+    return Manifest(opening=tuple(_opening(plan, made_by, file)), objects=objects)
+
+
+def render_losses(pods: PodSettings) -> tuple[str, ...]:
+    """What of Pod Security the job gives up, for people to read before they submit it."""
+    why = []
+    if pods.waits_for_master:
+        why.append("the operator's init container of Master jobs")
+    if pods.host_network:
+        why.append("kubernetes.host_network")
+    if pods.rdma_devices:
+        why.append("resources.rdma, which needs the right to lock memory")
+    return tuple(f"not admissible under Pod Security restricted: {one}" for one in why)
+
+
+def _opening(plan: LaunchPlan, made_by: str, file: str) -> list[str]:
+    pods, node = pods_of(plan), plan.nodes[0]
+    nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
+    of_job = f"{f' -n {pods.namespace}' if pods.namespace else ''} -l launcher.job={plan.job_name}"
+    return [
+        f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
+        f"Made by: {made_by}",
+        "Change the job file, not this one.",
+        "",
+        "Needs:",
+        *(f"- {one}" for one in _needs(plan, pods)),
+        *(line for one in _notes(plan, pods) for line in ("", f"Note: {one}.")),
+        "",
+        f"  kubectl apply -f {file}",
+        # Before its pods have started, kubectl finds nothing to follow, or refuses to.
+        f"  until kubectl get pods{of_job} -o name | grep -q . && kubectl logs{of_job} -f --prefix "
+        f"--max-log-requests {max(5, len(plan.nodes))}; do sleep 1; done",
+    ]
+
+
+def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
+    claims = [pods.checkpoint, pods.run, *(volume.claim for volume in pods.volumes)]
+    names = dict.fromkeys(claim.name for claim in claims if claim is not None)
+    secrets = ", ".join(plan.nodes[0].secrets)
+    modes = "ReadWriteMany" if len(plan.nodes) > 1 else "ReadWriteOnce"
+    return [
+        CONTROLLERS[pods.kind],
+        f"the image {plan.image}, which the nodes hold or can pull",
+        *(f"the PersistentVolumeClaim {name} ({modes})" for name in names),
+        *([f"the Secret {pods.secret} with {secrets}"] if secrets else []),
+    ]
+
+
+def _notes(plan: LaunchPlan, pods: PodSettings) -> list[str]:
+    notes = list(render_losses(pods))
+    if pods.has_master:
+        notes.append(
+            "a group of fixed size; when a pod is lost the workers of all fail, their containers "
+            "restart in place, and the training goes on from its last checkpoint"
+        )
+    if pods.kind == "jobset":
+        notes.append("when a pod is lost all of them are started again, as often as maxRestarts")
+    if pods.checkpoint is None:
+        notes.append("checkpoints lie on each pod's own disk and are lost with it")
+    return notes
+
+
+def _dump(one: Object) -> str:
+    import yaml
+
+    class Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
+        """Texts of several lines as they are, no aliases."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(one, Dumper=Dumper, sort_keys=False, width=10_000_000, allow_unicode=True))

@@ -1,0 +1,128 @@
+"""The pods of one run as they change: a list, then a watch, for as long as it is asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from launcher.contract.errors import TargetError
+from launcher.contract.reasons import NodeState
+from launcher.targets.kubernetes.api import ApiError, Cluster, Object
+from launcher.targets.kubernetes.pod_states import PodView, parse_pod
+
+WATCH_S = 240
+RETRY_S = 1.0
+EXPIRED = 410
+
+
+class PodWatch:
+    """Holds the newest view of every pod seen, those that are gone too.
+
+    ``masters`` is 1 where a Master is the first node. Reads in a thread of its own.
+    """
+
+    def __init__(self, cluster: Cluster, selector: str, masters: int = 0) -> None:
+        self._cluster, self._selector, self._masters = cluster, selector, masters
+        self._lock = threading.Lock()
+        self._pods: dict[str, PodView] = {}
+        self._gone: set[str] = set()
+        self._deleted: set[str] = set()
+        """Of the gone ones those whose last state the watch has told."""
+        self._stopped = threading.Event()
+        self._listed = threading.Event()
+        self.error: TargetError | None = None
+        """Why the cluster cannot be asked at the moment; None while it answers."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Does not block."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends at the next event, or with this process."""
+        self._stopped.set()
+
+    def wait_listed(self, limit_s: float) -> bool:
+        """Waits for the first list."""
+        return self._listed.wait(limit_s)
+
+    def pods(self) -> tuple[PodView, ...]:
+        """Pods that are there, oldest first."""
+        with self._lock:
+            there = [pod for uid, pod in self._pods.items() if uid not in self._gone]
+        return tuple(sorted(there, key=lambda pod: (pod.created, pod.name)))
+
+    def seen(self) -> tuple[PodView, ...]:
+        """Pods that are there and those that are gone, as they were last, oldest first."""
+        with self._lock:
+            found = list(self._pods.values())
+        return tuple(sorted(found, key=lambda pod: (pod.created, pod.name)))
+
+    def wait_endings(self, limit_s: float) -> None:
+        """Waits until the watch has told the last state of pods that a list no longer has."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and self.error is None:
+            with self._lock:
+                late = [
+                    uid
+                    for uid in self._gone - self._deleted
+                    if self._pods[uid].state is not NodeState.EXITED
+                ]
+            if not late or not self._thread.is_alive():
+                return
+            self._stopped.wait(0.05)
+
+    def refresh(self) -> tuple[PodView, ...]:
+        """Asks for the pods now; events may be late. Raises ``TargetError``."""
+        self._list()
+        return self.pods()
+
+    def find(self, uid: str) -> PodView | None:
+        """The newest view of a pod; None where it is gone."""
+        with self._lock:
+            return None if uid in self._gone else self._pods.get(uid)
+
+    def _run(self) -> None:
+        version = ""
+        while not self._stopped.is_set():
+            try:
+                version = version or self._list()
+                self.error = None
+                for event in self._cluster.watch_pods(self._selector, version, WATCH_S):
+                    version = self._take(event) or version
+                    if self._stopped.is_set():
+                        return
+            except ApiError as error:
+                if error.status == EXPIRED:
+                    version = ""
+                    continue
+                self.error = error
+                self._stopped.wait(RETRY_S)
+            except TargetError as error:
+                self.error = error
+                self._stopped.wait(RETRY_S)
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                # Whatever stands between us and the server may answer anything.
+                self.error = TargetError(f"the cluster's answer makes no sense: {error!r}")
+                version = ""
+                self._stopped.wait(RETRY_S)
+
+    def _list(self) -> str:
+        found = self._cluster.list_objects("v1", "Pod", self._selector)
+        views = [parse_pod(pod, self._masters) for pod in found["items"]]
+        with self._lock:
+            self._gone |= set(self._pods) - {view.uid for view in views}
+            self._pods |= {view.uid: view for view in views}
+        self._listed.set()
+        return str(found["metadata"]["resourceVersion"])
+
+    def _take(self, event: Object) -> str:
+        item = event["object"]
+        if event["type"] != "BOOKMARK":
+            view = parse_pod(item, self._masters)
+            with self._lock:
+                self._pods[view.uid] = view
+                if event["type"] == "DELETED":
+                    self._gone.add(view.uid)
+                    self._deleted.add(view.uid)
+        return str(item["metadata"].get("resourceVersion", ""))

@@ -1,0 +1,118 @@
+"""Renders a plan as processes of this machine: one agent per node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.contract import protocol
+from launcher.contract.node_plan import Env, NodePlan
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
+from launcher.targets.agent_files import AgentFiles, agent_argv, render_agent_files
+from launcher.targets.shell import quote, render_block, render_exports
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One node's agent: what is executed, in which folder, with which variables on top.
+
+    ``unset`` is taken out of the inherited environment first; ``secrets`` stay in it.
+    """
+
+    node_index: int
+    incarnation: int
+    argv: tuple[str, ...]
+    cwd: str
+    env: Env
+    unset: tuple[str, ...]
+    secrets: tuple[str, ...]
+    log_dir: str
+
+    @property
+    def console(self) -> str:
+        """The file that takes the agent's own output."""
+        return f"{self.log_dir}/{protocol.CONSOLE_FILE}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalArtifact:
+    """A plan as local processes; ``agent`` are the files they start from, if they need any."""
+
+    run_id: str
+    folders: tuple[str, ...]
+    agent: AgentFiles | None
+    processes: tuple[Process, ...]
+
+    def shell(self) -> str:
+        """A script that does the same by hand, without this project."""
+        folders = (*self.folders, *(process.log_dir for process in self.processes))
+        unset = sorted({name for process in self.processes for name in process.unset})
+        lines = [
+            "#!/bin/sh",
+            "# One agent per node; ends when all have ended, with the code of one that failed.",
+            render_block(("unset", *unset), per_line=4),
+            render_block(("mkdir", "-p", *folders), head=2),
+            *(self.agent.shell() if self.agent else ()),
+            *(line for process in self.processes for line in _subshell(process)),
+            "code=0",
+            "for pid in $pids; do wait $pid || code=$?; done",
+            "exit $code",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def shell_to_join(self) -> str:
+        """Lines that start these nodes alone, where the run's files are there already."""
+        unset = sorted({name for process in self.processes for name in process.unset})
+        lines = [
+            render_block(("unset", *unset), per_line=4),
+            *(line for process in self.processes for line in _subshell(process)),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _subshell(process: Process) -> list[str]:
+    """One agent in the background, in its folder and with its variables."""
+    secrets = f"; takes from this shell: {' '.join(process.secrets)}" if process.secrets else ""
+    return [
+        f"(  # node {process.node_index}{secrets}",
+        f"cd {quote(process.cwd)} || exit",
+        render_exports(process.env).rstrip("\n"),
+        render_block(("exec", *process.argv), head=4),
+        ") &",
+        'pids="$pids $!"',
+    ]
+
+
+def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
+    """The plan's nodes (or ``only`` those) as processes."""
+    chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
+    return LocalArtifact(
+        run_id=plan.run_id,
+        folders=(plan.run_dir, plan.checkpoint_dir),
+        agent=render_agent_files(plan, chosen),
+        processes=tuple(_process(plan, node) for node in chosen),
+    )
+
+
+def _process(plan: LaunchPlan, node: NodePlan) -> Process:
+    devices: Env = (
+        (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),) if plan.accelerator == "cuda" else ()
+    )
+    assert node.workdir is not None, "the planner gives local nodes a folder"
+    return Process(
+        node_index=node.node_index,
+        incarnation=node.incarnation,
+        argv=_argv(plan, node),
+        cwd=node.workdir,
+        env=(*node.env, *devices),
+        unset=protocol.STALE_VARIABLES,
+        secrets=node.secrets,
+        log_dir=node.log_dir,
+    )
+
+
+def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
+    if plan.agent is not None:
+        return agent_argv(plan.python, f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}", node)
+    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
+    return render_argv((plan.python, "-m", "torch.distributed.run"), settings, node.literal_command)

@@ -1,0 +1,278 @@
+"""Target ``local``: processes of this machine, the embedded default where no Docker engine runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.agent import disk
+from launcher.contract import protocol
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.node_plan import NodePlan, Static
+from launcher.contract.reasons import NodeState
+from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.plan.agent_task import STORE_CANDIDATES
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.rendezvous import endpoint_of
+from launcher.plan.target_facts import TargetFacts
+from launcher.runs.folder import RunFolder, full_disk, make_folders, write_agent_files
+from launcher.targets import proc
+from launcher.targets.capacity import read_capacity
+from launcher.targets.gpus import read_gpus
+from launcher.targets.local.render import LocalArtifact, Process, render_local
+from launcher.targets.repository import ROOT, in_repository
+from launcher.targets.startable import check_here
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+PORTS = range(20000, 32000)
+"""Below the range from which kernels hand out ports to outgoing connections."""
+SWEEP_LIMIT_S = 5.0
+"""How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
+
+
+class LocalTarget:
+    """Runs each node's agent as a process of this machine."""
+
+    name = "local"
+
+    def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
+        self.notes: list[str] = []
+        self._run_root = run_root
+        self._clock = clock or SystemClock()
+        self._free_ports: tuple[int, ...] = ()
+        self._pids: dict[tuple[str, int, int], int] = {}
+        """Process id of each (run id, node index, incarnation) that this launcher started."""
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        python = find_python(job.local.python) if job.local.python else sys.executable
+        devices = read_gpus() if job.resources.gpus != 0 else ()
+        on_linux = sys.platform == "linux"
+        cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
+        ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
+        self._free_ports = ports
+        return TargetFacts(
+            target=self.name,
+            accelerator="cuda" if devices else "cpu",
+            device_ids=devices,
+            cpu_count=cores,
+            capacity=read_capacity(cores),
+            torch_version=read_torch_version(python),
+            python=python,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+            free_port=ports[0],
+            spare_ports=ports[1:],
+            loopback_interface="lo" if on_linux else "lo0",
+            terminal=sys.stderr.isatty(),
+        )
+
+    def check(self, plan: LaunchPlan) -> None:
+        check_here(plan.nodes[0], plan.python)
+        rendezvous = plan.nodes[0].rendezvous
+        serves = isinstance(rendezvous, Static) or rendezvous.is_host
+        port = int(endpoint_of(rendezvous).rpartition(":")[2])
+        # Those that this launcher chose were free; one that is lost in a race is chosen anew.
+        if serves and port not in self._free_ports and not is_free(port):
+            fix = "name another, or leave it out: the launcher then takes a free one"
+            raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
+        return render_local(plan, only)
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        artifact = self.render(plan, only)
+        make_folders(artifact.folders)
+        make_folders(process.log_dir for process in artifact.processes)
+        write_agent_files(artifact.agent)
+        for process in artifact.processes:
+            if process.incarnation:  # before the first, nothing can be there to look for
+                label = {protocol.RUN_ID: plan.run_id, protocol.NODE_INDEX: str(process.node_index)}
+                self._end(label, plan.stop_grace_s)
+            self._start(process, plan)
+
+    def _start(self, process: Process, plan: LaunchPlan) -> None:
+        env = {name: value for name, value in os.environ.items() if name not in process.unset}
+        env.update(process.env)
+        try:
+            pid = proc.start(process.argv, cwd=process.cwd, env=env, console=Path(process.console))
+        except OSError as error:
+            self.stop(plan.run_id, 0)
+            if disk.is_full(error):
+                raise full_disk(Path(process.console).parent) from error
+            raise TargetError(
+                f"cannot start {process.argv[0]} in {process.cwd}: {error.strerror}",
+                "check local.python and workdir of the job",
+            ) from error
+        self._pids[plan.run_id, process.node_index, process.incarnation] = pid
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        is_own = any(run_id == plan.run_id for run_id, _, _ in self._pids)
+        observe = self._observe_child if is_own else _observe_other
+        seen = frozenset() if is_own else find_nodes(plan.run_id)
+        return Observation(
+            run_id=plan.run_id, nodes=tuple(observe(plan, node, seen) for node in plan.nodes)
+        )
+
+    def _observe_child(
+        self, plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
+    ) -> NodeObservation:
+        pid = self._pids.get((plan.run_id, node.node_index, node.incarnation))
+        return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
+
+    def collect(self, plan: LaunchPlan) -> None:
+        """Nothing to do: local nodes write into the run folder itself."""
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        self._end({protocol.RUN_ID: run_id}, grace_s)
+
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        for index in only:
+            self._end({protocol.RUN_ID: run_id, protocol.NODE_INDEX: str(index)}, grace_s)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        return tuple(
+            LiveRun(
+                run_id=run_id,
+                run_dir=proc.variable_of(pids[0], protocol.RUN_DIR) or "",
+                running_nodes=len(find_agents(pids)),
+            )
+            for run_id, pids in sorted(proc.find_runs().items())
+        )
+
+    def _end(self, label: dict[str, str], grace_s: float) -> None:
+        # SIGTERM goes to the agents alone: they end their workers, and would report a worker
+        # that got one of its own as failed.
+        proc.send(find_agents(proc.find(**label)), signal.SIGTERM)
+        deadline = self._clock.monotonic() + grace_s
+        while find_agents(proc.find(**label)) and self._clock.monotonic() < deadline:
+            self._clock.sleep(0.05)
+        deadline = self._clock.monotonic() + SWEEP_LIMIT_S
+        while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
+            proc.send(left, signal.SIGKILL)
+            self._clock.sleep(0.02)
+
+
+def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:
+    """The node index and incarnation of each of a run's agents that lives, whoever started it."""
+    agents = find_agents(proc.find(**{protocol.RUN_ID: run_id}))
+    told = (
+        (proc.variable_of(pid, protocol.NODE_INDEX), proc.variable_of(pid, protocol.INCARNATION))
+        for pid in agents
+    )
+    return frozenset((int(index), int(number)) for index, number in told if index and number)
+
+
+def _observe_other(
+    plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
+) -> NodeObservation:
+    """A node that another launcher started: by its processes, else by the outcome it has left."""
+    if (node.node_index, node.incarnation) in seen:
+        return _observation(node, True, None)
+    folder = RunFolder(Path(plan.run_dir)).node_dir(node.node_index, node.incarnation)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        exit_code = int(json.loads((folder / protocol.OUTCOME_FILE).read_text())["exit_code"])
+        return _observation(node, True, exit_code)
+    return _observation(node, False, None)
+
+
+def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeObservation:
+    ran = NodeState.RUNNING if exit_code is None else NodeState.EXITED
+    return NodeObservation(
+        node_index=node.node_index,
+        incarnation=node.incarnation,
+        state=ran if is_known else NodeState.MISSING,
+        exit_code=exit_code,
+    )
+
+
+def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a run's processes that the launcher started, and not one of the others.
+
+    torchrun sets TORCHELASTIC_RUN_ID for its workers, which may be orphans, and never for itself;
+    workers that were forked show no such variable, but have a parent in the run.
+    """
+    return tuple(
+        pid
+        for pid in pids
+        if proc.parent_of(pid) not in pids and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+    )
+
+
+def find_python(given: str) -> str:
+    """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
+    found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
+    if found is None or not os.path.isfile(found):
+        where = "no such file" if "/" in given else "not on PATH"
+        fix = "correct the path, or leave it out: the interpreter that runs the launcher is taken"
+        raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
+    if not os.access(found, os.X_OK):
+        fix = f"chmod +x {found}, or name an interpreter"
+        raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
+    return found
+
+
+def read_torch_version(python: str) -> str:
+    """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
+    if python == sys.executable:
+        try:
+            return metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            found = None
+    else:
+        code = "from importlib.metadata import version; print(version('torch'))"
+        found = proc.read_output((python, "-c", code), timeout_s=20)
+    if not found:
+        raise TargetError(
+            f"{python} has no torch, so no training can run on local processes",
+            f"{how_to_install(python)}; or name another interpreter (local.python)",
+        )
+    return found.strip()
+
+
+def how_to_install(python: str) -> str:
+    """The command that gives an interpreter torch; the repository's own has it by ``make``."""
+    if in_repository() and Path(python).is_relative_to(ROOT):
+        return "make setup"
+    return f"{shlex.quote(python)} -m pip install torch"
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens at the port now, and this user may."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
+    """Ports nobody listens on now.
+
+    Picked at random, so that two runs started at once rarely choose the same; the one that
+    loses such a race fails to bind and is started again.
+    """
+    found: list[int] = []
+    for port in random_source.sample(PORTS, k=200):
+        if not is_free(port):
+            continue
+        found.append(port)
+        if len(found) == count:
+            return tuple(found)
+    raise TargetError(
+        "no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them"
+    )

@@ -1,0 +1,286 @@
+"""Processes of this machine: the only user of ``subprocess``, and of the process table.
+
+A run's processes are found by the value of one environment variable that all of them inherit,
+never by a pattern of names: torchrun starts each worker in a session of its own, so that
+neither process groups nor parents lead to all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from launcher.contract import protocol
+
+PR_SET_PDEATHSIG = 1
+KILL_LIMIT_S = 10.0
+
+
+def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
+    """What a short command prints; None where it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def read_bytes(argv: tuple[str, ...], *, cwd: str, timeout_s: float) -> bytes | None:
+    """As ``read_output``, in a folder and undecoded."""
+    try:
+        done = subprocess.run(argv, cwd=cwd, capture_output=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
+    """Starts a process whose output goes to ``console``, and returns its pid.
+
+    The process gets SIGTERM when the launcher dies, however it dies (Linux; elsewhere only
+    signals that the launcher survives long enough to pass on). Raises ``OSError`` where
+    the program or the folder is missing.
+    """
+    with console.open("ab") as output:
+        child = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    _children[child.pid] = child
+    return child.pid
+
+
+def poll(pid: int) -> int | None:
+    """Exit code of a process that ``start`` returned, shell style; None while it runs.
+
+    Raises ``KeyError`` for any other pid.
+    """
+    code = _children[pid].poll()
+    return None if code is None else (128 - code if code < 0 else code)
+
+
+class Conversation:
+    """A program that is talked to through its standard input and output."""
+
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
+        """``env`` adds to this process' own. Raises ``OSError`` where the program is missing."""
+        # A file: of a pipe somebody would have to read, or a talkative program stands still.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env={**os.environ, **(env or {})},
+            # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
+            start_new_session=True,
+        )
+        self.stdin, self.stdout = _opened(self._popen.stdin), _opened(self._popen.stdout)
+
+    def read(self, size: int, limit_s: float) -> bytes:
+        """The next ``size`` bytes, fewer at its end; it is killed after ``limit_s`` seconds."""
+        with self.limit(limit_s):
+            return self.stdout.read(size)
+
+    @contextlib.contextmanager
+    def limit(self, limit_s: float) -> Iterator[None]:
+        """Kills it where the block takes longer: whatever waits for it then goes on."""
+        timer = threading.Timer(limit_s, self.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def end(self) -> tuple[int, str]:
+        """Closes it, by force if it does not end; its exit code and what it said on stderr.
+
+        Idempotent; what it said is told once.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            self.stdin.close()
+        try:
+            self._popen.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            # One that hangs in the kernel outlives SIGKILL: it is left behind.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(timeout=KILL_LIMIT_S)
+        said = ""
+        if not self._said.closed:
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace")
+        self.stdout.close()
+        self._said.close()
+        code = self._popen.returncode
+        return -signal.SIGKILL if code is None else code, said
+
+    def kill(self) -> None:
+        """Ends it at once; a reader in another thread sees the end of the stream."""
+        self._popen.kill()
+
+
+def _opened(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None, "asked for above"
+    return end
+
+
+def find(**wanted: str) -> tuple[int, ...]:
+    """Pids of the living processes that bear these variables, whoever their parent is."""
+    return tuple(
+        sorted(
+            pid
+            for pid, env in _environments()
+            if all(env.get(name) == value for name, value in wanted.items())
+        )
+    )
+
+
+def find_runs() -> dict[str, tuple[int, ...]]:
+    """Pids of all living processes of runs, by run id."""
+    runs: dict[str, tuple[int, ...]] = {}
+    for pid, env in _environments():
+        if run_id := env.get(protocol.RUN_ID):
+            runs[run_id] = (*runs.get(run_id, ()), pid)
+    return runs
+
+
+def send(pids: tuple[int, ...], signum: signal.Signals) -> None:
+    """Sends a signal to those that still live."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that number runs."""
+    import psutil
+
+    return psutil.pid_exists(pid)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, as Ctrl-Z does."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def parent_of(pid: int) -> int | None:
+    """The pid of a process' parent; None where it has ended."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
+        return None
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """One environment variable of another process; None where it cannot be read."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).environ().get(name)
+    except (psutil.Error, OSError):
+        return None
+
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _environments() -> Iterator[tuple[int, dict[str, str]]]:
+    """Every readable process but this one, with its environment; a zombie's is empty."""
+    # Imported where it is used: what comes before the agent's start delays every run.
+    import psutil
+
+    for process in psutil.process_iter():
+        if process.pid != os.getpid():
+            with contextlib.suppress(psutil.Error, OSError):
+                yield process.pid, process.environ()
+
+
+def _die_with_parent() -> None:
+    # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+Tell = Callable[[str], None]
+"""Sends one line to the process that waits; later calls are ignored."""
+
+
+def in_background(work: Callable[[Tell], None], log: Path) -> str:
+    """Runs ``work`` in a process that outlives this one and its terminal.
+
+    Blocks until ``work`` tells its first line, which is returned; "" where it ended without a word.
+    Its output goes to ``log``. Only for a process without threads.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            return told.readline().rstrip("\n")
+    os.close(reader)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    code = 1
+    try:
+        _redirect(log)
+        work(_teller(writer))
+        code = 0
+    except BaseException:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    finally:
+        # Neither may lead back into the caller's frames, whatever a full disk says.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        # The run is worth more than what is told of it.
+        output = nothing
+    for source, number in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, number)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _teller(writer: int) -> Tell:
+    open_ends = [writer]
+
+    def tell(line: str) -> None:
+        if open_ends:
+            with os.fdopen(open_ends.pop(), "w") as stream:
+                stream.write(line + "\n")
+
+    return tell

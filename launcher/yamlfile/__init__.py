@@ -1,0 +1,1 @@
+"""YAML with the file and line of every key."""
