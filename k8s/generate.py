@@ -31,9 +31,9 @@ def command_of(file: str, image: str = IMAGE) -> tuple[str, ...]:
 
 def render(file: str, image: str = IMAGE) -> str:
     """The text of one file, as its command prints it."""
-    from launcher.jobfile import option_override, parse_override, read_job
-    from launcher.kubernetes_plan import plan_kubernetes
-    from launcher.manifests import render_manifest
+    from launcher.job.file import option_override, parse_override, read_job
+    from launcher.targets.kubernetes.plan import plan_kubernetes
+    from launcher.targets.kubernetes.render import render_manifest
 
     overrides = [option_override("--image", image)]
     for option in FILES[file]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NEEDS_DOCKER = "tests/launcher/test_docker_target.py"
+NEEDS_DOCKER = "tests/launcher/targets/docker/test_target.py"
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,14 @@ RESTARTS, NODES = AGENT + "test_restarts.py::", AGENT + "test_nodes.py::"
 SUPERVISOR, ENDINGS = AGENT + "test_supervisor.py::", AGENT + "test_worker_endings.py::"
 DECISIONS = AGENT + "test_agent_decisions.py::"
 DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
-STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/test_full_disk.py::"
-RUN_ENDINGS = "launcher/test_run_endings.py::"
-LOCAL, RUN_LOCAL = "launcher/test_local_target.py::", "launcher/test_run_local.py::"
-UNREAD, OUTLET = "launcher/test_run_unread.py::", "launcher/test_outlet.py::"
-ALONE, CLUSTER = "launcher/test_kubernetes_alone.py::", "launcher/test_kubernetes_target.py::"
+STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/runs/test_full_disk.py::"
+RUN_ENDINGS = "launcher/targets/local/test_run_endings.py::"
+LOCAL, RUN_LOCAL = "launcher/targets/local/test_target.py::", "launcher/targets/local/test_run.py::"
+UNREAD, OUTLET = "launcher/follow/test_run_unread.py::", "launcher/follow/test_outlet.py::"
+ALONE, CLUSTER = (
+    "launcher/targets/kubernetes/test_alone.py::",
+    "launcher/targets/kubernetes/test_target.py::",
+)
 
 IN_THE_NODE = (
     Row(
@@ -172,7 +175,7 @@ LAUNCHER = (
                 "test_a_node_that_stays_frozen_when_the_other_has_finished_is_started_again",
             ),
             *by(STAND, "test_a_node_of_this_machine_that_is_frozen_ends_with_its_run"),
-            "launcher/test_faults_docker.py::"
+            "launcher/targets/docker/test_faults.py::"
             "test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes",
         ),
         never=(
@@ -230,7 +233,7 @@ LAUNCHER = (
         who="launcher scale, for the launcher that follows the run",
         ends="the request is taken up",
         limit="ANSWER_LIMIT_S",
-        well=by("launcher/", "test_scaling.py::test_a_run_that_has_ended_cannot_be_scaled"),
+        well=by("launcher/follow/test_scaling.py::", "test_a_run_that_has_ended_cannot_be_scaled"),
         badly=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
         frozen=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
         never=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
@@ -297,7 +300,8 @@ LAUNCHER = (
         badly=by(LOCAL, "test_an_interpreter_without_torch_is_named_with_the_fix"),
         frozen=by(STAND, "test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended"),
         never=by(
-            "launcher/", "test_host_examine.py::test_an_engine_that_is_not_there_is_told_as_empty"
+            "launcher/",
+            "targets/hosts/test_examine.py::test_an_engine_that_is_not_there_is_told_as_empty",
         ),
     ),
     Row.alike(

@@ -7,16 +7,31 @@ from tests.launcher.wait_table_words import Cannot, Row, by
 NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
 
 STAND = "launcher/test_standstill.py::"
-ENGINE, DOCKER = "launcher/test_docker_engine.py::", "launcher/test_docker_target.py::"
-PLAY, FAULTS = "launcher/test_play_docker.py::", "launcher/test_faults_docker.py::"
-PLAY_FAULTS = "launcher/test_play_faults.py::"
-SSH, COPY = "launcher/test_ssh_sessions.py::", "launcher/test_host_copy.py::"
-LEASES, LATE = "launcher/test_host_leases.py::", "launcher/test_host_late.py::"
-FACTS, EXAMINE = "launcher/test_host_facts.py::", "launcher/test_host_examine.py::"
-REVIVE, REQUESTS = "launcher/test_host_revive.py::", "launcher/test_host_requests.py::"
+ENGINE, DOCKER = (
+    "launcher/targets/docker/test_engine.py::",
+    "launcher/targets/docker/test_target.py::",
+)
+PLAY, FAULTS = (
+    "launcher/manifests/test_play_docker.py::",
+    "launcher/targets/docker/test_faults.py::",
+)
+PLAY_FAULTS = "launcher/manifests/test_play_faults.py::"
+SSH, COPY = "launcher/targets/hosts/test_ssh_sessions.py::", "launcher/targets/hosts/test_copy.py::"
+LEASES, LATE = "launcher/targets/hosts/test_leases.py::", "launcher/targets/hosts/test_late.py::"
+FACTS, EXAMINE = (
+    "launcher/targets/hosts/test_facts.py::",
+    "launcher/targets/hosts/test_examine.py::",
+)
+REVIVE, REQUESTS = (
+    "launcher/targets/hosts/test_revive.py::",
+    "launcher/targets/hosts/test_requests.py::",
+)
 ENDINGS, HARD = "hosts/test_endings.py::", "hosts/test_hard_faults.py::"
-K8S_FAULTS = "launcher/test_kubernetes_faults.py::"
-CLUSTER, ALONE = "launcher/test_kubernetes_target.py::", "launcher/test_kubernetes_alone.py::"
+K8S_FAULTS = "launcher/targets/kubernetes/test_faults.py::"
+CLUSTER, ALONE = (
+    "launcher/targets/kubernetes/test_target.py::",
+    "launcher/targets/kubernetes/test_alone.py::",
+)
 ELSEWHERE = "hosts/test_elsewhere.py::"
 STILL = "test_an_engine_that_stands_still_after_its_first_word_is_an_error"
 SILENT_CLUSTER = "test_a_cluster_that_accepts_and_never_answers_is_asked_once"
@@ -79,7 +94,7 @@ OF_DOCKER = (
         frozen=(
             *by(PLAY, "test_pods_are_restarted_while_nobody_reads"),
             *by(PLAY, "test_an_interrupted_play_leaves_nothing_behind"),
-            *by("launcher/test_play.py::", "test_a_job_ends_at_its_deadline"),
+            *by("launcher/manifests/test_play.py::", "test_a_job_ends_at_its_deadline"),
         ),
         never=by(PLAY, "test_an_image_that_is_not_there_is_told_before_anything_is_left"),
     ),

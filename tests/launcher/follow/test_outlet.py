@@ -13,7 +13,7 @@ import pytest
 from launcher.follow import outlet
 from launcher.follow.console import Console
 from launcher.follow.outlet import Outlet
-from tests.launcher.test_console import screen
+from tests.launcher.follow.test_console import screen
 
 SHOWS = "launcher logs tiny-0a1b2c"
 MISSED = re.compile(rf"launcher: (\d+) lines left out here, as nobody read; see: {SHOWS}")

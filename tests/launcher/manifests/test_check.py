@@ -13,8 +13,8 @@ import pytest
 from launcher.manifests.check import CHECKS, check_manifests, render_findings
 from launcher.manifests.checks.rules import WHY, Rule, Severity, severity_of
 
-MANIFESTS = Path(__file__).parent / "manifests"
-ROOT = Path(__file__).parents[2]
+MANIFESTS = Path(__file__).parents[1] / "manifests"
+ROOT = Path(__file__).parents[3]
 Edit = tuple[str, str]
 
 

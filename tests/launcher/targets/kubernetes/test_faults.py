@@ -28,7 +28,7 @@ from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 NO_PYTHON = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
     'unable to start container process: exec: "python3": executable file not found in $PATH'

@@ -24,7 +24,7 @@ from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 RUN_ID = "digits-0a1b2c"
 Typed = Callable[..., tuple[int, str]]

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.commands import cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 LINES = [
     *("ps", "ps --all --json", "schema", "status", "report", "logs", "stop", "scale 2"),

@@ -21,7 +21,7 @@ from tests.launcher.fake_cluster import FakeCluster
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 RUN_ID = "digits-0a1b2c"
 JOB = {
     "name": "digits",

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract import repository
 from launcher.contract.errors import InputError
 from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
+from launcher.targets import repository
 from launcher.targets.code import read_code
 from launcher.targets.docker.engine import _image_hint
 from launcher.targets.local.target import how_to_install

@@ -31,7 +31,7 @@ NAME = (
     "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
     "at most 40 characters"
 )
-GOLDEN = Path(__file__).parents[1] / "golden/bad_job_files.txt"
+GOLDEN = Path(__file__).parents[2] / "golden/bad_job_files.txt"
 CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n### ")[1:]]
 
 
@@ -166,7 +166,7 @@ def test_arguments_of_the_command_line_follow_those_of_the_file() -> None:
 
 
 def test_the_shipped_job_is_valid() -> None:
-    made = read_job(Path(__file__).parents[2] / "jobs/digits.yaml")
+    made = read_job(Path(__file__).parents[3] / "jobs/digits.yaml")
     assert (made.name, made.command, made.max_restarts) == ("digits", ("-m", "train"), 3)
 
 

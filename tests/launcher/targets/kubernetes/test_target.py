@@ -34,7 +34,7 @@ from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = Place(api_version="batch/v1", kind="Job", name="digits")
 

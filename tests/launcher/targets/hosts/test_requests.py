@@ -17,7 +17,7 @@ from launcher.targets.code import pack
 from launcher.targets.hosts.program import requests
 from launcher.targets.hosts.program.leases import LeaseBook
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": ["0"], "slots": 0}
 IGNORES_THE_SIGNAL = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 
 

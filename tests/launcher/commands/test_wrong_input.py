@@ -15,7 +15,7 @@ import pytest
 
 from launcher.commands import cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 READ_BY_LAUNCHER = (
     *("LAUNCHER_RUNS", "LAUNCHER_HOSTS", "LAUNCHER_ENGINE", "NO_COLOR", "KUBECONFIG"),

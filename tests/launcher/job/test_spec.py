@@ -140,7 +140,7 @@ def test_a_setting_of_the_rendezvous_is_one_that_torch_reads() -> None:
 def run_python(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )  # fmt: skip
     return done.stdout
 

@@ -27,7 +27,7 @@ from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 INDEX = "batch.kubernetes.io/job-completion-index"
 RUNS = "all my runs"
 JOB_FILE = """

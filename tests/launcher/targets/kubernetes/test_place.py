@@ -312,7 +312,7 @@ def test_what_is_left_of_ended_runs_is_listed_where_all_are_asked_for(
 
 # -- rights ---------------------------------------------------------------------------------------
 
-RBAC = Path(__file__).parents[2] / "k8s/base/rbac.yaml"
+RBAC = Path(__file__).parents[4] / "k8s/base/rbac.yaml"
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 

@@ -12,8 +12,8 @@ from launcher.api.joining import plan_joining_node
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from tests.launcher.docker_runs import MOUNTED, containers, has
+from tests.launcher.follow.test_scaling import ELASTIC
 from tests.launcher.runner import Runner, wait_until
-from tests.launcher.test_scaling import ELASTIC
 
 
 def test_a_joining_node_has_an_index_name_and_folder_of_its_own_and_serves_no_store(

@@ -17,7 +17,7 @@ from launcher.job.reference import render_reference
 from launcher.job.spec import JobSpec
 from launcher.yamlfile.source import YamlError, parse_yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCHEMA = schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 

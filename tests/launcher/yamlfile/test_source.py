@@ -23,7 +23,7 @@ from launcher.yamlfile.source import (
     read_yaml,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = [
     *(ROOT / "k8s").rglob("*.yaml"),
     *(ROOT / "tests").rglob("*.yaml"),
