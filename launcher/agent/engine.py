@@ -14,8 +14,9 @@ from launcher.agent import preload, waking
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook
 from launcher.agent.gpu import GpuGate, open_devices
-from launcher.agent.node import Node, say
+from launcher.agent.node import Node
 from launcher.agent.report import AgentLedger, AgentReport
+from launcher.agent.streams import say
 from launcher.agent.takeover import find_round, may_go_on, plan_round
 from launcher.agent.watchdog import Watchdog
 from launcher.contract.agent_settings import AgentSettings, NodeTask

@@ -24,6 +24,7 @@ from launcher.agent import disk, processes, worker
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.report import read_tail
 from launcher.agent.reserve import release, write_atomically
+from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
@@ -154,15 +155,16 @@ def _next_signal(until: float | None) -> int | None:
 
 def _grace_s(place: _Place) -> float:
     """SIGTERM without a request means a restart, which must not wait for a slow handler."""
+    files = StopFiles(place.node_dir)
     try:
-        request = json.loads((place.node_dir / protocol.STOP_REQUEST_FILE).read_text())
-        if request["reason"] == protocol.STOP_REASON_RESIZE:
-            return place.exit_grace_s
+        request = files.read_request()
         deadline, at = float(request["deadline"]), float(request["at"])
-        # The clock may have been set since: never longer than what was given.
-        return max(place.exit_grace_s, min(deadline - time.time(), deadline - at))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return place.exit_grace_s
+    if files.is_for_resize():
+        return place.exit_grace_s
+    # The clock may have been set since: never longer than what was given.
+    return max(place.exit_grace_s, min(deadline - time.time(), deadline - at))
 
 
 def _read_place(environ: Mapping[str, str]) -> _Place:

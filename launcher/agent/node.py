@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, WorkerEnd, describe
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import AgentLedger
+from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 from launcher.contract.reasons import Reason
 
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from launcher.agent.link import Link
 
 T = TypeVar("T")
-
-
-def say(text: str) -> None:
-    """One line on the node's console."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"[agent] {text}\n")
-        sys.stderr.flush()
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,13 @@ _HOLD_S = 1.0
 """How long a pipe that somebody made non-blocking is waited for."""
 
 
+def say(text: str, who: str = "agent") -> None:
+    """One line on the node's console."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"[{who}] {text}\n")
+        sys.stderr.flush()
+
+
 def open_streams() -> None:
     """Puts streams that never raise in the place of ``sys.stdout`` and ``sys.stderr``."""
     for name, fd in (("stdout", 1), ("stderr", 2)):

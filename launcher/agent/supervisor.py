@@ -6,17 +6,17 @@ which is forked from this one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.agent import disk, processes, reserve
+from launcher.agent import disk, processes, reserve, streams
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
 from launcher.agent.report import (
@@ -32,7 +32,6 @@ from launcher.agent.report import (
 )
 from launcher.agent.scratch import Scratch
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
-from launcher.agent.streams import open_streams
 from launcher.agent.waking import LOOK_S, Waker
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
@@ -41,6 +40,8 @@ from launcher.contract.errors import DiskFullError, ExitCode, InputError, name_e
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
 
 T = TypeVar("T")
+
+say = partial(streams.say, who="supervisor")
 
 NODE_PLAN = "LAUNCHER_NODE_PLAN"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     """Supervises the node whose plan ``argv`` or the environment names; returns the exit code."""
     # Before anything else: as PID 1 a signal without a handler would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    open_streams()
+    streams.open_streams()
     path = argv[0] if argv else os.environ.get(NODE_PLAN)
     try:
         if path is None:
@@ -86,13 +87,6 @@ def _while_full(task: NodeTask, act: Callable[[], T]) -> T:
         pause=_pause,
         tell=say,
     )
-
-
-def say(text: str) -> None:
-    """One line on the node's console."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"[supervisor] {text}\n")
-        sys.stderr.flush()
 
 
 class _AskedToStopError(Exception):
@@ -290,7 +284,7 @@ class Supervisor:
         grace_s = self._task.settings.stop_grace_s
         self._stop = Stop(reason=reason, asked_at=self._clock.monotonic(), grace_s=grace_s)
         now = self._clock.wall()
-        self._files.ask(reason, at=now, deadline=now + grace_s)
+        self._files.ask(reason.value, at=now, deadline=now + grace_s)
         self._ledger.write("stop-requested", reason=reason.value, grace_s=grace_s)
 
     def _go_on_stopping(self, stop: Stop) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from launcher.agent import processes
 from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.node import say
 from launcher.agent.report import AgentLedger
+from launcher.agent.streams import say
 from launcher.agent.worker import STACKS_SIGNAL
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings

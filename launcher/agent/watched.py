@@ -23,11 +23,11 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from launcher.agent.admission import Admission, is_for_resize
+from launcher.agent.admission import Admission
 from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp, WorkerEnd, describe
 from launcher.agent.link import Link, register
 from launcher.agent.roster.exit_barrier import ARRIVED_KEY
-from launcher.contract import protocol
+from launcher.agent.stopping import StopFiles
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
@@ -141,8 +141,8 @@ class WatchedHandler(RendezvousHandler):
 
     def _judge_last_attempt(self) -> None:
         node = self._node
-        node_dir = node.attempts.node_dir
-        if (node_dir / protocol.STOP_REQUEST_FILE).exists() and not is_for_resize(node_dir):
+        files = StopFiles(node.attempts.node_dir)
+        if files.is_asked() and not files.is_for_resize():
             # Not an error: the others re-form, so the rendezvous must stay open.
             raise SignalException("asked to stop", signal.SIGTERM)
         if node.attempts.have_succeeded():
