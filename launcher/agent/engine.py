@@ -5,9 +5,10 @@ Imports torch only inside functions: between the import and the fork nothing may
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from launcher.agent import preload, waking
@@ -137,23 +138,18 @@ def warm_up(task: NodeTask, scratch: Path) -> bool:
     return True
 
 
-def plan_preload(settings: AgentSettings, sources: Mapping[str, bytes]) -> tuple[str, ...]:
+def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str, ...]:
     """What the warm process imports beside torch: what the job names, and Fabric if it is used."""
-    uses_fabric = any(b"lightning" in source for source in sources.values())
+    uses_fabric = any(b"lightning" in source for source in sources)
     named = settings.preload
     return (_FABRIC, *named) if uses_fabric and _FABRIC not in named else named
 
 
-def _read_sources(command: tuple[str, ...]) -> dict[str, bytes]:
+def _read_sources(command: tuple[str, ...]) -> Iterator[bytes]:
     """The script, or the files of the package behind ``-m``, to see what they mention."""
-    paths = _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]
-    found = {}
-    for path in paths:
-        try:
-            found[str(path)] = path.read_bytes()
-        except OSError:
-            continue
-    return found
+    for path in _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]:
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
 
 
 def _module_files(name: str) -> list[Path]:

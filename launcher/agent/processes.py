@@ -105,22 +105,13 @@ def tree_of(pid: int) -> tuple[int, ...]:
 
 def _children_by_scan(pid: int) -> tuple[int, ...]:
     # Kernels without CONFIG_PROC_CHILDREN.
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if entry.name.isdigit() and int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return tuple(found)
+    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return tuple(number for number in numbers if parent_of(number) == pid)
 
 
 def cpu_seconds(pids: tuple[int, ...]) -> float:
     """Processor time that living processes have used so far, their reaped children's included."""
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])
+    ticks = sum(int(field) for pid in pids for field in _stat(pid)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -152,8 +143,7 @@ def end_children(*, polite_s: float = 0.0, cleaner_s: float = 0.5, limit_s: floa
 
 
 def _is_cleaner(pid: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return any(name in command for name in _CLEANERS)
+        return any(name in command for name in _CLEANERS)
+    return False

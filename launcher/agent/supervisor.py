@@ -17,19 +17,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from launcher.agent import disk, processes, reserve, streams
+from launcher.agent import report as reports
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
-from launcher.agent.report import (
-    AgentLedger,
-    AgentReport,
-    ledger_path,
-    make_outcome,
-    read_agent_report,
-    read_oom_kills,
-    take_own_end,
-    write_outcome,
-    write_termination,
-)
+from launcher.agent.report import AgentLedger, AgentReport
 from launcher.agent.scratch import Scratch
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
 from launcher.agent.waking import LOOK_S, Waker
@@ -68,9 +59,10 @@ def main(argv: list[str]) -> int:
     except (InputError, OSError) as error:
         say(str(error))
         return int(ExitCode.BAD_INPUT)
-    again = protocol.COMES_BACK in os.environ
-    if again and (code := take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))) is not None:
-        return code
+    if protocol.COMES_BACK in os.environ:
+        code = reports.take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))
+        if code is not None:
+            return code
     return Supervisor(task).run()
 
 
@@ -117,7 +109,7 @@ class Supervisor:
         self._own: Scratch | None = None
         self._report = AgentReport(reason=Reason.AGENT_FAILED)
         self._ledger = AgentLedger(
-            ledger_path(self._run_dir, node.node_index, node.incarnation),
+            reports.ledger_path(self._run_dir, node.node_index, node.incarnation),
             self._clock,
             node_index=node.node_index,
             incarnation=node.incarnation,
@@ -175,7 +167,7 @@ class Supervisor:
     def _tell_end(self, code: int, started_at: float) -> None:
         report = self._report
         self._ledger.write("agent-ended", reason=report.reason.value, exit_code=code)
-        outcome = make_outcome(
+        outcome = reports.make_outcome(
             report,
             exit_code=code,
             node_index=self._task.node.node_index,
@@ -183,10 +175,10 @@ class Supervisor:
             started_at=started_at,
             finished_at=self._clock.wall(),
         )
-        write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
+        reports.write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
         reserve.release(self._node_dir / protocol.STOP_REQUEST_FILE)
         if self._task.settings.identity in POD_SOURCES:
-            write_termination(outcome, Path(protocol.TERMINATION_LOG))
+            reports.write_termination(outcome, Path(protocol.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
             detail = f": {report.detail}" if report.detail else ""
             say(f"{report.reason.value}{detail} (exit code {code})")
@@ -195,14 +187,14 @@ class Supervisor:
 
     def _run_agent(self) -> AgentReport:
         report_file = self._scratch / _REPORT_FILE
-        oom_kills = read_oom_kills()
+        oom_kills = reports.read_oom_kills()
         self._agent_pid = self._fork_agent(report_file)
         status = self._wait_for_agent()
         # The node's other processes have nobody left who would end them.
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
-        report = read_agent_report(report_file)
-        return self._judge(code, report, oom_killed=read_oom_kills() > oom_kills)
+        report = reports.read_agent_report(report_file)
+        return self._judge(code, report, oom_killed=reports.read_oom_kills() > oom_kills)
 
     def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
         """Total: every ending of the agent has a reason."""

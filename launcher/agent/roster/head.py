@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -194,9 +193,9 @@ def seal(
     still_there: frozenset[str] = frozenset(),
 ) -> Head:
     """The round is complete; replaced nodes that are ``still_there`` have yet to learn of it."""
-    counts = Counter(head.counts)
+    counts = dict(head.counts)
     if head.cause is not Cause.FIRST:
-        counts[head.cause.value] += 1
+        counts[head.cause.value] = counts.get(head.cause.value, 0) + 1
     return _next(
         head,
         phase=Phase.SEALED,
@@ -206,7 +205,7 @@ def seal(
         generation=generation,
         gone={s: why for s, why in head.gone.items() if s in still_there and why == REPLACED},
         newcomers=0,
-        counts=dict(counts),
+        counts=counts,
     )
 
 

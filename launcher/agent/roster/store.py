@@ -23,18 +23,9 @@ from typing import Any
 import torch.distributed
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from launcher.agent.roster import words
 from launcher.agent.roster.head import Phase, parse_head
 from launcher.agent.roster.view import FINISHED_MARK, HEAD, SEATS, beat_key, status_in
-from launcher.agent.roster.words import (
-    Done,
-    Enlist,
-    Read,
-    StoreAction,
-    Swap,
-    Swapped,
-    Values,
-    Write,
-)
 
 TCPStore: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
 PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
@@ -69,27 +60,27 @@ class StoreClient:
         self._prefix = f"roster/{run_id}/"
         self.store = connect(endpoint, timeout_s)
 
-    def carry_out(self, action: StoreAction) -> Done | Values | Swapped:
+    def carry_out(self, action: words.StoreAction) -> words.Done | words.Values | words.Swapped:
         """One operation, answered by the event that the machine expects."""
         try:
             return self._carry_out(action)
         except (RuntimeError, ValueError) as error:
             raise unreachable(self.endpoint, error) from error
 
-    def _carry_out(self, action: StoreAction) -> Done | Values | Swapped:
+    def _carry_out(self, action: words.StoreAction) -> words.Done | words.Values | words.Swapped:
         match action:
-            case Write(key, text):
+            case words.Write(key, text):
                 self.store.set(self._prefix + key, text)
-                return Done()
-            case Enlist(seat):
+                return words.Done()
+            case words.Enlist(seat):
                 self.store.append(self._prefix + SEATS, seat + " ")
-                return Done()
-            case Read(keys):
+                return words.Done()
+            case words.Read(keys):
                 values = self.store.multi_get([self._prefix + key for key in keys])
-                return Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
-            case Swap(expected, desired):
+                return words.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
+            case words.Swap(expected, desired):
                 text = self.store.compare_set(self._prefix + HEAD, expected, desired)
-                return Swapped(text.decode())
+                return words.Swapped(text.decode())
 
     def part(self, name: str) -> Any:
         """A ``torch.distributed.Store`` of its own below the run's keys."""
@@ -97,8 +88,8 @@ class StoreClient:
 
     def beats_of(self, seats: Sequence[str]) -> dict[str, str]:
         """The last beats of seats that exist."""
-        answer = self.carry_out(Read(tuple(beat_key(seat) for seat in seats)))
-        assert isinstance(answer, Values)
+        answer = self.carry_out(words.Read(tuple(beat_key(seat) for seat in seats)))
+        assert isinstance(answer, words.Values)
         return {seat: answer.values[beat_key(seat)] for seat in seats}
 
     def waiting(self) -> tuple[str, ...]:

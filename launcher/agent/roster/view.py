@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from launcher.agent.roster import words
 from launcher.agent.roster.head import (
     FINISHED,
     Cause,
@@ -18,18 +19,6 @@ from launcher.agent.roster.head import (
     parse_members,
 )
 from launcher.agent.roster.watch import SUSPECT_INTERVALS, Beat, listen, plan_watched, silent
-from launcher.agent.roster.words import (
-    Done,
-    Enlist,
-    Fenced,
-    Read,
-    Rules,
-    StoreAction,
-    Swap,
-    Swapped,
-    Values,
-    Write,
-)
 
 HEAD = "head"
 SEATS = "seats"
@@ -42,7 +31,7 @@ FAST_FOR_S = 5.0
 class State:
     """All that one node knows and wants."""
 
-    rules: Rules
+    rules: words.Rules
     index: int
     nonce: str
     seat: str
@@ -55,7 +44,7 @@ class State:
     finishing_at: float = 0.0
     closing: str = ""
     admitted: int = 0
-    fenced_out: Fenced | None = None
+    fenced_out: words.Fenced | None = None
     # this node in the run
     entered: int = 0
     waited_s: float = 0.0
@@ -77,7 +66,7 @@ class State:
     waiters_at: float = 0.0
     # the pulse under way
     count: int = 0
-    asked: StoreAction | None = None
+    asked: words.StoreAction | None = None
     said: str = ""
     due: bool = False
     carded: str = ""
@@ -234,33 +223,33 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
     return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
 
-def answered(state: State, event: Done | Values | Swapped, now: float) -> State:
+def answered(state: State, event: words.Done | words.Values | words.Swapped, now: float) -> State:
     """The store's answer to the action under way."""
     asked, state = state.asked, replace(state, asked=None)
     match asked, event:
-        case Write(key), Done() if key == state.written:
+        case words.Write(key), words.Done() if key == state.written:
             return state
-        case Write(key), Done() if key == card_key(state.seat):
+        case words.Write(key), words.Done() if key == card_key(state.seat):
             return replace(state, carded=asked.text)
-        case Write(), Done():
+        case words.Write(), words.Done():
             return replace(state, said=status_in(asked.text), due=False, count=state.count + 1)
-        case Enlist(seat), Done() if seat.startswith(FINISHED_MARK):
+        case words.Enlist(seat), words.Done() if seat.startswith(FINISHED_MARK):
             return replace(state, told_finished=True, looked=False)
-        case Enlist(seat), Done():
+        case words.Enlist(seat), words.Done():
             return replace(state, enlisted=seat)
-        case Swap(), Swapped(text):
+        case words.Swap(), words.Swapped(text):
             return _after_swap(state, asked, text, now)
-        case Read((key,)), Values(values) if key.startswith("members/"):
+        case words.Read((key,)), words.Values(values) if key.startswith("members/"):
             return replace(state, ring=parse_members(values[key]), ring_key=key)
-        case Read(keys), Values(values) if keys[0].startswith("card/"):
+        case words.Read(keys), words.Values(values) if keys[0].startswith("card/"):
             cards = {k.removeprefix("card/"): v for k, v in values.items()}
             return replace(state, cards={s: parse_card(s, c) for s, c in cards.items()})
-        case Read(), Values(values):
+        case words.Read(), words.Values(values):
             return see(state, values, now)
     raise AssertionError(f"{event} does not answer {asked}")
 
 
-def _after_swap(state: State, asked: Swap, text: str, now: float) -> State:
+def _after_swap(state: State, asked: words.Swap, text: str, now: float) -> State:
     won = text == asked.desired
     sealed, ring = state.written, tuple(state.cards[s] for s in state.sealing if s in state.cards)
     state = adopt(replace(state, swaps=state.swaps + 1, looked=False), text, now)
@@ -269,7 +258,7 @@ def _after_swap(state: State, asked: Swap, text: str, now: float) -> State:
     return state
 
 
-def counts_before(rules: Rules) -> dict[str, int]:
+def counts_before(rules: words.Rules) -> dict[str, int]:
     return {Cause.FAULT.value: rules.faults_before} if rules.faults_before else {}
 
 
