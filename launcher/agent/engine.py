@@ -57,7 +57,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         watchdog.start()
         waking.keep_awake(preload.server_pid, attempts.running_pids, clock, say)
 
-    # Not before: the store is forked until then, and had better not be forked beside a thread.
+    # Not before the first round: the store is forked until then, and a fork wants one thread.
     node.on_first_round = start_threads
     reason, detail = run_rounds(task, node, clock, run_once)
     watchdog.stop()
@@ -79,7 +79,7 @@ def run_rounds(
     ``run_once`` blocks until the workers are done or the store is gone.
     """
     number, carried, losses_at = 0, dict[str, str](), list[float]()
-    # A node that was here before: its group may have gone on around another store.
+    # The group of a node that was here before may have moved to another store.
     patient = task.node.incarnation > 0 or node.attempts.number >= 0
     while True:
         number = find_round(task, number, clock, patient=patient)

@@ -86,8 +86,8 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
 def claim_incarnation(task: NodeTask) -> NodeTask:
     """The task with the first incarnation that no earlier pod of this node has taken.
 
-    A controller that replaces a pod tells nobody how often. Only for nodes that share a plan.
-    Creates the node's folder: whoever creates it has it. Raises OSError where it cannot.
+    Only for nodes that share a plan: a controller does not tell how often it replaced a pod. An
+    incarnation is taken by creating its folder. Raises OSError where that fails.
     """
     if task.settings.identity not in POD_SOURCES:
         return task
@@ -106,7 +106,7 @@ def claim_incarnation(task: NodeTask) -> NodeTask:
 
 
 def _as_told(task: NodeTask, environ: Mapping[str, str], found: Identity) -> NodeTask:
-    """The plan as it was resized since; probes come to the pod's address."""
+    """The task with the sizes that a person or an operator has changed since it was planned."""
     node, settings = task.node, task.settings
     nodes = _read_nodes(environ.get(protocol.NNODES, ""))
     if nodes is not None and nodes != (node.min_nodes, node.max_nodes):

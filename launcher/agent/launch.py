@@ -96,7 +96,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
 def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
     rendezvous = plan.rendezvous
     if isinstance(rendezvous, Static):
-        # A number: as text no node's would be equal to 0, and nobody would serve the store.
+        # A number: torch compares it with 0 to find the node that serves the store.
         return {"rank": plan.node_index}
     configs: dict[str, Any] = dict(rendezvous.conf)
     if rendezvous.backend in ("c10d", ROSTER):
@@ -113,18 +113,19 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
 
 def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
     """Total: whatever torch's agent raises has a reason."""
+    roster = node.link.roster if node.link else None
     match error:
         case NodeEnding(reason=reason, detail=detail):
             return reason, detail
         case SignalException():
             if node.attempts.have_succeeded():
-                # Stopped while it waited for the others: its own work is done.
-                if node.link:
-                    node.link.leave_finished()
+                # It was stopped while it waited for the others; its own work is done.
+                if roster:
+                    roster.leave_finished()
                 return Reason.COMPLETED, ""
-            if node.link:
-                # The others re-form at once, and need not find out.
-                node.link.leave()
+            if roster:
+                # So that the others re-form at once.
+                roster.leave()
             return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
         case ChildFailedError():
             node.ends = node.attempts.end()

@@ -82,7 +82,7 @@ class Node:
     def judge(self, *, regroups: bool) -> tuple[tuple[WorkerEnd, ...], RestartWorkers | GiveUp]:
         """How the last attempt ended, and what follows.
 
-        ``regroups``: the agent itself ended the workers, because the group is another one now.
+        ``regroups``: the agent itself ended the workers, because the group changed.
         """
         self.enter("restart")
         self.ends = self.attempts.end(regroups=regroups)
@@ -103,7 +103,7 @@ class Node:
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
     def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
-        """The next store will be tried; the group around this one is history."""
+        """The next store will be tried."""
         self.had_rendezvous = False
         self.enter("restart")
         self.ledger.write("store-lost", detail=detail)

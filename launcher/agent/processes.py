@@ -1,6 +1,6 @@
 """Linux processes: a child's life tied to its parent's, and the end of whole trees.
 
-Standard library only. Process groups cannot do this: every worker is a session of its own.
+Standard library only. Process groups cannot do this, because every worker is its own session.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _POLL_S = 0.005
-# They end by themselves once their clients have gone, and unlink shared memory before they do.
+# They end by themselves once their clients are gone, after they have unlinked shared memory.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
@@ -37,7 +37,7 @@ def die_with_parent(parent_pid: int, signum: signal.Signals = signal.SIGKILL) ->
 
 
 def _prctl(option: int, value: int) -> None:
-    # Fails only where the kernel is no Linux; there the sweep at the end must do.
+    # Fails only on other kernels than Linux, where only the sweep at the end remains.
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -64,7 +64,7 @@ def reap() -> dict[int, int]:
 
 
 def children_of(pid: int) -> tuple[int, ...]:
-    """Direct children of a process, ended ones that nobody reaped included."""
+    """Direct children of a process, zombies included."""
     found: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -78,13 +78,13 @@ def children_of(pid: int) -> tuple[int, ...]:
 
 
 def parent_of(pid: int) -> int | None:
-    """The pid of a process' parent; None where it has ended and nobody holds its place."""
+    """The pid of a process' parent; None where there is no such process."""
     fields = _stat(pid)
     return int(fields[1]) if fields else None
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it; a debugger's stop is none of these."""
+    """Whether a signal has stopped it; stopped by a debugger does not count."""
     return _stat(pid)[:1] == ["T"]
 
 

@@ -71,7 +71,7 @@ def _claim(task: NodeTask) -> NodeTask:
 
 
 def _while_full(task: NodeTask, act: Callable[[], T]) -> T:
-    """Before the agent's start: raises DiskFullError, or _AskedToStopError by a signal."""
+    """Waits for room before the agent's start. Raises DiskFullError or _AskedToStopError."""
     return disk.retry_while_full(
         act,
         (Path(task.node.log_dir),),
@@ -140,11 +140,11 @@ class Supervisor:
     def _prepare(self) -> None:
         processes.adopt_orphans()
         node = self._task.node
-        # What an operator told this node counts pods, and would win over the plan.
+        # An operator's values count pods, and would win over the plan.
         for name in protocol.STALE_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(node.env)
-        # Meant for torchrun; a script that starts one of its own would hand it on.
+        # Meant for torchrun; a torchrun that the script starts would take it over.
         os.environ.pop(protocol.LINE_PREFIX_TEMPLATE, None)
         os.environ[protocol.NODE_INDEX] = str(node.node_index)
         _while_full(self._task, self._make_folders)
@@ -157,7 +157,7 @@ class Supervisor:
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
-        # How the node ends is told on a full disk, too.
+        # So that the outcome can be written on a full disk too.
         reserve.reserve(self._node_dir / protocol.OUTCOME_FILE, reserve.OUTCOME_BYTES)
         reserve.reserve(self._node_dir / protocol.STOP_REQUEST_FILE, reserve.REQUEST_BYTES)
         self._own = self._own or Scratch()
@@ -190,7 +190,7 @@ class Supervisor:
         oom_kills = reports.read_oom_kills()
         self._agent_pid = self._fork_agent(report_file)
         status = self._wait_for_agent()
-        # The node's other processes have nobody left who would end them.
+        # Without the agent no process would end the others.
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
         report = reports.read_agent_report(report_file)
@@ -219,7 +219,7 @@ class Supervisor:
         code = int(ExitCode.AGENT_FAILED)
         try:
             processes.die_with_parent(supervisor_pid)
-            # A terminal's Ctrl-C goes to the whole group: the supervisor alone decides on it.
+            # Ctrl-C goes to the whole process group, but only the supervisor may act on it.
             os.setpgid(0, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             code = self._be_agent(report_file)

@@ -18,7 +18,7 @@ class NodeState(enum.Enum):
     RUNNING = "running"
     EXITED = "exited"
     MISSING = "missing"
-    """The target knows nothing of it: never started, or removed behind our back."""
+    """The target does not know it: never started, or removed by someone else."""
 
 
 class RunState(enum.Enum):
@@ -51,7 +51,7 @@ class Reason(enum.Enum):
     RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable"
     """No store answered, or too few nodes came, before the time was over."""
     RENDEZVOUS_CLOSED = "rendezvous-closed"
-    """Another node had ended the run's rendezvous; that node knows why."""
+    """Another node ended the run; its own outcome says why."""
     STORE_LOST = "store-lost"
     """The rendezvous' store went away, and no other took over."""
     AGENT_FAILED = "agent-failed"

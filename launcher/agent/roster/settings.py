@@ -12,7 +12,7 @@ from launcher.agent.roster.words import Rules
 from launcher.contract import protocol
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
-"""What torch's ``LaunchConfig`` and torchrun put beside ours."""
+"""Keys that torch's ``LaunchConfig`` and torchrun add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class RosterSettings:
     node_index: int
     """This node's place in the plan, from 0; ranks follow it. Default: LAUNCHER_NODE_INDEX."""
     is_host: bool = False
-    """Whether this node serves the store if nobody has started it at the endpoint."""
+    """Whether this node serves the store if none answers at the endpoint yet."""
     detection_limit_s: float = 10.0
     """A node silent for so long is lost. 1 s is for quiet machines only."""
     last_call_s: float = 2.0

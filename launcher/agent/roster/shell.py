@@ -1,7 +1,7 @@
-"""The thread around the pure machine: it alone talks to the store, and may hang with it.
+"""The thread around the pure machine. It alone talks to the store, and may hang if the store does.
 
-The caller's side only posts wishes and reads what was last seen, so that a frozen host never
-blocks it for longer than the silence limit.
+The caller's side only posts events and reads the last state, so that a frozen store blocks it no
+longer than the silence limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Shell:
-    """One node's heart: pulses by itself, from ``begin`` until ``end``."""
+    """Runs one node's state machine in a thread, from ``begin`` until ``end``."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Shell:
         with self._changed:
             now = self._clock.monotonic()
             if now - self._checked_at > self._silence_s / 2:
-                # It was this process that stood still: nobody can tell how silent the store was.
+                # This process itself stood still, so the store's silence is not known.
                 self._heard_at = max(self._heard_at, now - self._silence_s / 2)
             self._checked_at = now
             silent_s = now - self._heard_at

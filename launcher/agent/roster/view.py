@@ -1,4 +1,4 @@
-"""What one node knows of the run, and how what it sees changes that: pure."""
+"""What one node knows of the run, and how the store's answers change it. Pure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class State:
 
     @property
     def belongs(self) -> bool:
-        """Whether this node is a member that nobody struck off."""
+        """Whether this node is a member and was not struck off."""
         return (
             self.head is not None and self.seat in self.members and self.seat not in self.head.gone
         )
@@ -105,7 +105,7 @@ class State:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """The members that nobody struck off and whose workers have not all succeeded."""
+        """The members that were not struck off and whose workers have not all succeeded."""
         assert self.head is not None
         away = {*self.head.gone, *self.head.finished}
         return tuple(seat for seat in self.members if seat not in away)
@@ -119,7 +119,7 @@ def may_form(state: State) -> bool:
 
 
 def status_of(state: State) -> str:
-    """What a beat says besides life: waiting for, or running in, which round."""
+    """A beat's status: leaving, waiting for a round, or running in one."""
     if state.leaving:
         return "l"
     if state.waiting and state.head is not None:
@@ -163,7 +163,7 @@ def pause_s(state: State, now: float) -> float:
 
 # -- what is seen ------------------------------------------------------------------------------
 def adopt(state: State, text: str, now: float) -> State:
-    """The head as it is now; what hung on an older round or on a lost lead is forgotten."""
+    """Takes over the present head. Forgets what belonged to an older round or to a lost lead."""
     if text == state.text:
         return state
     head, old = parse_head(text), state.head
@@ -176,7 +176,7 @@ def adopt(state: State, text: str, now: float) -> State:
             state = replace(state, grown_at=now)
         state = replace(state, cautious=False)
     elif head.phase is Phase.FORMING and head.leader == state.seat != old.leader:
-        # who came under the leader before may have died with it
+        # nodes that came under the last leader may be gone with it
         state = replace(state, cautious=True)
     if not state.leads or old is None or old.epoch != head.epoch:
         state = replace(state, sealing=(), cards={}, taken=None, written="")
@@ -184,7 +184,7 @@ def adopt(state: State, text: str, now: float) -> State:
 
 
 def see(state: State, values: Mapping[str, str], now: float) -> State:
-    """A look around: the head, the watched beats and, for the leader, all who ever came."""
+    """Takes in the head, the watched beats and, for the leader, the list of all seats."""
     last = state.looked_at if state.looked_at is not None else now
     elapsed_s = min(now - last, 2 * state.rules.interval_s)
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
@@ -195,7 +195,7 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
         finished = tuple(s.removeprefix(FINISHED_MARK) for s in listed if s[0] == FINISHED_MARK)
         seats = tuple(s for s in listed if s[0] != FINISHED_MARK)
         if seats != state.seats:
-            state = replace(state, looked=False)  # who is new is looked at right away
+            state = replace(state, looked=False)  # look at the new seats right away
         state = replace(state, seats=seats, finished_seats=finished)
     state = adopt(state, values[HEAD], now)
     if state.waiting and state.head and state.head.phase is Phase.FORMING:
@@ -263,7 +263,7 @@ def counts_before(rules: words.Rules) -> dict[str, int]:
 
 
 def first_head(state: State) -> str:
-    """The head of a store in which nobody was before."""
+    """The head of an empty store."""
     head = Head(
         origin=state.nonce,
         leader=state.seat,
