@@ -16,7 +16,7 @@ def measure_plan(repetitions: int) -> Iterator[Row]:
     yield Row(benchmark="plan", what=f"for docker, {FEW:,} nodes", ours=few)
     yield Row(
         benchmark="plan",
-        what=f"{what}, {MANY:,} nodes",
+        what=f"for docker, {MANY:,} nodes",
         ours=many,
         goal=Goal(of="seconds", most=1.0),
     )
