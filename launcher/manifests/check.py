@@ -19,7 +19,7 @@ ANNOTATION_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ManifestFinding:
     """A breach of one rule: where, what was found, why it hurts, what to write instead.
 
     ``rule`` is a name of ``Rule``, or ``yaml`` where the file itself cannot be read; ``line`` is
@@ -45,7 +45,7 @@ class Finding:
 class Checked:
     """What came of a check: the ``findings``, by file and line, and how many objects have rules."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ManifestFinding, ...]
     known: int
     others: int
 
@@ -89,7 +89,7 @@ CHECKS: Mapping[str, Check] = {
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     """Checks files, given as name and text, as what is applied together, in that order."""
     objects: list[Value] = []
-    findings: list[Finding] = []
+    findings: list[ManifestFinding] = []
     for file, text in texts:
         try:
             objects += parse_manifest(text, file)
@@ -104,9 +104,9 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     return Checked(findings=tuple(ordered), known=len(known), others=len(objects) - len(known))
 
 
-def _finding(item: Value, found: Hit) -> Finding:
+def _finding(item: Value, found: Hit) -> ManifestFinding:
     file, line = _place(found.at.where)
-    return Finding(
+    return ManifestFinding(
         file=file,
         line=line,
         rule=found.rule.value,
@@ -119,11 +119,11 @@ def _finding(item: Value, found: Hit) -> Finding:
     )
 
 
-def _unreadable(file: str, error: YamlError) -> Iterator[Finding]:
+def _unreadable(file: str, error: YamlError) -> Iterator[ManifestFinding]:
     flaws = [(flaw.where, flaw.what, flaw.fix) for flaw in error.flaws]
     for where, what, fix in flaws or [_split(error, file)]:
         name, line = _place(where)
-        yield Finding(
+        yield ManifestFinding(
             file=name,
             line=line,
             rule="yaml",
