@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.contract import protocol
 from launcher.agent.faults import COLLATERAL, WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends
+from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_signal
-from launcher.targets.hosts.program import keeper
-from launcher.runs.node_outcomes import read_node_outcome
+from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
-from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
 from launcher.contract.reasons import Reason
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerFailure, WorkerLog, parse_failures
+from launcher.runs.folder import RunFolder
+from launcher.runs.node_outcomes import read_node_outcome
 
 TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
@@ -169,7 +169,7 @@ def _by_agent(run: RunFolder, logs: list[WorkerLog], node: NodePlan) -> list[Ran
 def _by_keeper(run: RunFolder, node: NodePlan) -> list[RankFailure]:
     """What a host says of a node that could say nothing itself, as on a full disk."""
     folder = run.node_dir(node.node_index, node.incarnation)
-    record = keeper.read_record(folder)
+    record = read_record(folder)
     if not record.get("exit_code") or record.get("detail", "") in ("", protocol.LAUNCHER_GONE):
         return []
     console = run.console(node.node_index, node.incarnation)
@@ -179,7 +179,7 @@ def _by_keeper(run: RunFolder, node: NodePlan) -> list[RankFailure]:
         local_rank=0,
         exit_code=record["exit_code"],
         exception=record["detail"],
-        failed_at=(folder / keeper.RECORD).stat().st_mtime,
+        failed_at=(folder / RECORD).stat().st_mtime,
         log=str(console),
         log_tail=tuple(_read_tail(console).splitlines()[-TAIL_LINES:]),
     )

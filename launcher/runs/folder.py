@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.plan import agent_logs
-from launcher.contract import protocol
 from launcher.agent import disk
 from launcher.agent.reserve import release, reserve, write_into_reserve
+from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
-from launcher.plan.launch_plan import LaunchPlan, parse_plan
-from launcher.targets.agent_files import AgentFiles
 from launcher.contract.reasons import Reason, RunState
+from launcher.plan import agent_logs
+from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.torchrun import WorkerLog, parse_log_folder
 
 LAUNCHER_FILE = "launcher.json"
@@ -332,19 +331,6 @@ def _cannot_be_made(path: str, why: str) -> InputError:
         f"the folder {path} cannot be made: {why}",
         "name another one (checkpoint_dir of the job, --runs DIR), or change its owner",
     )
-
-
-def write_agent_files(files: AgentFiles | None) -> None:
-    """Puts the agent's files in place; the folders must be there. None: nothing to do."""
-    if files is None:
-        return
-    archive = Path(files.archive_path)
-    if not archive.exists():
-        temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
-        temporary.write_bytes(files.archive)
-        temporary.replace(archive)
-    for task in files.tasks:
-        write_atomically(Path(task.path), task.text)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.contract import protocol
 from launcher.agent.faults import WorkerEnd
+from launcher.contract import protocol
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.contract import protocol
-from launcher.runs.goodput import measure_goodput
 from launcher.api.listing import name_logs, read_state
+from launcher.contract import protocol
+from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, RunState
+from launcher.runs.failure import read_report
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, Outcome, RunFolder
+from launcher.runs.goodput import measure_goodput
 from launcher.runs.node_outcomes import (
     agent_ledger,
     by_launchers_clock,
@@ -20,12 +23,9 @@ from launcher.runs.node_outcomes import (
     read_restarts,
     read_train_ledger,
 )
-from launcher.runs.failure import read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, Outcome, RunFolder
-from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, RunState
-from launcher.targets.kubernetes.story import bring_story, read_story
 from launcher.runs.summary import fell_with_a_node, render_clocks, without_first
 from launcher.runs.timeline import Event, measure_phases, tell_timeline
+from launcher.targets.kubernetes.story import bring_story, read_story
 
 TIMELINE_LINES = 40
 COLLATERAL_LINES = 8

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.agent.faults import is_own_failure
-from launcher.runs.folder import Outcome
 from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
+from launcher.runs.folder import Outcome
 
 KUBERNETES = "kubernetes"
 

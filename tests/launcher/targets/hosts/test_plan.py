@@ -14,6 +14,7 @@ import pytest
 from launcher.api import launch
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.keeper_record import write_record
 from launcher.job.spec import JobSpec
 from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
@@ -31,7 +32,6 @@ from launcher.targets.hosts.plan import (
     decide_hosts,
     plan_on_hosts,
 )
-from launcher.targets.hosts.program import keeper
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.target import HostsTarget
 
@@ -295,11 +295,11 @@ def test_a_host_speaks_for_a_node_that_could_write_nothing(
     folder = tmp_path / "nodes/1/0"
     folder.mkdir(parents=True)
     record = {"pid": 7, "start": "x", "exit_code": 1, "detail": "No space left on device: /there"}
-    keeper.write_record(folder, record)
+    write_record(folder, record)
     told = read_report(RunFolder(tmp_path), plan)
     assert told.first is not None
     assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device: /there")
-    keeper.write_record(folder, {**record, "detail": protocol.LAUNCHER_GONE})
+    write_record(folder, {**record, "detail": protocol.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None
 
 
