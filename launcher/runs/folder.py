@@ -20,7 +20,7 @@ from launcher.agent.reserve import release, reserve, write_into_reserve
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.targets.agent_files import AgentFiles
-from launcher.contract.reasons import Reason, RunState
+from launcher.contract.reasons import Reason
 from launcher.plan.torchrun import WorkerLog, parse_log_folder
 
 LAUNCHER_FILE = "launcher.json"
@@ -149,11 +149,6 @@ class RunFolder:
         with contextlib.suppress(OSError, ValueError, TypeError):
             return Outcome(**json.loads((self.path / protocol.OUTCOME_FILE).read_text()))
         return None
-
-    def state(self) -> RunState:
-        """Terminal once there is an outcome."""
-        outcome = self.read_outcome()
-        return RunState.RUNNING if outcome is None else RunState(outcome.state)
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:
         """Every worker's log folder so far, oldest incarnation and attempt first."""
