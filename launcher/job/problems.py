@@ -7,26 +7,22 @@ docs/job-file.md say the same.
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.contract.errors import InputError
 from launcher.job.conflicts import Conflict
 from launcher.job.values import RefusedError
-from launcher.yamlfile.source import Flaw, KeyPath, YamlSource
+from launcher.yamlfile.problem import KeyPath, Problem, render_key, render_value
+from launcher.yamlfile.source import YamlSource
 
 Schema = Mapping[str, Any]
 
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSW|PWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
-_MAX_SHOWN = 60
 _OF_THE_KEY = "[key]"
 """How pydantic marks that a mapping's key is refused, and not its value."""
-_AFTER_THE_FILE = 2**31
 
 _TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
@@ -50,40 +46,6 @@ _FAMILIAR = {
     "stop_grace_period": "stop_grace_s",
 }
 """Names from torchrun, compose files and Kubernetes that are spelled too differently to guess."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One thing that is wrong; ``where`` is ``file:line`` or the option that gave the value,
-    ``line`` the same as a number, 0 for an option."""
-
-    where: str
-    line: int
-    key: str
-    says: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        line = ": ".join(part for part in (self.where, self.key, self.says) if part)
-        return f"{line}\n  fix: {self.fix}" if self.fix else line
-
-    @classmethod
-    def of_flaw(cls, flaw: Flaw) -> Problem:
-        key = render_key(flaw.path)
-        return cls(where=flaw.where, line=flaw.line, key=key, says=flaw.what, fix=flaw.fix)
-
-
-class JobFileError(InputError):
-    """All that is wrong with a job file, one ``Problem`` each: as the file goes, then options."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda one: one.line or _AFTER_THE_FILE))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
-def render_key(path: KeyPath) -> str:
-    """A path as ``--set`` takes it: ``mounts.0.target``."""
-    return ".".join(render_value(str(part)) for part in path)
 
 
 def describe(schema: Schema, root: Schema) -> str:
@@ -161,18 +123,12 @@ def find_problems(
 ) -> Iterator[Problem]:
     """What pydantic found and what only two keys together show, each with its place."""
     for conflict in conflicts:
-        says = f"found {render_value(conflict.found)}; accepted: {conflict.accepted}"
-        yield _problem(conflict.path, source, says, conflict.fix)
+        what = f"found {render_value(conflict.found)}; accepted: {conflict.accepted}"
+        yield source.problem(conflict.path, what, conflict.fix)
     for one in error.errors(include_url=False) if error is not None else ():
         if one["type"] != "conflict":
             path = tuple(part for part in one["loc"] if part != _OF_THE_KEY)
-            yield _problem(path, source, *_reason(one, path, source, root))
-
-
-def _problem(path: KeyPath, source: YamlSource, says: str, fix: str) -> Problem:
-    entry = source.nearest(path)
-    key = render_key(path)
-    return Problem(where=entry.where, line=entry.line, key=key, says=says, fix=fix)
+            yield source.problem(path, *_reason(one, path, source, root))
 
 
 def _reason(one: Any, path: KeyPath, source: YamlSource, root: Schema) -> tuple[str, str]:
@@ -268,10 +224,3 @@ def _kind(value: object) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     return "nothing" if value is None else "a single value"
-
-
-def render_value(text: str) -> str:
-    """Text fit for one line of a terminal: no control characters, not too long."""
-    if len(text) > _MAX_SHOWN:
-        text = text[: _MAX_SHOWN - 3] + "..."
-    return text if text.isprintable() and text == text.strip() else json.dumps(text)

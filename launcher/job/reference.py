@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 from launcher.job.file import option_override, parse_job, schema
-from launcher.job.problems import JobFileError, Schema, describe, resolve
-from launcher.yamlfile.source import YamlError, parse_fragment
+from launcher.job.problems import Schema, describe, resolve
+from launcher.yamlfile.problem import FileError
+from launcher.yamlfile.source import parse_fragment
 
 _BAD_JOB = """\
 name: Digits
@@ -171,7 +172,7 @@ def _flow(value: Any) -> str:
         return json.dumps(value)
     try:
         return value if parse_fragment(value, "").data == value else json.dumps(value)
-    except YamlError:
+    except FileError:
         return json.dumps(value)
 
 
@@ -186,6 +187,6 @@ def _cell(text: str) -> str:
 def _bad_example() -> str:
     try:
         parse_job(_BAD_JOB, "jobs/bad.yaml", [option_override("--nproc-per-node", "0")])
-    except JobFileError as error:
+    except FileError as error:
         return _BAD_EXAMPLE.format(job=_BAD_JOB, problems=error)
     raise AssertionError("the bad example is not bad")

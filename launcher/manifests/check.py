@@ -12,7 +12,7 @@ from launcher.manifests.checks.pytorchjob import check_pytorchjob
 from launcher.manifests.checks.rules import WHY, Hit, Rule, Severity, hit, severity_of
 from launcher.manifests.checks.trainjob import check_runtime, check_trainjob
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
-from launcher.yamlfile.source import YamlError
+from launcher.yamlfile.problem import FileError
 
 ANNOTATION_BYTES = 256 * 1024
 """What ``kubectl apply`` may copy into an object's annotations."""
@@ -93,7 +93,7 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     for file, text in texts:
         try:
             objects += parse_manifest(text, file)
-        except YamlError as error:
+        except FileError as error:
             findings += _unreadable(file, error)
     together = Together(objects=tuple(objects))
     known = [item for item in objects if item["kind"].text in CHECKS]
@@ -119,10 +119,9 @@ def _finding(item: Value, found: Hit) -> Finding:
     )
 
 
-def _unreadable(file: str, error: YamlError) -> Iterator[Finding]:
-    flaws = [(flaw.where, flaw.what, flaw.fix) for flaw in error.flaws]
-    for where, what, fix in flaws or [_split(error, file)]:
-        name, line = _place(where)
+def _unreadable(file: str, error: FileError) -> Iterator[Finding]:
+    for problem in error.problems:
+        name, line = _place(problem.where)
         yield Finding(
             file=name,
             line=line,
@@ -130,15 +129,10 @@ def _unreadable(file: str, error: YamlError) -> Iterator[Finding]:
             severity=Severity.ERROR.value,
             object="",
             path="",
-            what=what,
+            what=problem.what,
             why="an API server cannot read it, or reads something else than was meant",
-            fix=fix,
+            fix=problem.fix,
         )
-
-
-def _split(error: YamlError, file: str) -> tuple[str, str, str]:
-    where, _, what = error.what.partition(": ")
-    return (where, what, error.hint) if where.startswith(file) else (file, error.what, error.hint)
 
 
 def _place(where: str) -> tuple[str, int]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from launcher.yamlfile.source import KeyPath, YamlSource, parse_documents
+from launcher.yamlfile.problem import KeyPath
+from launcher.yamlfile.source import YamlSource, parse_documents
 
 EXTENDED_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
 """Resource names by which device plugins hand out accelerators."""
@@ -75,7 +76,7 @@ class Value:
 
 
 def parse_manifest(text: str, file: str) -> tuple[Value, ...]:
-    """The objects of a manifest, those inside of a ``List`` too. Raises ``YamlError``."""
+    """The objects of a manifest, those inside of a ``List`` too. Raises ``FileError``."""
     found: list[Value] = []
     for source in parse_documents(text, file):
         top = Value(source=source, path=(), data=source.data)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from launcher.contract.errors import ExitCode, Fault, InputError
 from launcher.job.file import option_override, parse_job, parse_override, read_job
-from launcher.job.problems import JobFileError
 from launcher.job.spec import JobSpec
+from launcher.yamlfile.problem import FileError
 
 GOOD = "name: digits\ncommand: [train.py]\n"
 
@@ -63,11 +63,11 @@ def test_all_problems_of_a_file_are_reported_at_once_in_the_order_of_the_file() 
 
 
 def test_an_error_keeps_its_problems_apart_for_programs() -> None:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(FileError) as caught:
         parse_job(GOOD + "stop_grace_s: 0\nzzz: 1", "job.yaml")
-    assert [(one.where, one.key) for one in caught.value.problems] == [
-        ("job.yaml:3", "stop_grace_s"),
-        ("job.yaml:4", "zzz"),
+    assert [(one.where, one.path) for one in caught.value.problems] == [
+        ("job.yaml:3", ("stop_grace_s",)),
+        ("job.yaml:4", ("zzz",)),
     ]
 
 
@@ -253,7 +253,7 @@ def test_control_characters_of_an_option_do_not_reach_the_terminal() -> None:
 
 
 def test_an_option_with_dashes_is_named_as_it_was_typed() -> None:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(FileError) as caught:
         parse_job(GOOD, "job.yaml", [option_override("--nproc-per-node", "0")])
     assert str(caught.value) == (
         "--nproc-per-node 0: nproc_per_node: found 0; accepted: a whole number 1..1024, "

@@ -15,7 +15,8 @@ from launcher.contract.errors import InputError
 from launcher.job.file import parse_job, render_schema, schema
 from launcher.job.reference import render_reference
 from launcher.job.spec import JobSpec
-from launcher.yamlfile.source import YamlError, parse_yaml
+from launcher.yamlfile.problem import FileError
+from launcher.yamlfile.source import parse_yaml
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = schema()
@@ -60,7 +61,7 @@ def data_of(case: str) -> object:
     """The data of a case; nothing where it is no YAML, of which no schema gets to know."""
     try:
         return parse_yaml(case.partition("\n->\n")[0], "job.yaml").data
-    except YamlError:
+    except FileError:
         return None
 
 
