@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
-    from launcher.job.file import render_schema
     from launcher.job.reference import render_reference
+    from launcher.job.schema import render_schema
 
     (ROOT / "docs/job-file.md").write_text(render_reference(), encoding="utf-8")
     (ROOT / "jobs/job.schema.json").write_text(render_schema(), encoding="utf-8")

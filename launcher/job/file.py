@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.json_schema import GenerateJsonSchema
 
 from launcher.contract.errors import InputError
 from launcher.job.conflicts import find_conflicts
 from launcher.job.problems import find_problems, is_secret
 from launcher.job.spec import JobSpec
-from launcher.job.types import Section
-from launcher.job.values import NodeRange, dump_nodes
 from launcher.yamlfile.problem import FileError, KeyPath, Problem, render_value
 from launcher.yamlfile.source import Entry, YamlSource, parse_fragment, parse_yaml, read_text
 
@@ -82,51 +77,6 @@ def find_place(key: KeyPath, path: str, overrides: Sequence[Override] = ()) -> s
     return path if entry is None else entry.where
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a job file, for editors and for the reference.
-
-    It accepts all that ``parse_job`` accepts; rules between keys and a few others (the bytes of
-    a quantity, MIN not above MAX) are known to ``parse_job`` alone.
-    """
-    made = JobSpec.model_json_schema(schema_generator=_JobSchema)
-    for section in (made, *made["$defs"].values()):
-        for key, field in section["properties"].items():
-            if key not in section.get("required", ()):
-                _allow_empty(field)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
-
-
-def render_schema() -> str:
-    """``schema()`` as the text of a file."""
-    return json.dumps(schema(), indent=2) + "\n"
-
-
-class _JobSchema(GenerateJsonSchema):
-    def field_title_should_be_set(self, schema: object) -> bool:
-        return False  # "Stop Grace S" says less than the key
-
-    def encode_default(self, dft: Any) -> Any:
-        if isinstance(dft, NodeRange):
-            return dump_nodes(dft)
-        return None if isinstance(dft, Section) else super().encode_default(dft)
-
-
-def _allow_empty(field: dict[str, Any]) -> None:
-    """An empty key counts as not given, so ``null`` is accepted wherever there is a default."""
-    if field.get("default", 0) is None or field.get("default") in ((), [], {}):
-        del field["default"]
-    about = ("description", "default", "examples")
-    shape = {key: field.pop(key) for key in list(field) if key not in about}
-    if {"type": "null"} not in shape.get("anyOf", ()):
-        shape = {"anyOf": [shape, {"type": "null"}]}
-    field.update(shape)
-
-
-@functools.cache
-def _schema() -> dict[str, Any]:
-    return schema()
-
-
 def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Override]) -> JobSpec:
     for override in overrides:
         try:
@@ -140,7 +90,7 @@ def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Over
     except ValidationError as error:
         job, refused = None, error
     if refused is not None or conflicts:
-        problems += find_problems(refused, conflicts, source, _schema())
+        problems += find_problems(refused, conflicts, source)
     if job is None or problems:
         raise FileError(problems)
     return job

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
 from launcher.job.conflicts import Conflict
-from launcher.job.values import RefusedError
+from launcher.job.refused import NotAcceptedError
+from launcher.job.schema import (
+    Schema,
+    choices,
+    describe,
+    field_at,
+    job_schema,
+    render_flow,
+    resolve,
+    schema_at,
+)
 from launcher.yamlfile.problem import KeyPath, Problem, render_key, render_value
 from launcher.yamlfile.source import YamlSource
-
-Schema = Mapping[str, Any]
 
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSW|PWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 _OF_THE_KEY = "[key]"
@@ -48,150 +56,82 @@ _FAMILIAR = {
 """Names from torchrun, compose files and Kubernetes that are spelled too differently to guess."""
 
 
-def describe(schema: Schema, root: Schema) -> str:
-    """What a schema accepts, in words."""
-    if "$ref" in schema:
-        return describe(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
-    if "errorMessage" in schema:
-        return str(schema["errorMessage"])
-    if "anyOf" in schema:
-        words = [describe(one, root) for one in schema["anyOf"] if one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(words))
-    if "enum" in schema:
-        return " or ".join([", ".join(schema["enum"][:-1]), schema["enum"][-1]])
-    return _describe_type(schema, root)
-
-
-def _describe_type(schema: Schema, root: Schema) -> str:
-    kind = schema["type"]
-    if kind in ("integer", "number"):
-        return f"a {'whole ' if kind == 'integer' else ''}number{_range(schema)}"
-    if kind == "array":
-        return f"a list of {describe(schema['items'], root)}"
-    if kind == "object" and "properties" in schema:
-        keys = list(schema["properties"])
-        return f"the key{'s' if len(keys) > 1 else ''} {', '.join(keys)}"
-    return {"string": "text", "boolean": "true or false", "object": "name: value lines"}[str(kind)]
-
-
-def _range(schema: Schema) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f" {low}..{high}"
-    if "exclusiveMinimum" in schema:
-        return f" > {schema['exclusiveMinimum']}"
-    return "" if low is None else f" >= {low}"
-
-
-def schema_at(root: Schema, path: KeyPath) -> Schema:
-    """The part of the schema that governs ``path``; of what holds it where there is none."""
-    node: Schema = root
-    for part in path:
-        node = _child(resolve(node, root), part)
-        if not node:
-            return {}
-    return resolve(node, root)
-
-
-def resolve(node: Schema, root: Schema) -> Schema:
-    """The schema behind a reference, or behind a reference that may also be left empty."""
-    while True:
-        if "$ref" in node:
-            node = root["$defs"][node["$ref"].rsplit("/", 1)[-1]]
-        elif "anyOf" in node and any("$ref" in one for one in node["anyOf"]):
-            node = next(one for one in node["anyOf"] if "$ref" in one)
-        else:
-            return node
-
-
-def _child(node: Schema, part: str | int) -> Schema:
-    for one in [node, *node.get("anyOf", ())]:
-        if isinstance(part, int) and "items" in one:
-            return dict(one["items"])
-        if part in one.get("properties", {}):
-            return dict(one["properties"][part])
-        if isinstance(one.get("additionalProperties"), dict):
-            return dict(one["additionalProperties"])
-    return {}
-
-
 def find_problems(
-    error: ValidationError | None,
-    conflicts: tuple[Conflict, ...],
-    source: YamlSource,
-    root: Schema,
+    error: ValidationError | None, conflicts: tuple[Conflict, ...], source: YamlSource
 ) -> Iterator[Problem]:
     """What pydantic found and what only two keys together show, each with its place."""
     for conflict in conflicts:
-        what = f"found {render_value(conflict.found)}; accepted: {conflict.accepted}"
+        what = f"found {render_value(str(conflict.found))}; accepted: {conflict.accepted}"
         yield source.problem(conflict.path, what, conflict.fix)
     for one in error.errors(include_url=False) if error is not None else ():
         if one["type"] != "conflict":
             path = tuple(part for part in one["loc"] if part != _OF_THE_KEY)
-            yield source.problem(path, *_reason(one, path, source, root))
+            yield source.problem(path, *_explain(one, path, source))
 
 
-def _reason(one: Any, path: KeyPath, source: YamlSource, root: Schema) -> tuple[str, str]:
+def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
     """What is wrong, and the fix, of one of pydantic's errors."""
     if one["type"] == "extra_forbidden":
-        return _unknown(path, root), ""
-    schema = schema_at(root, path)
+        return _explain_unknown(path)
+    schema = schema_at(path)
     if one["type"] == "missing":
-        return f"missing; accepted: {describe(schema, root)}", ""
+        return f"missing; accepted: {describe(schema)}", _example(path)
     cause = one.get("ctx", {}).get("error")
-    if not isinstance(cause, RefusedError):
-        cause = RefusedError(describe(schema, root))
-    found = cause.found or _found(one, path, source)
-    fix = cause.fix or _fix(path, source, schema)
-    return f"found {render_value(found)}; accepted: {cause.accepted}", fix
+    if not isinstance(cause, NotAcceptedError):
+        cause = NotAcceptedError()
+    found = render_value(cause.found or _found(one, path, source))
+    fix = cause.fix or _meant(path, source, schema) or _example(path)
+    return f"found {found}; accepted: {cause.accepted or describe(schema)}", fix
 
 
-def _fix(path: KeyPath, source: YamlSource, schema: Schema) -> str:
+def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:
     """The value that was most likely meant, where that can be told."""
     entry = source.entries.get(path)
     if entry is None or entry.text is None:
         return ""
-    shapes = [*_shapes(schema)]
+    text, shapes = entry.text, [*choices(schema)]
     kinds = [shape.get("type") for shape in shapes]
     is_number = "integer" in kinds or "number" in kinds
     if is_number and re.fullmatch("""["'][0-9.]+["']""", entry.written):
-        return f"write {entry.text} without quotes"
-    if "boolean" in kinds and entry.text.lower() in _TRUTH:
-        return f"write {_TRUTH[entry.text.lower()]}: YAML 1.2 has no other truth values"
-    choices = [word for shape in shapes for word in shape.get("enum", ())]
-    close = difflib.get_close_matches(entry.text, choices, n=1)
+        return f"write {text} without quotes"
+    if is_number and (seconds := re.fullmatch(r"([0-9]+) *s(ec|econds?)?", text)):
+        return f"write {seconds[1]}: the unit is seconds"
+    if "boolean" in kinds and text.lower() in _TRUTH:
+        return f"write {_TRUTH[text.lower()]}: YAML 1.2 has no other truth values"
+    words = [word for shape in shapes for word in shape.get("enum", ())]
+    close = difflib.get_close_matches(text, words, n=1)
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _shapes(schema: Schema) -> Iterator[Schema]:
-    """A schema and all that it offers a choice of."""
-    yield schema
-    for one in schema.get("anyOf", ()):
-        yield from _shapes(one)
+def _example(path: KeyPath) -> str:
+    """A value that the key, or the nearest one around it, accepts."""
+    for size in range(len(path), 0, -1):
+        if examples := field_at(path[:size]).get("examples"):
+            return f"for example {render_key(path[:size])}: {render_flow(examples[0])}"
+    return "leave the key out, for its default"
 
 
-def _unknown(path: KeyPath, root: Schema) -> str:
-    keys = list(schema_at(root, path[:-1]).get("properties", {}))
+def _explain_unknown(path: KeyPath) -> tuple[str, str]:
+    keys = list(schema_at(path[:-1]).get("properties", {}))
     name, inside = str(path[-1]), render_key(path[:-1])
-    everywhere = dict(_leaves(root, root))
-    guess = difflib.get_close_matches(name.replace("-", "_"), keys, n=1)
-    if guess:
-        nearest = f"{inside}.{guess[0]}" if inside else guess[0]
-        return f"unknown key; did you mean {nearest}?"
-    for candidate in (_FAMILIAR.get(name.lower()), everywhere.get(name)):
-        if candidate:
-            return f"unknown key; did you mean {candidate}?"
-    close = difflib.get_close_matches(name.replace("-", "_"), list(everywhere), n=1, cutoff=0.7)
-    if close:
-        return f"unknown key; did you mean {everywhere[close[0]]}?"
-    return f"unknown key; accepted: {', '.join(keys)}"
+    everywhere = dict(_leaves(job_schema()))
+    spelled = name.replace("-", "_")
+    if guess := difflib.get_close_matches(spelled, keys, n=1):
+        meant = f"{inside}.{guess[0]}" if inside else guess[0]
+    else:
+        close = difflib.get_close_matches(spelled, list(everywhere), n=1, cutoff=0.7)
+        meant = _FAMILIAR.get(name.lower()) or everywhere.get(name) or ""
+        meant = meant or (everywhere[close[0]] if close else "")
+    if meant:
+        return "unknown key", f"did you mean {meant}?"
+    return f"unknown key; accepted: {', '.join(keys)}", "remove it, or write one of these"
 
 
-def _leaves(node: Schema, root: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(node: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Each key by its own name, and as torchrun joins it (``rdzv_backend``), to its path."""
     for key, child in node.get("properties", {}).items():
         path = f"{prefix}{key}"
-        yield from _leaves(resolve(child, root), root, f"{path}.")
+        yield from _leaves(resolve(child), f"{path}.")
         yield path.replace(".", "_"), path
         yield key, path
 
@@ -206,21 +146,13 @@ def _found(one: Any, path: KeyPath, source: YamlSource) -> str:
     value = one["input"]
     if one["loc"][-1] == _OF_THE_KEY:
         return str(value)
-    if path in (("env",), ("secrets",)):
-        return _kind(value)
-    if is_secret(path):
+    if path not in (("env",), ("secrets",)) and is_secret(path):
         return "a value (hidden)"
     if isinstance(value, dict | list | tuple):
-        return _kind(value)
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if path in (("env",), ("secrets",)):
+        return "nothing" if value is None else "a single value"
     entry = source.entries.get(path)
     if entry is not None and entry.text is not None:
         return entry.written or "nothing"
     return str(value) if value is not None else "nothing"
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    return "nothing" if value is None else "a single value"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from launcher.job.quantity import parse_quantity
 from launcher.yamlfile.problem import KeyPath
 from launcher.yamlfile.source import YamlSource, parse_documents
 
@@ -69,6 +70,14 @@ class Value:
         return "" if entry is None else entry.written
 
     @property
+    def quantity(self) -> float | None:
+        """A Kubernetes quantity as a number (bytes, cores); None where there is none."""
+        try:
+            return float(parse_quantity(self.text))
+        except ValueError:
+            return None
+
+    @property
     def number(self) -> int | None:
         """A whole number; None for anything else."""
         whole = isinstance(self.data, int) and not isinstance(self.data, bool)
@@ -119,24 +128,6 @@ def count_gpus(container: Value) -> int | None:
             if amount.isdigit():
                 return int(amount)
     return None
-
-
-SUFFIXES = {"m": 10**-3, "": 1} | {
-    prefix + unit: base ** (power + 1)
-    for power, prefix in enumerate("KMGTPE")
-    for unit, base in (("i", 2**10), ("", 10**3))
-}
-"""Of quantities: ``k`` is the one that is written small."""
-
-
-def parse_quantity(text: str) -> float | None:
-    """A Kubernetes quantity as a number (bytes, cores); None where it is not one."""
-    digits = text.rstrip("mkMGTPEi")
-    suffix = text[len(digits) :]
-    try:
-        return float(float(digits) * SUFFIXES[suffix.replace("k", "K")])
-    except (ValueError, KeyError):
-        return None
 
 
 def plain(value: Value) -> Any:

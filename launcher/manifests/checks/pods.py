@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from launcher.manifests.checks.rules import Hit, Rule, hit
-from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus, parse_quantity
+from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
 """What kubectl's YAML, which is 1.1, reads as a truth value."""
@@ -73,7 +73,7 @@ def _check_shm(pod: Value, container: Value) -> Iterator[Hit]:
     if not size:
         fix = "sizeLimit: 1Gi"
         yield hit(Rule.SHM_UNBOUNDED, empty_dir, "a memory volume without sizeLimit", fix)
-    elif (parse_quantity(size.text) or 0) >= (parse_quantity(limit.text) or float("inf")):
+    elif (size.quantity or 0) >= (limit.quantity or float("inf")):
         what = f"sizeLimit {size.text} of {SHM}, memory limit {limit.text}"
         yield hit(Rule.SHM_OVER_MEMORY, size, what, "a memory limit above the sizeLimit")
 
