@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,8 +47,7 @@ class Value:
     @property
     def name(self) -> str:
         """The path as people write it: ``spec.containers[0].env``."""
-        steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path]
-        return "".join(steps).lstrip(".")
+        return render_path(self.path)
 
     @property
     def where(self) -> str:
@@ -130,6 +128,7 @@ def count_gpus(container: Value) -> int | None:
     return None
 
 
-def plain(value: Value) -> Any:
-    """A copy of the data, for whoever changes it."""
-    return copy.deepcopy(value.data)
+def render_path(path: KeyPath) -> str:
+    """A path as people write it: ``spec.containers[0].env``."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
+    return "".join(steps).lstrip(".")
