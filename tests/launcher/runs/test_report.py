@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.report import AgentReport, AgentLedger, ledger_path, make_outcome
+from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome
 from launcher.agent.report import write_outcome as write_node_outcome
 from launcher.api.report import report_run
 from launcher.commands.cli import run_command
