@@ -1,6 +1,6 @@
 """Names shared by the launcher, the node and the training: variables, folders, files, labels.
 
-``train/worker_env.py`` repeats the names it needs, because ``train`` never imports
+``fabric_train/worker_env.py`` repeats the names it needs, because ``train`` never imports
 ``launcher``; a test holds both equal. Scripts that know nothing of these names need none.
 """
 
