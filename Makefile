@@ -22,7 +22,7 @@ REQUIRE ?=
 
 include images/image.mk
 
-# A second when nothing changed, so that an edit of train/ is in the image it runs in.
+# A second when nothing changed; an edit of train/ or fabric_train/ is in the image that it runs in.
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 

@@ -13,8 +13,8 @@ from typing import TextIO
 
 from torch import Tensor
 
+from fabric_train.worker_env import ProgressMode
 from train.schedule import Schedule
-from train.worker_env import ProgressMode
 
 BAR_INTERVAL_S = 0.1
 LINES_INTERVAL_S = 5.0

@@ -91,8 +91,8 @@ class _AskedToStopError(Exception):
 
 def _pause(seconds: float) -> None:
     """Waits, but not beyond a signal that ends the node. Raises _AskedToStopError."""
-    if found := signal.sigtimedwait(REASON_OF_SIGNAL, seconds):
-        raise _AskedToStopError(REASON_OF_SIGNAL[signal.Signals(found.si_signo)])
+    if signum := processes.wait_for_signal(REASON_OF_SIGNAL, seconds):
+        raise _AskedToStopError(REASON_OF_SIGNAL[signal.Signals(signum)])
 
 
 class Supervisor:
@@ -255,10 +255,7 @@ class Supervisor:
     # -- signals and stopping -----------------------------------------------------------------
 
     def _take_signal(self, limit_s: float) -> None:
-        found = signal.sigtimedwait(_BLOCKED, limit_s)
-        if found is None:
-            return
-        signum = signal.Signals(found.si_signo)
+        signum = processes.wait_for_signal(_BLOCKED, limit_s)
         if signum in _PASSED_ON:
             self._pass_on(signum)
         elif signum in REASON_OF_SIGNAL:

@@ -12,7 +12,8 @@ from launcher.contract.reasons import Reason
 from launcher.follow.loop import STOP_RUN_FILE, write_outcome
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder, write_atomically
+from launcher.runs.folder import RunFolder, write_atomically
+from launcher.runs.outcome import Outcome
 from launcher.targets.proc import is_stopped
 
 KEEP = "keep\n"

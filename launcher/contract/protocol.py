@@ -1,6 +1,6 @@
 """Names shared by the launcher, the node and the training: variables, folders, files, labels.
 
-``train/worker_env.py`` repeats the names it needs, because ``train`` never imports
+``fabric_train/worker_env.py`` repeats the names it needs, because ``train`` never imports
 ``launcher``; a test holds both equal. Scripts that know nothing of these names need none.
 """
 
@@ -24,8 +24,8 @@ PROGRESS = "LAUNCHER_PROGRESS"
 STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
 COMES_BACK = "LAUNCHER_COMES_BACK"
-"""Set where an engine starts the node again whenever it has ended. An agent that ended by itself before
-only repeats its exit code."""
+"""Set where an engine starts the node again whenever it has ended. An agent that ended by
+itself before only repeats its exit code."""
 SIGNAL_CODES = range(129, 160)
 """Exit codes of a node that was ended from outside, and goes on when it is started again."""
 NODE_DIR = "LAUNCHER_NODE_DIR"

@@ -109,7 +109,7 @@ def parse_settings(
             problems.append(f"{key}={value!r}: not a valid {known[key].type}")
     # Written so that NaN is refused too.
     problems += [
-        f"{key}: at least {least}"
+        f"{key}: found {values[key]:g}; accepted: {least} or more"
         for key, least in _LEAST.items()
         if key in values and not values[key] >= least
     ]

@@ -20,7 +20,8 @@ from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder, make_folders, write_agent_files
+from launcher.runs.folder import RunFolder, make_folders
+from launcher.targets.agent_files import write_agent_files
 from launcher.targets.capacity import plan_capacity
 from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
 from launcher.targets.docker.console import Consoles

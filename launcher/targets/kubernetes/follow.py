@@ -14,7 +14,8 @@ from launcher.follow.loop import STOP_RUN_FILE, write_outcome
 from launcher.follow.scaling import read_withdrawn, take_request
 from launcher.follow.tails import Output, RunTails
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.pod_notes import PodNotes, StartLimit, same_words
 from launcher.targets.kubernetes.pod_states import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.report import AgentReport, AgentLedger, ledger_path, make_outcome, write_outcome
+from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome, write_outcome
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason

@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.contract import protocol
+from launcher.contract.keeper_record import read_record, write_record
 from launcher.targets.hosts.program import commands, processes
 from launcher.targets.hosts.program.leases import LeaseBook
 
-RECORD = "keeper.json"
-"""In the node's folder: pid, start; once it has ended exit_code, out_of_memory, detail."""
 SPEC = "keeper-spec.json"
-"""Beside it, of a node that Docker brings back: what its next keeper is started with."""
-RECORD_BYTES = 4096
+"""Beside the record, of a node that Docker brings back: what its next keeper is started with."""
 OF_THE_KEEPER = ("pid", "start", "waits_since", "gone")
 POLL_S = 0.05
 ENGINE_POLL_S = 0.5
@@ -195,29 +193,6 @@ def read_grace_s(folder: Path, usual_s: float) -> float:
 
 GRACE_FILE = "stop-grace"
 """Seconds, written by a request to stop that has its own grace."""
-
-
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Replaces the record; on a full disk in the place that the first one took."""
-    data = json.dumps(record).encode().ljust(RECORD_BYTES)
-    temporary = folder / f".{RECORD}"
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(folder / RECORD)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-            with (folder / RECORD).open("r+b") as file:
-                file.write(data[:RECORD_BYTES])
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """The record as it is; empty where there is none."""
-    with suppress(OSError, ValueError):
-        record = json.loads((folder / RECORD).read_text())
-        if isinstance(record, dict):
-            return record
-    return {}
 
 
 def write_spec(spec: Spec) -> None:

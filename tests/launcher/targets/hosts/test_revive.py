@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.keeper_record import read_record, write_record
 from launcher.targets.hosts.program import commands, keeper, processes, revive
 from launcher.targets.hosts.program.leases import LeaseBook
 
@@ -22,7 +23,7 @@ class Node:
         self.state_dir, self.folder = state_dir, state_dir / "runs/r/nodes/0/0"
         self.folder.mkdir(parents=True)
         self.book = LeaseBook(str(state_dir / "leases"))
-        keeper.write_record(self.folder, {"pid": os.getpid(), "start": "another boot:1"})
+        write_record(self.folder, {"pid": os.getpid(), "start": "another boot:1"})
         self.spec: dict[str, Any] = {
             "run_id": "r",
             "node_index": 0,
@@ -78,14 +79,14 @@ def test_a_container_that_came_back_gets_keeper_and_lease_again(node: Node, engi
     assert spec["argv"] == ["docker", "attach", "--no-stdin", "--sig-proxy=false", "r-0"]
     assert [lease["live"] for lease in node.book.read()] == [True]
     assert node.state == "running"
-    assert processes.start_of(os.getpid()) == keeper.read_record(node.folder)["start"]
+    assert processes.start_of(os.getpid()) == read_record(node.folder)["start"]
 
 
 def test_a_node_waits_for_its_engine_and_not_for_ever(node: Node, engine: Engine) -> None:
     revive.revive(node.state_dir, "program")
     assert node.state == "pending"
-    record = keeper.read_record(node.folder)
-    keeper.write_record(node.folder, {**record, "waits_since": 0})
+    record = read_record(node.folder)
+    write_record(node.folder, {**record, "waits_since": 0})
     revive.revive(node.state_dir, "program")
     assert node.state == "missing"
 
