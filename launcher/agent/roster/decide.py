@@ -23,8 +23,7 @@ COMING_INTERVALS = 4
 
 def decide_change(state: State, now: float) -> Head | None:
     """The head to propose, sealing apart; ``None`` when all is as it should be."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     if head.phase is Phase.CLOSED:
         worse = head.closed == heads.FINISHED and state.closing not in ("", heads.FINISHED)
         return heads.close(head, state.closing) if worse else None
@@ -112,8 +111,7 @@ def replaced(state: State) -> tuple[str, ...]:
     for seat in state.seats:
         if seat in present:
             newest[index_of(seat)] = seat
-    assert state.head is not None
-    finished = state.head.finished
+    finished = state.known_head.finished
     superseded = (s for s in state.seats if s in present and newest[index_of(s)] != s)
     return tuple(s for s in superseded if s not in finished)
 
@@ -148,8 +146,7 @@ def _may_admit(state: State, head: Head, now: float) -> bool:
 
 def waiters(state: State) -> tuple[str, ...]:
     """Living nodes outside the sealed membership that wait to come in, first come first."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     if head.phase is not Phase.SEALED:
         return ()
     outside = (s for s in state.seats if s not in state.members and s not in head.gone)
@@ -176,8 +173,7 @@ def _handed_over(state: State, head: Head, now: float) -> Head | None:
 
 def arrived(state: State) -> tuple[str, ...]:
     """Living nodes that have said they wait for the round being formed, first come first."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     if head.phase is not Phase.FORMING:
         return ()
     return tuple(s for s in state.seats if s not in head.gone and _says(state, s, f"j{head.epoch}"))
@@ -194,8 +190,7 @@ def _says(state: State, seat: str, status: str) -> bool:
 
 def decide_members(state: State, now: float) -> tuple[str, ...]:
     """The seats that the leader may seal now, in order of rank; empty while it has to wait."""
-    head, rules = state.head, state.rules
-    assert head is not None
+    head, rules = state.known_head, state.rules
     if not (state.leads and state.waiting) or head.phase is not Phase.FORMING:
         return ()
     here = arrived(state)
@@ -218,8 +213,7 @@ def decide_members(state: State, now: float) -> tuple[str, ...]:
 
 def _room(state: State) -> int:
     """How many nodes a group may have: those that finished leave no place behind."""
-    assert state.head is not None
-    return state.rules.max_nodes - state.rules.finished_before - len(state.head.finished)
+    return state.rules.max_nodes - state.rules.finished_before - len(state.known_head.finished)
 
 
 def _last_call_s(rules: Rules, nodes: int) -> float:
@@ -242,8 +236,7 @@ def _coming(state: State, here: tuple[str, ...]) -> bool:
 
 def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> bool:
     """Without fencing: more than half of the last membership, who left or finished apart."""
-    head, rules = state.head, state.rules
-    assert head is not None
+    head, rules = state.known_head, state.rules
     if rules.fenced:
         return True
     if not head.members:
@@ -255,8 +248,7 @@ def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> boo
 
 def exhausted(state: State) -> bool:
     """Whether one more restart by a worker's fault is more than the user allowed."""
-    head, limit = state.head, state.rules.max_restarts
-    assert head is not None
+    head, limit = state.known_head, state.rules.max_restarts
     if limit is None or head.cause is not Cause.FAULT:
         return False
     return faults(head.counts) >= limit

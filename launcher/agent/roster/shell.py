@@ -146,7 +146,7 @@ class Shell:
 
     def _pulse(self, client: StoreClient) -> None:
         began = self._clock.monotonic()
-        self._handle(client, words.Pulse())
+        self._handle(client, words.Wish.PULSE)
         end = began + pause_s(self._state, began)
         while not self._ending:
             with self._changed:

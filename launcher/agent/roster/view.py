@@ -88,6 +88,12 @@ class State:
         return tuple(member.seat for member in self.ring)
 
     @property
+    def known_head(self) -> Head:
+        """The head, once it is known."""
+        assert self.head is not None
+        return self.head
+
+    @property
     def leads(self) -> bool:
         return self.head is not None and self.head.leader == self.seat
 
@@ -106,8 +112,7 @@ class State:
     @property
     def unfinished(self) -> tuple[str, ...]:
         """The members that were not struck off and whose workers have not all succeeded."""
-        assert self.head is not None
-        away = {*self.head.gone, *self.head.finished}
+        away = {*self.known_head.gone, *self.known_head.finished}
         return tuple(seat for seat in self.members if seat not in away)
 
 
@@ -205,8 +210,7 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
 
 def keys_to_look_at(state: State) -> tuple[str, ...]:
     """The head and a few beats; only the leader reads more, and it alone."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     heard: tuple[str, ...] = ()
     if state.leads:
         heard = tuple(dict.fromkeys((*state.seats, *state.members)))
