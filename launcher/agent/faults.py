@@ -97,14 +97,6 @@ class GiveUp:
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
-    """What makes two failures equal, and how far the attempt had come."""
-
-    signature: tuple[object, ...]
-    steps: int
-
-
 class FaultBook:
     """Remembers how attempts ended and judges the next step.
 
@@ -117,7 +109,8 @@ class FaultBook:
         self.restarts: Counter[str] = Counter()
         self.max_restarts = max_restarts
         self._same_failure_limit = same_failure_limit
-        self._last: _Failure | None = None
+        self._last: tuple[tuple[object, ...], int] = (), 0
+        """What makes two failures equal, and the steps of the attempt."""
         self._same = 0
 
     def judge(
@@ -161,10 +154,11 @@ class FaultBook:
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
         signature = (first.cause, first.exit_code, first.message) if first else ("lost-peer",)
-        failure = _Failure(signature=signature, steps=steps)
-        same = self._last is not None and _are_same(self._last, failure)
-        self._same = self._same + 1 if same else 1
-        self._last = failure
+        last, last_steps = self._last
+        # The same failure comes after about the same number of steps.
+        is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10
+        self._same = self._same + 1 if last == signature and is_near else 1
+        self._last = signature, steps
         limit = self._same_failure_limit * (1 if first else PEERS_FACTOR)
         if self._same < limit or limit <= 0:
             return None
@@ -174,12 +168,6 @@ class FaultBook:
             reason=Reason.DISK_FULL if is_disk else Reason.RESTARTS_EXHAUSTED,
             detail=f"the same failure {self._same} times without progress: {what}",
         )
-
-
-def _are_same(one: _Failure, other: _Failure) -> bool:
-    # The same failure comes after about the same number of steps.
-    near = abs(one.steps - other.steps) <= max(one.steps, other.steps) // 10
-    return one.signature == other.signature and near
 
 
 def describe(end: WorkerEnd) -> str:

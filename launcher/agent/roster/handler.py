@@ -11,7 +11,7 @@ import logging
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from torch.distributed.elastic import rendezvous as rdzv
@@ -78,7 +78,6 @@ class RosterHandler(rdzv.RendezvousHandler):
         local_addr: str,
         settings: RosterSettings,
         store: StoreProcess | None = None,
-        on_membership: Callable[[Membership], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -86,7 +85,6 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._addr = local_addr
         self._settings = settings
         self._store = store
-        self._on_membership = on_membership
         self._told_epoch = 0
         self._clock = clock or SystemClock()
         self._fence = Fence(settings.fence_path, run_id) if settings.fence_path else None
@@ -234,11 +232,6 @@ class RosterHandler(rdzv.RendezvousHandler):
         """Nodes that could be admitted; with ``hold_newcomers``, commit and call ``admit``."""
         return self._head.newcomers
 
-    @property
-    def store_port(self) -> int:
-        """Where the store is reached; tells which one was found when the endpoint said 0."""
-        return self._endpoint.port
-
     def admit(self) -> None:
         """The running group has committed: the waiting newcomers may come in now."""
         self._shell.post(words.Wish.ADMIT)
@@ -302,8 +295,6 @@ class RosterHandler(rdzv.RendezvousHandler):
             len(membership.members),
             membership.cause.value,
         )
-        if self._on_membership is not None:
-            self._on_membership(membership)
         assert self._caller is not None
         return rdzv.RendezvousInfo(
             AgentStore(
