@@ -52,7 +52,7 @@ _NO_HEAD = Head(origin="", leader="")
 
 
 class RestartsExhaustedError(rdzv.RendezvousClosedError):
-    """The job had all the restarts by worker faults that it was allowed; retrying is pointless."""
+    """The job has used up its restarts by worker faults."""
 
 
 REFUSALS: Mapping[str, type[Exception]] = MappingProxyType(
@@ -107,7 +107,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             silence_s=settings.silence_s,
             where=f" at {endpoint.host}:{endpoint.port}",
         )
-        # torch gives up by itself when nothing listens; this is for a host that is frozen
+        # torch gives up by itself where nothing listens; this is for a frozen store
         self._shell.begin(settings.connect_timeout_s + CONNECT_SLACK_S)
 
     def _connect(self) -> StoreClient:
@@ -169,7 +169,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._caller is not None and self._caller.is_closed()
 
     def set_closed(self) -> None:
-        """The run is over for all: no node will get another rendezvous."""
+        """Ends the run for all nodes: none will get another rendezvous."""
         self.close(FINISHED)
 
     def shutdown(self) -> bool:
@@ -250,11 +250,11 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._shell.settle(is_known_to_have_finished, PARTING_LIMIT_S)
 
     def leave_finished(self) -> None:
-        """This node was stopped while it waited for the others to finish; they go on."""
+        """For a node that is stopped while it waits for the others to finish; they go on."""
         self.finish()
         self.leave()
         if self._store is not None:
-            # The others learn that this one has finished with their next pulse, from this store.
+            # The store stays for the others' next pulse, so that they learn of it.
             self._clock.sleep(2 * self._settings.interval_s)
 
     def wait_until_closed(self) -> None:
@@ -278,7 +278,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._shell.state.head or _NO_HEAD
 
     def _ends_without_store(self) -> bool:
-        """Whether the workers go on to their end, as no other group can be formed anyway."""
+        """Whether the workers can go on without a store, because no other group could be formed."""
         state = self._shell.state
         if state.head is None or not state.belongs or state.entered != state.head.epoch:
             return False
@@ -313,7 +313,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         if self._fence is None or head is None:
             return None
         try:
-            # A leader that was frozen has not looked for long; its number would beat the others'.
+            # A leader that was frozen must not take a number above that of the others.
             if (newest := self._overtaken_by(head)) and newest.origin != head.origin:
                 self._shell.post(words.Fenced(True))
                 return None
@@ -324,7 +324,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             ) from error
 
     def _look_at_fence(self) -> None:
-        """The leader asks now and then whether another group has taken over."""
+        """The leader looks every few seconds whether another group has taken over."""
         state, now = self._shell.state, self._clock.monotonic()
         if self._fence is None or not state.leads or now - self._fence_looked_at < FENCE_LOOK_S:
             return
@@ -353,7 +353,7 @@ class RosterHandler(rdzv.RendezvousHandler):
 
 
 class _HeldPort:
-    """A free port kept from others until the membership is sealed."""
+    """A free port that is kept until the membership is sealed."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None

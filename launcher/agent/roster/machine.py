@@ -19,14 +19,6 @@ from launcher.agent.roster.decide import (
     note_arrivals,
     quorate,
 )
-from launcher.agent.roster.head import (
-    EXHAUSTED,
-    REPLACED,
-    Membership,
-    Phase,
-    format_head,
-    format_members,
-)
 from launcher.agent.roster.view import (
     FINISHED_MARK,
     State,
@@ -91,7 +83,7 @@ def _pulse(state: State) -> State:
 
 # -- word to the caller ------------------------------------------------------------------------
 def _settle(state: State) -> tuple[State, tuple[words.Action, ...]]:
-    """Ends the caller's wait where the head decides it, and replaces a seat that was struck."""
+    """Ends the caller's wait where the head says so, and replaces a seat that was struck off."""
     head = state.head
     if head is None or not state.waiting:
         return state, ()
@@ -99,10 +91,10 @@ def _settle(state: State) -> tuple[State, tuple[words.Action, ...]]:
         return replace(state, waiting=False), (refusal,)
     if state.seat in head.gone:
         return _with_fresh_seat(state), ()
-    known = head.phase is Phase.SEALED and state.ring_key == head.members
+    known = head.phase is heads.Phase.SEALED and state.ring_key == head.members
     if not known or not state.belongs or state.entered == head.epoch:
         return state, ()
-    membership = Membership(
+    membership = heads.Membership(
         epoch=head.epoch,
         generation=head.generation,
         rank=state.members.index(state.seat),
@@ -116,10 +108,10 @@ def _settle(state: State) -> tuple[State, tuple[words.Action, ...]]:
 
 def _refusal(state: State) -> words.Refuse | None:
     head, rules = state.known_head, state.rules
-    if head.phase is Phase.CLOSED:
-        kind = "exhausted" if head.closed == EXHAUSTED else "closed"
+    if head.phase is heads.Phase.CLOSED:
+        kind = "exhausted" if head.closed == heads.EXHAUSTED else "closed"
         return words.Refuse(kind, f"the run is closed: {head.closed}")
-    if head.gone.get(state.seat) == REPLACED:
+    if head.gone.get(state.seat) == heads.REPLACED:
         text = f"another node came with node_index {state.index}: each node needs its own"
         return words.Refuse("state", text)
     if state.waited_s >= rules.join_timeout_s:
@@ -148,7 +140,7 @@ def _with_fresh_seat(state: State) -> State:
 
 # -- the next operation ------------------------------------------------------------------------
 def _begin(state: State) -> tuple[State, words.Action | None]:
-    """Before anything is known; the beat comes first, because others read that of any leader."""
+    """Before the head is known. The beat is written first, because others read their leader's."""
     if state.due:
         return state, words.Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
     return state, words.Swap("", first_head(state)) if state.waiting or state.closing else None
@@ -171,18 +163,18 @@ def _next(state: State, now: float) -> tuple[State, words.Action | None]:
     if state.swaps >= MAX_SWAPS_PER_PULSE:
         return state, None
     if desired := decide_change(state, now):
-        return state, words.Swap(state.text, format_head(desired))
+        return state, words.Swap(state.text, heads.format_head(desired))
     return _seal(state, now)
 
 
 def _seal(state: State, now: float) -> tuple[State, words.Action | None]:
-    """The leader's way to a membership: generation, cards, the list of members, the head."""
+    """The leader's steps to a membership: generation, cards, the list of members, the head."""
     head = state.known_head
     chosen = decide_members(state, now)
     if not chosen:
         return state, None
     if exhausted(state):
-        return state, words.Swap(state.text, format_head(heads.close(head, EXHAUSTED)))
+        return state, words.Swap(state.text, heads.format_head(heads.close(head, heads.EXHAUSTED)))
     if state.taken is None and state.rules.fenced:
         if state.taking:
             return state, None
@@ -194,9 +186,9 @@ def _seal(state: State, now: float) -> tuple[State, words.Action | None]:
     key = f"members/{head.epoch}-{state.seat}-{head.version}"
     if state.written != key:
         members = tuple(state.cards[s] for s in chosen)
-        return replace(state, written=key), words.Write(key, format_members(members))
+        return replace(state, written=key), words.Write(key, heads.format_members(members))
     generation = state.taken or state.rules.generation_before + head.epoch
     there = frozenset(state.beats) - silent(state.beats, state.rules.detection_limit_s)
     return state, words.Swap(
-        state.text, format_head(heads.seal(head, key, chosen, generation, there))
+        state.text, heads.format_head(heads.seal(head, key, chosen, generation, there))
     )
