@@ -152,27 +152,12 @@ class WatchedHandler(RendezvousHandler):
         failed = verdict.counts or verdict.cause == LOST_PEER
         # A failure that names no peer is not held up.
         limit_s = PEER_FINISHES_S if verdict.cause == LOST_PEER else 0.0
-        if failed and self._fixed_size and self._a_peer_finishes(limit_s):
+        if failed and self._fixed_size and self._faults.a_peer_finishes(limit_s):
             self._end(GiveUp(reason=Reason.TRAINING_FAILED, detail=describe(ends[0])))
         if verdict.cause == LOST_PEER:
             self._blamed_peer = ends
         else:
             node.on_restart(verdict.cause, ends)
-
-    def _a_peer_finishes(self, limit_s: float) -> bool:
-        """Whether a peer stands at torch's exit barrier, or comes to it soon; stock backends only.
-
-        The peer may have ended well just before this node's worker failed because of it.
-        """
-        clock = SystemClock()
-        end = clock.monotonic() + limit_s
-        while self._faults.knows_the_barrier():
-            if self._faults.a_peer_has_finished():
-                return True
-            if clock.monotonic() >= end:
-                break
-            clock.sleep(PEER_LOOK_S)
-        return False
 
     def _tell_lost_peer(self) -> None:
         """Workers blamed a peer. By now it is known whether a node left."""
@@ -287,18 +272,21 @@ class JobFaults:
         """How many nodes of the round need the store no more, ``leaving`` (1 or 0) added."""
         return self._with_store(lambda _, store: int(store.add(_LEFT_KEY, leaving)), 0)
 
-    def knows_the_barrier(self) -> bool:
-        """Whether ``a_peer_has_finished`` may be asked: there is a round with other nodes."""
-        return self._agents is not None
+    def a_peer_finishes(self, limit_s: float) -> bool:
+        """Whether the workers of another node have all succeeded, or do so within ``limit_s``.
 
-    def a_peer_has_finished(self) -> bool:
-        """Whether the workers of another node of this round have all succeeded.
-
-        Its agent then waits at torch's exit barrier, and joins no further round.
+        Its agent then waits at torch's exit barrier and joins no further round. Only for stock
+        backends.
         """
-        agents = self._agents
-        assert agents is not None
-        return self._with_store(lambda *_: bool(agents.check([ARRIVED_KEY])), False)
+        clock, agents = SystemClock(), self._agents
+        end = clock.monotonic() + limit_s
+        while agents is not None:
+            if self._with_store(lambda *_: bool(agents.check([ARRIVED_KEY])), False):
+                return True
+            if clock.monotonic() >= end:
+                break
+            clock.sleep(PEER_LOOK_S)
+        return False
 
     def _add(self, job: Store, round_store: Store) -> int:
         first_to_say_so = int(round_store.add(_FAULT_IN_ROUND_KEY, 1)) == 1
