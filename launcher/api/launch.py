@@ -133,7 +133,7 @@ def _check_here(plan: LaunchPlan) -> None:
             f"{', '.join(missing)} not set in this environment",
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
-    if not plan.hosts:
+    if not plan.machines:
         check_folder(Path(plan.checkpoint_dir))
 
 

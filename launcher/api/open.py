@@ -116,19 +116,18 @@ def describe(facts: TargetFacts) -> str:
     where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
     if facts.target == "hosts":
         where = describe_hosts(facts)
-    if facts.accelerator == "cuda" and not facts.hosts:
-        return f"{where}, {len(facts.device_ids)} GPUs, NCCL"
     if facts.accelerator == "cuda":
-        return f"{where}, {sum(len(host.device_ids) for host in facts.hosts)} GPUs, NCCL"
-    return f"{where}, no GPU: gloo, {facts.cpu_count} CPU cores"
+        machines = [node.machine for node in facts.nodes if node.machine] or [facts.machine]
+        return f"{where}, {sum(len(each.device_ids or ()) for each in machines)} GPUs, NCCL"
+    return f"{where}, no GPU: gloo, {facts.machine.cpu_count} CPU cores"
 
 
 def describe_hosts(facts: TargetFacts) -> str:
     """The machines, and what was looked at before they were taken."""
-    names = [host.host.name for host in facts.hosts]
+    names = [node.machine.name for node in facts.nodes if node.machine]
     more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
     checked = (
-        "ssh, torch, ports, leases, clocks" if facts.runs_bare else "ssh, Docker, ports, leases"
+        "ssh, torch, ports, leases, clocks" if facts.image is None else "ssh, Docker, ports, leases"
     )
     pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
     shared = ", one checkpoint folder" if len(names) > 1 and facts.shares_storage else ""

@@ -165,18 +165,17 @@ def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
 
     from launcher.api.open import choose_target, open_target
     from launcher.plan.launch_plan import new_run_id, plan_run
-    from launcher.targets.hosts.plan import plan_on_hosts
 
     job = read_job(arguments)
-    if arguments.resume and arguments.on != cluster.KUBERNETES:
-        job = _resumed(job, arguments)
+    if arguments.resume:
+        job = resumed(job, arguments)
     open_ = functools.partial(open_target, inventory=inventory, context=arguments.context, ssh=ssh)
     choice = choose_target(job, forced, run_root(arguments), open_)
     run_id = new_run_id(job.name, os.urandom(3))
-    if choice.facts.target == cluster.KUBERNETES:
-        return choice, _planned_kubernetes(job, run_id, arguments)
-    plan_ = plan_on_hosts if choice.facts.hosts else plan_run
-    return choice, plan_(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
+    detached = getattr(arguments, "detach", False)
+    return choice, plan_run(
+        job, choice.facts, run_id=run_id, extra_args=arguments.extra, detached=detached
+    )
 
 
 def _connect(inventory: Inventory) -> Ssh:
@@ -186,18 +185,6 @@ def _connect(inventory: Inventory) -> Ssh:
     ssh = Ssh(inventory)
     ssh.open_early(inventory.hosts)
     return ssh
-
-
-def _planned_kubernetes(job: JobSpec, run_id: str, arguments: argparse.Namespace) -> LaunchPlan:
-    from launcher.targets.kubernetes.plan import plan_kubernetes
-
-    if arguments.resume:
-        raise InputError(
-            f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
-            "leave it out; kubernetes.checkpoint says where they are",
-        )
-    root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
-    return plan_kubernetes(job, run_id=run_id, run_root=root, cwd=cwd, extra_args=arguments.extra)
 
 
 def read_hosts(arguments: argparse.Namespace) -> Inventory | None:
@@ -210,9 +197,15 @@ def read_hosts(arguments: argparse.Namespace) -> Inventory | None:
     return dataclasses.replace(found, accept_new=arguments.accept_new_host_keys)
 
 
-def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
+def resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
+    """The job with the checkpoints of the run that ``--resume`` names."""
     from launcher.runs.folder import find_run
 
+    if arguments.on == cluster.KUBERNETES:
+        raise InputError(
+            f"--resume {arguments.resume}: on Kubernetes a job goes on from its own checkpoints",
+            "leave it out; kubernetes.checkpoint says where they are",
+        )
     earlier = find_run(run_root(arguments), arguments.resume).read_plan()
     return job.model_copy(update={"checkpoint_dir": earlier.checkpoint_dir})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import os
 import shlex
@@ -17,6 +16,7 @@ from launcher.commands.arguments import (
     add_job,
     planned,
     read_job,
+    resumed,
     run_root,
     shown,
 )
@@ -28,7 +28,7 @@ from launcher.commands.typed import (
     program_name,
     spell,
 )
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode
 
 if TYPE_CHECKING:
     from launcher.api.open import Choice
@@ -60,7 +60,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from launcher.api import launch
 
     choice, plan = planned(arguments)
-    plan = dataclasses.replace(plan, detached=arguments.detach)
     typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
@@ -102,7 +101,7 @@ def _run_here(
         folder=shown(run.path),
         job_file=shlex.quote(arguments.job),
         program=program_name(),
-        hosts=arguments.hosts if plan.hosts else None,
+        hosts=arguments.hosts if plan.machines else None,
         options=options_of_job(arguments),
         runs=options_of_runs(arguments),
         extra=extra_of_job(arguments),
@@ -118,10 +117,11 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     console.note(f"running on {choice.why}")
     for line in launch.find_overruled(plan, os.environ):
         console.note(line)
-    if plan.kubernetes is not None:
+    if plan.target == KUBERNETES:
+        from launcher.targets.kubernetes.pods import PodSettings
         from launcher.targets.kubernetes.render import render_losses
 
-        for told in (*choice.target.notes, *render_losses(plan.kubernetes)):
+        for told in (*choice.target.notes, *render_losses(PodSettings.of(plan))):
             console.note(told)
         choice.target.notes.clear()
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
@@ -142,12 +142,9 @@ def _render_kubernetes(arguments: argparse.Namespace) -> int:
     from launcher.targets.kubernetes.render import render_losses, render_manifest
     from launcher.targets.kubernetes.render_pod import pods_of
 
-    if arguments.resume:
-        raise InputError(
-            f"--resume {arguments.resume}: on Kubernetes a job goes on from its own checkpoints",
-            "leave it out; kubernetes.checkpoint says where they are",
-        )
     job = read_job(arguments)
+    if arguments.resume:
+        job = resumed(job, arguments)
     # No chance in it: the same job file gives the same manifest.
     plan = plan_kubernetes(
         job,

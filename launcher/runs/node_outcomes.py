@@ -167,7 +167,7 @@ def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...
 
 def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
     """Each node's wall clock less the launcher's, in seconds, as measured before the run. Pure."""
-    return {index: facts.clock_offset_s for index, facts in enumerate(plan.hosts)}
+    return {index: machine.clock_offset_s for index, machine in enumerate(plan.machines)}
 
 
 def by_launchers_clock(

@@ -82,7 +82,7 @@ def read_postmortem(run: RunFolder, now: float, claim: Path | None = None) -> di
         "failure": name_logs(run, failure) if failure and run.is_borrowed else failure,
         "restarts": (outcome.restarts if outcome else None) or read_restarts(run),
         "nodes": nodes,
-        "clock_offsets_s": {plan.hosts[i].host.name: offsets[i] for i in offsets},
+        "clock_offsets_s": {plan.machines[i].name: offsets[i] for i in offsets},
         "phases_s": _sum_phases(nodes),
         "goodput": goodput.to_jsonable() if goodput else None,
         "timeline": _merge(

@@ -11,10 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets import proc
 from launcher.targets.code import Code
-from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 
 LOOK_LIMIT_S = 20.0
 _FIND = """
@@ -67,10 +65,9 @@ def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
         _check_file(outside, node.command[0], f"at {outside}, which is {inside} in the container")
 
 
-def check_in_code(plan: LaunchPlan, code: Code | None) -> None:
-    """For nodes on hosts that get the code sent. Raises ``KeyInputError`` for a script outside."""
-    node, names = plan.nodes[0], code.names if code else frozenset()
-    code_dir = f"{run_dir_on(plan.hosts[0], plan.run_id)}/{CODE_DIR}" if plan.hosts else ""
+def check_in_code(node: NodePlan, code_dir: str, code: Code | None) -> None:
+    """For a node that gets the code sent. Raises ``KeyInputError`` for a script outside."""
+    names = code.names if code else frozenset()
     path = PurePosixPath(os.path.normpath(PurePosixPath(node.workdir or "/") / node.command[0]))
     if node.command[0] == "-m" or not names or not path.is_relative_to(code_dir):
         return

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import (
@@ -23,6 +22,7 @@ from launcher.targets.hosts.plan import (
     shared_folder,
 )
 from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation
-from launcher.plan.hosts import HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.targets.code import Code, read_code
+from launcher.targets.container import plan_containers
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory
 from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
@@ -40,8 +40,9 @@ from launcher.targets.hosts.nodes import (
     take,
     take_back,
 )
-from launcher.targets.hosts.plan import comes_back
+from launcher.targets.hosts.plan import CODE_DIR, TARGET, comes_back, plan_facts, run_dir_on
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
+from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
 from launcher.targets.hosts.survey import Survey
 from launcher.targets.startable import check_in_code
@@ -57,7 +58,7 @@ FIRST_WORD_LIMIT_S = 20.0
 class HostsTarget:
     """Runs each node on a machine of an inventory."""
 
-    name = "hosts"
+    name = TARGET
 
     def __init__(
         self,
@@ -100,28 +101,24 @@ class HostsTarget:
             hosts = survey.read()
             self._code = packed.result() if packed else self._given_code
         image = self._image = None if bare else read_image(hosts[0].image or "")
-        return TargetFacts(
-            target=self.name,
-            accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
-            cpu_count=min(host.cpu_count for host in hosts),
+        own = HostsSettings(
+            hosts=hosts,
+            code=self._code.hash if self._code else None,
+            ssh_config=self._inventory.ssh_config,
+            containers=plan_containers(job, None),
+        )
+        return plan_facts(
+            job,
+            own,
+            image=image.name if image else None,
             torch_version=find_label(image, hosts, protocol.LABEL_TORCH)
             if image
             else hosts[0].torch_version,
-            cuda_version=find_label(image, hosts, protocol.LABEL_CUDA) if image else None,
-            image=image.name if image else None,
-            user=hosts[0].user,
-            python=hosts[0].python,
+            port=survey.port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            free_port=survey.port,
+            inner=self._code.inner if self._code else "",
             terminal=sys.stderr.isatty(),
-            hosts=hosts,
-            runs_bare=bare,
-            # Only the job can say that hosts share a folder.
-            shares_storage=job.checkpoint_dir is not None,
-            code=self._code.hash if self._code else None,
-            cwd_in_code=self._code.inner if self._code else "",
-            ssh_config=self._inventory.ssh_config,
         )
 
     def _connect(self) -> Ssh:
@@ -131,12 +128,14 @@ class HostsTarget:
 
     def _connect_as(self, plan: LaunchPlan) -> Ssh:
         if self._inventory is None:
-            hosts = tuple(host.host for host in plan.hosts)
-            self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
+            own = HostsSettings.of(plan)
+            hosts = tuple(host.host for host in own.hosts)
+            self._inventory = Inventory(hosts=hosts, ssh_config=own.ssh_config)
         return self._connect()
 
     def check(self, plan: LaunchPlan) -> None:
-        check_in_code(plan, self._code)
+        host = HostsSettings.of(plan).hosts[0]
+        check_in_code(plan.nodes[0], f"{run_dir_on(host, plan.run_id)}/{CODE_DIR}", self._code)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
         return render_hosts(plan, only)
@@ -244,7 +243,8 @@ class HostsTarget:
         # Its own engine may start it again when the host is back: the others go on meanwhile.
         away = "pending" if comes_back(plan) else "missing"
         nodes = tuple(
-            self._observe(plan.hosts[node.node_index], node, states, away) for node in plan.nodes
+            self._observe(HostsSettings.of(plan).hosts[node.node_index], node, states, away)
+            for node in plan.nodes
         )
         return Observation(run_id=plan.run_id, nodes=nodes)
 

@@ -18,7 +18,6 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, Observation
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import plan_pods
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import IN_CLUSTER, ApiError, Cluster, Object, Place
@@ -99,7 +98,6 @@ class KubernetesTarget:
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: asks only whether the cluster answers."""
-        pods = plan_pods(job)
         cluster = self._cluster("", job.kubernetes.namespace)
         cluster.read_version()
         if cluster.skips_verification:
@@ -108,7 +106,7 @@ class KubernetesTarget:
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
-        return plan_facts(job, pods, run_id="", run_root=root, cwd=cwd)
+        return plan_facts(job, run_root=root, cwd=cwd)
 
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: only a pod sees its image and its volumes."""

@@ -20,7 +20,7 @@ from launcher.plan.launch_plan import (
     plan_replacement,
     plan_run,
 )
-from launcher.plan.target_facts import Capacity, TargetFacts
+from launcher.plan.target_facts import Capacity, MachineFacts, TargetFacts
 from launcher.targets.capacity import plan_capacity
 
 MakePlan = Callable[..., LaunchPlan]
@@ -31,8 +31,7 @@ def facts_of(devices: int) -> TargetFacts:
     return TargetFacts(
         target="docker",
         accelerator="cuda",
-        device_ids=tuple(str(index) for index in range(devices)),
-        cpu_count=4,
+        machine=MachineFacts(cpu_count=4, device_ids=tuple(str(index) for index in range(devices))),
         run_root="/runs",
         cwd="/",
     )
@@ -107,7 +106,8 @@ def test_a_machine_starts_as_many_processes_as_its_scarcest_resource_bears(
 def test_more_nodes_than_one_machine_can_start_are_refused_before_they_are_planned(
     make_plan: MakePlan, local_facts: TargetFacts
 ) -> None:
-    facts = replace(local_facts, capacity=Capacity(processes=100, why="1 CPU core"))
+    small = MachineFacts(cpu_count=8, capacity=Capacity(processes=100, why="1 CPU core"))
+    facts = replace(local_facts, machine=small)
     assert len(make_plan(facts, nnodes=50, nproc_per_node=1).nodes) == 50
     for nnodes in (51, "1:51", 100_000):
         with pytest.raises(InputError, match=r"nnodes: .* about 100 \(1 CPU core\)") as caught:
@@ -160,7 +160,7 @@ def test_a_plan_is_read_back_equal_from_its_json(
 @given(count=st.integers(1, 1200))
 def test_node_names_sort_as_their_indices_do(count: int) -> None:
     job = JobSpec.model_validate({"name": "j", "command": ["t.py"], "nnodes": count})
-    facts = replace(facts_of(0), accelerator="cpu")
+    facts = replace(facts_of(0), accelerator="cpu", image="fabric-train:cpu")
     names = [node.name for node in plan_run(job, facts, run_id="j-000000").nodes]
     assert names == sorted(names)
     assert len(set(names)) == count
