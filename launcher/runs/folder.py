@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.plan import agent_logs
 from launcher.contract import protocol
 from launcher.agent import disk
 from launcher.agent.reserve import release, reserve, write_into_reserve
@@ -21,7 +20,7 @@ from launcher.contract.errors import DiskFullError, InputError
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.targets.agent_files import AgentFiles
 from launcher.contract.reasons import Reason, RunState
-from launcher.plan.torchrun import WorkerLog, parse_log_folder
+from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
@@ -158,13 +157,9 @@ class RunFolder:
     def worker_logs(self) -> tuple[WorkerLog, ...]:
         """Every worker's log folder so far, oldest incarnation and attempt first."""
         nodes = self.path / protocol.NODES_DIR
-        layouts = (
-            ("*/*/*/attempt_*/*", parse_log_folder),
-            (agent_logs.FOLDERS, agent_logs.parse_agent_folder),
-        )
         found = (
-            parse(str(folder.relative_to(self.path)))
-            for pattern, parse in layouts
+            parse_worker_folder(str(folder.relative_to(self.path)))
+            for pattern in WORKER_FOLDERS
             for folder in nodes.glob(pattern)
         )
         order = lambda w: (w.incarnation, w.attempt, w.node_index, w.rank_on(0, 0))  # noqa: E731

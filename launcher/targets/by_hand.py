@@ -45,13 +45,18 @@ def plan_by_hand(
             f"--rdzv-endpoint {endpoint}, but the job says rdzv.port: {job.rdzv.port}",
             "leave one of them out",
         )
+    address = local_addr or read_local_addr(host)
+    on_this_machine = job.nnodes.max == 1 or address.startswith("127.") or address == "::1"
     facts = TargetFacts(
-        target="local",
+        target="by hand",
         accelerator="cpu",
         machine=MachineFacts(
+            name="this machine",
             cpu_count=os.cpu_count() or 1,
             device_ids=None,  # whatever the machine has where the person starts the node
-            address=local_addr or read_local_addr(host),
+            address=address,
+            # gloo on loopback would not find nodes on other machines.
+            loopback="lo" if on_this_machine else None,
         ),
         run_root=run_root,
         cwd=cwd,
