@@ -1,4 +1,4 @@
-"""What the node agent is told beside its node's plan: settings, and who serves the store."""
+"""The node agent's settings, and the nodes that may serve the rendezvous store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 STORE_CANDIDATES = 3
-"""Hosts that may serve the rendezvous store one after the other: more losses than that, of just
-these nodes, are no longer chance."""
+"""So many nodes may serve the rendezvous store, one after the other. That all of them are lost is
+not a coincidence any more."""
 
 
 def plan_agent(
@@ -45,10 +45,10 @@ def plan_agent(
 def plan_stores(
     nodes: tuple[NodePlan, ...], spare_ports: tuple[int, ...]
 ) -> tuple[StoreEndpoint, ...]:
-    """The hosts of the rendezvous store, in the order in which they take over.
+    """Where the rendezvous store may be served, in the order in which nodes take over.
 
-    ``spare_ports`` are for nodes that share one network, where a port serves one store alone.
-    Empty where there is nothing to choose: one node, or a backend that is not the agent's own.
+    Nodes that share a network need a port each: ``spare_ports``. Empty for a single node, and for
+    a backend that is not the agent's own.
     """
     first = nodes[0].rendezvous
     if len(nodes) == 1 or not isinstance(first, Elastic) or first.backend != ROSTER:

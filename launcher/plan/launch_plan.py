@@ -13,7 +13,7 @@ from launcher.plan.agent_task import plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices
 from launcher.plan.nodes import NodePlanner, plan_incarnation
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from launcher.plan.target_settings import TargetSettings, dump_settings, parse_settings
+from launcher.plan.target_settings import TargetSettings, dump_settings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -175,11 +175,9 @@ def parse_plan(text: str) -> LaunchPlan:
     """Reads what ``LaunchPlan.to_json`` wrote. Raises ``ValueError`` for anything else."""
     from pydantic import TypeAdapter
 
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+    if not text.lstrip("{ \n").startswith(f'"schema": {SCHEMA},'):
         raise ValueError(f"it is no plan of schema {SCHEMA}")
-    own = parse_settings(data.pop("own", None))
-    return TypeAdapter(LaunchPlan).validate_python({**data, "own": own})
+    return TypeAdapter(LaunchPlan).validate_json(text)
 
 
 def _dump(value: object) -> str:
