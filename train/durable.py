@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,25 +32,6 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     sync_folder(path.parent)
 
 
-@contextmanager
-def write_folder(path: Path) -> Iterator[Path]:
-    """Hands out an empty folder that becomes ``path`` when the block ends without an error.
-
-    The files in it must have been written with ``write_synced``. Replaces an earlier ``path``.
-    """
-    staging = staging_path(path)
-    staging.mkdir(parents=True)
-    try:
-        yield staging
-        sync_folder(staging)
-        remove_folder(path)
-        os.rename(staging, path)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    sync_folder(path.parent)
-
-
 def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file of a folder that is not yet visible, and waits until it is on the disk."""
     with path.open("wb") as file:
@@ -68,15 +48,6 @@ def remove_folder(path: Path) -> None:
     except FileNotFoundError:
         return
     shutil.rmtree(doomed)
-
-
-def remove_staging(folder: Path) -> None:
-    """Deletes what killed writers left in ``folder``; for the only process that writes there."""
-    for path in folder.glob(f"{STAGING_PREFIX}*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def staging_path(path: Path) -> Path:

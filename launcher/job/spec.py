@@ -349,7 +349,3 @@ class JobSpec(Section):
         backend = None if self.rdzv.backend == "roster" else self.rdzv.backend
         rdzv = self.rdzv.model_copy(update={"backend": backend})
         return self.model_copy(update={"engine": "torchrun", "start": None, "rdzv": rdzv})
-
-    def with_arguments(self, *arguments: str) -> JobSpec:
-        """The same job with more arguments for the script, after those of the file."""
-        return self.model_copy(update={"command": (*self.command, *arguments)})

@@ -17,7 +17,7 @@ from launcher.agent import disk
 from launcher.agent.reserve import release, reserve, write_into_reserve
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
-from launcher.contract.reasons import Reason, RunState
+from launcher.contract.reasons import Reason
 from launcher.plan import agent_logs
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.torchrun import WorkerLog, parse_log_folder
@@ -148,11 +148,6 @@ class RunFolder:
         with contextlib.suppress(OSError, ValueError, TypeError):
             return Outcome(**json.loads((self.path / protocol.OUTCOME_FILE).read_text()))
         return None
-
-    def state(self) -> RunState:
-        """Terminal once there is an outcome."""
-        outcome = self.read_outcome()
-        return RunState.RUNNING if outcome is None else RunState(outcome.state)
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:
         """Every worker's log folder so far, oldest incarnation and attempt first."""

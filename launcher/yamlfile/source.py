@@ -97,11 +97,6 @@ class YamlError(InputError):
         self.flaws = flaws
 
 
-def read_yaml(path: Path | str) -> YamlSource:
-    """Reads a file that holds one mapping; raises ``YamlError``."""
-    return parse_yaml(read_text(path), str(path))
-
-
 def parse_yaml(text: str, file: str) -> YamlSource:
     """Parses the text of a file that holds one mapping; raises ``YamlError``."""
     root = _compose(text, file)

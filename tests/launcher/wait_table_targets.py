@@ -320,8 +320,7 @@ ON_HOSTS = (
 OF_CLUSTERS = (
     Row(
         functions="""targets.kubernetes.api:Cluster._call targets.kubernetes.api:Cluster._open
-            targets.kubernetes.api:Cluster._stream_lines targets.kubernetes.api:Cluster.read_log
-            targets.kubernetes.watch:PodWatch.wait_listed""",
+            targets.kubernetes.api:Cluster._stream_lines targets.kubernetes.api:Cluster.read_log""",
         who="the launcher, for the API server",
         ends="its answer; a stream's end",
         limit="REQUEST_LIMIT_S for each request, STREAM_SILENCE_S in a stream",

@@ -144,5 +144,5 @@ def _out_of_range(values: Mapping[str, Any]) -> list[str]:
         problems.append("watched: at least 1")
     for key in ("last_call_s", "join_timeout_s", "regroup_limit_s", "connect_timeout_s"):
         if not values.get(key, 1.0) >= 0.0:
-            problems.append(f"{key}: not negative")
+            problems.append(f"{key}: found {values[key]:g}; accepted: 0 or more")
     return problems

@@ -284,7 +284,8 @@ class Engine:
                 if self._clock.monotonic() > deadline:
                     raise
             if self._clock.monotonic() > deadline:
-                raise TargetError(f"the Docker engine does not remove {ids[0]}", "restart Docker")
+                what = f"the Docker engine has not removed {ids[0]} within {SWEEP_LIMIT_S:g} s"
+                raise TargetError(what, "sudo systemctl restart docker, then the same command")
             self._clock.sleep(0.05)
 
 

@@ -165,7 +165,9 @@ class HostsTarget:
         """Notes what a host said that is there and cannot do it: the run's own limit counts."""
         if not isinstance(error, RefusedByHostError):
             return False
-        self._refused |= {node.node.node_index: error.what for node in artifact.nodes}
+        self._refused |= {
+            node.node.node_index: f"{error.what}; {error.hint}" for node in artifact.nodes
+        }
         return True
 
     def _start(

@@ -161,10 +161,6 @@ def test_settings_of_the_rendezvous_come_as_torchrun_takes_them() -> None:
     )
 
 
-def test_arguments_of_the_command_line_follow_those_of_the_file() -> None:
-    assert job("").with_arguments("--epochs", "3").command == ("train.py", "--epochs", "3")
-
-
 def test_the_shipped_job_is_valid() -> None:
     made = read_job(Path(__file__).parents[3] / "jobs/digits.yaml")
     assert (made.name, made.command, made.max_restarts) == ("digits", ("-m", "train"), 3)

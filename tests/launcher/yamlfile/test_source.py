@@ -20,7 +20,7 @@ from launcher.yamlfile.source import (
     parse_documents,
     parse_fragment,
     parse_yaml,
-    read_yaml,
+    read_text,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -106,7 +106,7 @@ def test_every_value_keeps_the_line_of_its_key_and_its_own_place() -> None:
 def test_a_byte_order_mark_and_windows_line_ends_do_not_move_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: x\r\n")
-    source = read_yaml(path)
+    source = parse_yaml(read_text(path), str(path))
     assert source.data == {"a": 1, "b": "x"}
     assert source.entries["b",].where == f"{path}:2"
 
@@ -196,7 +196,7 @@ def test_a_value_from_outside_a_file_names_its_origin_and_no_line() -> None:
 
 def refusal(path: Path | str) -> str:
     with pytest.raises(YamlError) as caught:
-        read_yaml(path)
+        parse_yaml(read_text(path), str(path))
     return str(caught.value)
 
 
@@ -253,7 +253,7 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
     os.write(writing, b"name: a")
     os.close(writing)
     try:
-        assert read_yaml(f"/dev/fd/{reading}").data == {"name": "a"}
+        assert parse_yaml(read_text(f"/dev/fd/{reading}"), "pipe").data == {"name": "a"}
     finally:
         os.close(reading)
 
