@@ -7,7 +7,9 @@ the run writes and renews the lease. Everything is asked of all hosts at once.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,8 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.follow.requests import render_scale
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.hosts import HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
@@ -35,16 +38,15 @@ from launcher.targets.hosts.nodes import (
     key_of,
     launch,
     prepare,
-    read_secrets,
     remove_on,
     take,
     take_back,
 )
-from launcher.targets.hosts.plan import comes_back
+from launcher.targets.hosts.plan import CODE_DIR, comes_back, plan_on_hosts, run_dir_on
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
 from launcher.targets.hosts.survey import Survey
-from launcher.targets.startable import check_in_code
+from launcher.targets.startable import check_in_code, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -52,9 +54,11 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
 FIRST_WORD_LIMIT_S = 20.0
+SHOWN_HOSTS = 8
+ALIVE = (NodeState.RUNNING, NodeState.PENDING)
 
 
-class HostsTarget:
+class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = "hosts"
@@ -68,6 +72,7 @@ class HostsTarget:
         ssh: Ssh | None = None,
     ) -> None:
         """``code`` is sent in place of the files of the current folder."""
+        super().__init__()
         self._run_root = run_root
         self._inventory = inventory
         self._clock = clock or SystemClock()
@@ -81,7 +86,6 @@ class HostsTarget:
         self._late = LateStarts()
         self._refused: dict[int, str] = {}
         """Nodes that their host, though it is reached, could not start, and why."""
-        self.notes: list[str] = []
 
     # -- before a run -----------------------------------------------------------------------------
 
@@ -135,8 +139,28 @@ class HostsTarget:
             self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
         return self._connect()
 
+    def describe_place(self, facts: TargetFacts) -> str:
+        """The machines, and what was looked at before they were taken."""
+        names = [host.host.name for host in facts.hosts]
+        more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
+        bare = facts.runs_bare
+        checked = "ssh, torch, ports, leases, clocks" if bare else "ssh, Docker, ports, leases"
+        pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
+        shared = ", one checkpoint folder" if len(names) > 1 and facts.shares_storage else ""
+        return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs}{shared})"
+
+    def count_gpus(self, facts: TargetFacts) -> int:
+        return sum(len(host.device_ids) for host in facts.hosts)
+
+    def plan(
+        self, job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
+    ) -> LaunchPlan:
+        return plan_on_hosts(job, facts, run_id=run_id, extra_args=extra_args)
+
     def check(self, plan: LaunchPlan) -> None:
-        check_in_code(plan, self._code)
+        read_secrets(plan.nodes[0].secrets, os.environ)
+        code_dir = f"{run_dir_on(plan.hosts[0], plan.run_id)}/{CODE_DIR}"
+        check_in_code(plan.nodes[0], self._code, code_dir)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
         return render_hosts(plan, only)
@@ -146,7 +170,7 @@ class HostsTarget:
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.submit``: leases first, then everything in place, then all are started."""
         artifact = self.render(plan, only)
-        secrets = read_secrets(plan)
+        secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
         for node in artifact.nodes:
             self._refused.pop(node.node.node_index, None)
@@ -220,11 +244,23 @@ class HostsTarget:
 
     # -- while it runs ----------------------------------------------------------------------------
 
-    def look_on(self, plan: LaunchPlan) -> None:
-        """Brings what a run writes as it comes, of one that nobody on this machine follows."""
+    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+        """As ``Target.bring_output``: lines to the hosts bring what the run writes as it comes."""
+        if not follow or not self._lives(plan):
+            return
         self._open_lines(plan, follows=False)
         for line in self._lines.values():
             line.has_told.wait(FIRST_WORD_LIMIT_S)
+        while run.read_outcome() is None and self._lives(plan):
+            yield
+
+    def _lives(self, plan: LaunchPlan) -> bool:
+        return any(node.state in ALIVE for node in self.observe(plan).nodes)
+
+    def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
+        """As ``Target.scale``, by the launcher that follows the run from another machine."""
+        self.ask_launcher(plan, protocol.SCALE_REQUEST, render_scale(nodes))
+        return True
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
         ssh = self._connect_as(plan)
