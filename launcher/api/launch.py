@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -21,8 +20,10 @@ from launcher.follow.loop import Follower
 from launcher.follow.outlet import Outlet
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.targets import proc
+
 
 def open_console(
     stream: TextIO | Outlet,

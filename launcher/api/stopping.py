@@ -9,7 +9,8 @@ from launcher.contract.reasons import Reason
 from launcher.follow.loop import write_outcome
 from launcher.follow.requests import forget_stop, is_to_be_kept, request_stop
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.targets.proc import is_stopped
 
 MARGIN_S = 30.0

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.follow.loop import Follower, create_run
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
+from launcher.follow.loop import Follower, create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome
+from launcher.runs.outcome import Outcome
 
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
@@ -106,9 +106,8 @@ def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
 
 
 def _first_cause(outcome: Outcome) -> str:
-    failure = outcome.failure or {}
-    first = failure.get("first") or {}
-    return str(first.get("message") or outcome.detail or outcome.reason)
+    first = outcome.failure.first if outcome.failure else None
+    return (first.exception if first else "") or outcome.detail or outcome.reason
 
 
 def _read(path: Path) -> Any:

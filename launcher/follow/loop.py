@@ -19,8 +19,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.ranks import node_rank_of
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import read_report, refine_by_first
-from launcher.runs.folder import Outcome, RunFolder, check_folder, full_disk
+from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_reason
+from launcher.runs.outcome import Outcome
 
 
 def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
@@ -210,7 +211,7 @@ def write_outcome(
         finished_at=finished_at,
         duration_s=round(finished_at - started_at, 3),
         metrics=run.read_metrics(),
-        failure=failure.to_jsonable() if failure else None,
+        failure=failure,
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},

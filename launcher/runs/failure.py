@@ -6,11 +6,10 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from launcher.agent.faults import COLLATERAL, WorkerEnd, is_own_failure, name_cause
+from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_signal
@@ -21,6 +20,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerFailure, WorkerLog, parse_failures
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
+from launcher.runs.outcome import FailureReport, RankFailure
 
 TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
@@ -35,48 +35,6 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankFailure:
-    """One worker that ended badly.
-
-    ``failed_at`` is seconds since the epoch by the launcher's clock, for ordering only; ``host`` is
-    the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is ahead.
-    ``cause`` is a word of ``contract``'s FAILURE; ``attempt`` counts the starts of this
-    incarnation's workers, 0-based.
-    """
-
-    node_index: int
-    rank: int
-    local_rank: int
-    exit_code: int
-    exception: str
-    failed_at: float
-    log: str
-    log_tail: tuple[str, ...]
-    cause: str = "exit"
-    attempt: int = 0
-    host: str = ""
-    clock_offset_s: float = 0.0
-
-    @property
-    def is_collateral(self) -> bool:
-        """Whether it speaks only of others that went away, or was ended by its own agent."""
-        return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureReport:
-    """The first cause and the workers that fell with it; ``console_tail`` where no worker spoke."""
-
-    first: RankFailure | None
-    collateral: tuple[RankFailure, ...]
-    console_tail: tuple[str, ...]
-
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
 
 
 def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]) -> FailureReport:

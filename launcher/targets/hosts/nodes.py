@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.hosts import HostFacts
 from launcher.plan.launch_plan import LaunchPlan

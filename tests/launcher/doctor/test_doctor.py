@@ -268,6 +268,18 @@ def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None
     assert "no answer within 0.1 s" in done.stdout
 
 
+@pytest.mark.parametrize("started_by", ["agent", "torchrun"])
+def test_a_probe_that_fails_tells_the_workers_own_exception(
+    launcher: Runner, started_by: str
+) -> None:
+    launcher.write("", PREFIX + "env: {GLOO_SOCKET_IFNAME: nosuch0}\n")
+    done = launcher("doctor", "job.yaml", "--on", "local", "--set", f"engine={started_by}")
+    assert done.returncode == 1
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("failed")]
+    assert "RuntimeError: " in row
+    assert row.endswith("Unable to find address for: nosuch0")
+
+
 @pytest.mark.docker
 def test_two_containers_are_fit_and_a_small_shm_is_warned_of(launcher: Runner) -> None:
     launcher.write("", MOUNTED)

@@ -185,12 +185,12 @@ def test_a_script_outside_of_the_code_that_hosts_get_is_refused(
     code = read_code(tree)
     code_dir = "/home/me/.launcher/runs/digits-0a1b2c/code"
     facts = replace(local_facts, target="hosts", runs_bare=True, cwd=code_dir)
-    plan = replace(make_plan(facts, command=[command], workdir=workdir), hosts=(HOST,))
+    (node,) = make_plan(facts, command=[command], workdir=workdir).nodes
     if is_there:
-        check_in_code(plan, code)
+        check_in_code(node, code, code_dir)
     else:
         with pytest.raises(InputError, match="in the code that hosts get"):
-            check_in_code(plan, code)
+            check_in_code(node, code, code_dir)
 
 
 # -- the same ending whatever started it -----------------------------------------------------------

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from launcher.api import launch
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
+from launcher.follow.loop import create_run
 from launcher.job.spec import JobSpec
 from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
-from launcher.runs.summary import render_failure
+from launcher.runs.summary import render_clocks, render_failure
 from launcher.targets.hosts.line import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
     Address,
@@ -225,7 +225,7 @@ def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
 ) -> None:
     facts = replace(FACTS, run_root=str(tmp_path / "runs"))
     plan = make_host_plan(facts, checkpoint_dir="/dev/null/theirs")
-    launch.create_run(plan, HostsTarget(tmp_path / "runs"))
+    create_run(plan, HostsTarget(tmp_path / "runs"))
     assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()
 
 
@@ -262,10 +262,11 @@ def test_the_first_cause_is_found_by_the_launchers_clock(
         error = folder / "error.json"
         error.write_text(json.dumps({"message": {"message": f"ValueError: of {index}"}}))
         os.utime(error, (failed_at, failed_at))
-    told = read_report(RunFolder(tmp_path), plan).to_jsonable()
-    assert (told["first"]["host"], told["first"]["failed_at"]) == ("gpu2", 1025.0)
-    assert [other["failed_at"] for other in told["collateral"]] == [1030.0]
-    lines = render_failure(told, "training-failed")
+    told = read_report(RunFolder(tmp_path), plan)
+    assert told.first is not None
+    assert (told.first.host, told.first.failed_at) == ("gpu2", 1025.0)
+    assert [other.failed_at for other in told.collateral] == [1030.0]
+    lines = [*render_failure(told, "training-failed"), *render_clocks(told.clock_offsets_s)]
     assert lines[0].startswith("  first failure: rank 1 on node 1 (gpu2): ValueError: of 1")
     assert lines[-1] == (
         "  clocks, against this machine's: gpu1 30.0 s behind; times here are corrected"
