@@ -159,7 +159,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> tuple[Ch
     opened = room_of(forced).open(root, arguments) if forced else None
 
     from launcher.api.open import Choice, choose_target
-    from launcher.plan.launch_plan import new_run_id
+    from launcher.plan.launch_plan import new_run_id, plan_run
 
     job = _resumed(read_job(arguments), arguments, opened)
     facts = opened.facts_offline(job) if opened and preview else None
@@ -169,7 +169,10 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> tuple[Ch
         open_ = (lambda name, root: opened) if opened else open_target
         choice = choose_target(job, forced, root, open_)
         run_id = new_run_id(job.name, os.urandom(3))
-    return choice, choice.target.plan(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
+    detached = getattr(arguments, "detach", False)
+    return choice, plan_run(
+        job, choice.facts, run_id=run_id, extra_args=arguments.extra, detached=detached
+    )
 
 
 def _resumed(job: JobSpec, arguments: argparse.Namespace, target: Target | None) -> JobSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import shlex
 import sys
@@ -58,7 +57,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from launcher.api import launch
 
     choice, plan = planned(arguments)
-    plan = dataclasses.replace(plan, detached=arguments.detach)
     typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.

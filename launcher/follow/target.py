@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from launcher.contract.errors import InputError
 from launcher.contract.reasons import NodeState, Reason
-from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 
@@ -166,23 +166,15 @@ class Target(ABC):
 
     def describe(self, facts: TargetFacts) -> str:
         """Where a job runs, and on what, in words."""
+        where = self.describe_place(facts)
         if facts.accelerator == "cuda":
-            return f"{self.describe_place(facts)}, {self.count_gpus(facts)} GPUs, NCCL"
-        return f"{self.describe_place(facts)}, no GPU: gloo, {facts.cpu_count} CPU cores"
+            machines = [node.machine for node in facts.nodes if node.machine] or [facts.machine]
+            return f"{where}, {sum(len(each.device_ids or ()) for each in machines)} GPUs, NCCL"
+        return f"{where}, no GPU: gloo, {facts.machine.cpu_count} CPU cores"
 
     def describe_place(self, facts: TargetFacts) -> str:
         """Where a job runs, in words."""
         return self.name
-
-    def count_gpus(self, facts: TargetFacts) -> int:
-        """All that a job may use there."""
-        return len(facts.device_ids)
-
-    def plan(
-        self, job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
-    ) -> LaunchPlan:
-        """As ``plan_run``."""
-        return plan_run(job, facts, run_id=run_id, extra_args=extra_args)
 
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
         """Raises ``InputError`` for what the nodes need and can be seen to be missing.

@@ -77,7 +77,7 @@ def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
         _check_file(outside, node.command[0], f"at {outside}, which is {inside} in the container")
 
 
-def check_in_code(node: NodePlan, code: Code | None, code_dir: str) -> None:
+def check_in_code(node: NodePlan, code_dir: str, code: Code | None) -> None:
     """For a node that gets the code sent into ``code_dir``.
 
     Raises ``KeyInputError`` where the script would lie there, and is not in the code.

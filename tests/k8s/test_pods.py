@@ -8,7 +8,7 @@ import pytest
 from kubernetes.utils import parse_quantity
 
 from launcher.contract.errors import InputError
-from launcher.plan.pods import HEALTH_PORT
+from launcher.targets.kubernetes.pods import HEALTH_PORT
 from launcher.targets.kubernetes.render_pod import PROBE_FAILURES, PROBE_PERIOD_S, render_quantity
 from tests.k8s.manifests_table import (
     DURABLE,

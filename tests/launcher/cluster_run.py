@@ -17,6 +17,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.pods import PodSettings
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, Object, pod
 
@@ -85,7 +86,7 @@ class ClusterRun:
     def put(self, name: str, index: int = 0, *, made: str | None = None, **fields: Any) -> Object:
         """A pod of the run; ``made`` is when, of this minute's seconds."""
         labels = {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
-        if self.plan.kubernetes and self.plan.kubernetes.kind == "pytorchjob":
+        if PodSettings.of(self.plan).kind == "pytorchjob":
             labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
         item = pod(name, labels, **fields)
         if made is not None:

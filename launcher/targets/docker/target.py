@@ -19,11 +19,11 @@ from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.capacity import plan_capacity
-from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
+from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
 from launcher.targets.docker.console import Consoles
 from launcher.targets.docker.engine import (
     OWN_IMAGE,
@@ -64,23 +64,23 @@ class DockerTarget(Target):
         config = self._engine.read_image_config(image)
         labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
         torch_version = labels.get(protocol.LABEL_TORCH) or None
-        cuda_version = labels.get(protocol.LABEL_CUDA) or None
-        if torch_version is not None and cuda_version is None:
+        if torch_version is not None and not labels.get(protocol.LABEL_CUDA):
             # Labelled, and without CUDA: its torch could not use them.
             gpus = ()
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if gpus else "cpu",
-            device_ids=gpus,
-            cpu_count=info["NCPU"],
+            machine=MachineFacts(
+                cpu_count=info["NCPU"],
+                device_ids=gpus,
+                capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
+            ),
             image=image,
             torch_version=torch_version,
-            cuda_version=cuda_version,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
-            user=f"{os.getuid()}:{os.getgid()}",
             terminal=sys.stderr.isatty(),
+            own=plan_containers(job, f"{os.getuid()}:{os.getgid()}"),
         )
 
     def describe_place(self, facts: TargetFacts) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
 from launcher.follow.target import ListedRun
-from launcher.plan.hosts import Host
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh, joined
 from launcher.targets.hosts.target import HostsTarget
 
@@ -108,9 +108,10 @@ def localise(run_id: str, told: Told, run_root: Path, inventory: Inventory) -> L
     }
     texts = [f["plan"] for runs in told.values() for f in runs if f["run_id"] == run_id]
     plan = max((parse_plan(text) for text in texts), key=_age)
+    own = HostsSettings.of(plan)
     hosts = tuple(
-        replace(facts, host=holders.get(index, facts.host))
-        for index, facts in enumerate(plan.hosts)
+        replace(facts, host=holders.get(index, facts.host)) for index, facts in enumerate(own.hosts)
     )
     run_dir = str(run_root.absolute() / run_id)
-    return replace(plan, hosts=hosts, run_dir=run_dir, ssh_config=inventory.ssh_config)
+    own = replace(own, hosts=hosts, ssh_config=inventory.ssh_config)
+    return replace(plan, run_dir=run_dir, own=own)

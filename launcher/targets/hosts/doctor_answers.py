@@ -9,8 +9,8 @@ from typing import Any
 
 from launcher.contract.errors import TargetError
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.contract.errors import InputError
-from launcher.plan.hosts import Host
+from launcher.targets.hosts.settings import Host
 from launcher.yamlfile.source import KeyPath, YamlSource, parse_yaml, read_text
 
 if TYPE_CHECKING:

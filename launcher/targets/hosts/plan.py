@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER
-from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import Elastic, NodePlan
-from launcher.plan.agent_task import plan_agent, plan_stores
-from launcher.plan.devices import NodeDevices, check_no_gpus_wanted
-from launcher.plan.hosts import Host, HostFacts
-from launcher.plan.launch_plan import LaunchPlan, SharedByNodes, plan_run
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
+TARGET = "hosts"
 RUNS_DIR = "runs"
 CHECKPOINTS_DIR = "checkpoints"
 CODE_DIR = "code"
@@ -159,29 +158,50 @@ def shared_folder(job: JobSpec, cwd: str) -> str | None:
     return given if given is None or given.startswith("/") else f"{cwd}/{given}"
 
 
-def plan_on_hosts(
-    job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
-) -> LaunchPlan:
-    """As ``plan_run``, each node with the paths, address and accelerators of its own host."""
-    count = len(facts.hosts)
-    nodes = tuple(_node(job, facts, index, run_id, extra_args) for index in range(count))
-    # What is not about single nodes is planned as everywhere.
-    one = {"nnodes": replace(job.nnodes, min=1, max=1), "nproc_per_node": nodes[0].nproc_per_node}
-    common = plan_run(
-        job.model_copy(update=one),
-        replace(facts, hosts=(), device_ids=nodes[0].device_ids),
-        run_id=run_id,
+def plan_facts(
+    job: JobSpec,
+    own: HostsSettings,
+    *,
+    image: str | None,
+    torch_version: str | None,
+    port: int | None,
+    run_root: str,
+    cwd: str,
+    inner: str = "",
+    terminal: bool = False,
+) -> TargetFacts:
+    """What the planner is told of hosts: a machine of its own for each node.
+
+    ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent.
+    """
+    hosts = own.hosts
+    return TargetFacts(
+        target=TARGET,
+        accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
+        machine=MachineFacts(cpu_count=min(host.cpu_count for host in hosts)),
+        image=image,
+        torch_version=torch_version,
+        run_root=run_root,
+        cwd=cwd,
+        ports=() if port is None else (port,),
+        # Only the job can say that hosts share a folder.
+        shares_storage=job.checkpoint_dir is not None,
+        terminal=terminal,
+        nodes=tuple(
+            NodeFacts(machine=host.machine, folders=_folders(job, host, cwd, inner))
+            for host in hosts
+        ),
+        own=own,
     )
-    first = facts.hosts[0]
-    return replace(
-        common,
-        torch_version=facts.torch_version or job.torch_version,
-        checkpoint_dir=checkpoint_dir_on(job, first, facts, run_id),
-        agent=plan_agent(job, plan_stores(nodes, ())),
-        nodes=nodes,
-        hosts=facts.hosts,
-        code=facts.code,
-        ssh_config=facts.ssh_config,
+
+
+def _folders(job: JobSpec, host: HostFacts, cwd: str, inner: str) -> Folders:
+    run_dir = run_dir_on(host, RUN_ID)
+    return Folders(
+        run=run_dir,
+        # The folder that the hosts share, or one of the host's own, which outlives the run.
+        checkpoints=shared_folder(job, cwd) or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
+        cwd=f"{run_dir}/{CODE_DIR}{f'/{inner}' if inner else ''}",
     )
 
 
@@ -195,51 +215,6 @@ def comes_back(plan: LaunchPlan) -> bool:
 def run_dir_on(host: HostFacts, run_id: str) -> str:
     """The run's folder on a host."""
     return f"{host.state_dir}/{RUNS_DIR}/{run_id}"
-
-
-def checkpoint_dir_on(job: JobSpec, host: HostFacts, facts: TargetFacts, run_id: str) -> str:
-    """The job's folder, which the hosts share, or one of the host's own, which outlives the run."""
-    return shared_folder(job, facts.cwd) or f"{host.state_dir}/{CHECKPOINTS_DIR}/{run_id}"
-
-
-def _node(
-    job: JobSpec, facts: TargetFacts, index: int, run_id: str, extra_args: tuple[str, ...]
-) -> NodePlan:
-    host = facts.hosts[index]
-    run_dir = run_dir_on(host, run_id)
-    checkpoint_dir = checkpoint_dir_on(job, host, facts, run_id)
-    inner = facts.cwd_in_code
-    own = replace(
-        facts,
-        hosts=(),
-        python=host.python,
-        cwd=f"{run_dir}/{CODE_DIR}{f'/{inner}' if inner else ''}",
-        rdzv_host=facts.hosts[0].address,
-        local_addr=host.address,
-        interface=host.interface,
-        cpu_count=host.cpu_count,
-    )
-    # As many as there are hosts: an elastic job may have got fewer than its MAX.
-    fitted = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.hosts))})
-    shared = SharedByNodes(fitted, own, run_id, run_dir, checkpoint_dir, extra_args)
-    return shared.node(index, _devices(job, facts, host))
-
-
-def _devices(job: JobSpec, facts: TargetFacts, host: HostFacts) -> NodeDevices:
-    wanted, asked = job.nproc_per_node, job.resources.gpus
-    if facts.accelerator == "cpu":
-        check_no_gpus_wanted(job, facts, host.host.name)
-        number = wanted if isinstance(wanted, int) else host.host.slots or host.cpu_count
-        return NodeDevices(nproc_per_node=number, device_ids=())
-    number = wanted if isinstance(wanted, int) else asked or len(host.device_ids)
-    gpus = asked or number
-    if gpus > len(host.device_ids):
-        raise KeyInputError(
-            ("resources", "gpus") if asked else ("nproc_per_node",),
-            f"{gpus} GPUs asked for, but {len(host.device_ids)} of {host.host.name} are free",
-            "launcher hosts shows who holds the others; lower nproc_per_node, or wait",
-        )
-    return NodeDevices(nproc_per_node=number, device_ids=host.device_ids[:gpus])
 
 
 def lease_of(plan: LaunchPlan, node: NodePlan, owner: str, launcher: str) -> dict[str, object]:

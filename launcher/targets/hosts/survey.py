@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.rendezvous import plan_backend
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.hosts.inventory import Inventory
@@ -24,6 +23,7 @@ from launcher.targets.hosts.plan import (
     shared_folder,
 )
 from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
 if TYPE_CHECKING:
@@ -216,9 +216,9 @@ def to_facts(host: Host, found: dict[str, Any], job: JobSpec) -> HostFacts:
 
 def describe_hosts(facts: TargetFacts) -> str:
     """The machines, and what was looked at before they were taken. Pure."""
-    names = [host.host.name for host in facts.hosts]
+    names = [node.machine.name for node in facts.nodes if node.machine]
     more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
-    bare = facts.runs_bare
+    bare = facts.image is None
     checked = "ssh, torch, ports, leases, clocks" if bare else "ssh, Docker, ports, leases"
     pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
     shared = ", one checkpoint folder" if len(names) > 1 and facts.shares_storage else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 
 Row = dict[str, Any]

@@ -20,11 +20,11 @@ from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.requests import render_scale
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
-from launcher.plan.hosts import HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.targets.code import Code, read_code
+from launcher.targets.container import plan_containers
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
@@ -41,8 +41,9 @@ from launcher.targets.hosts.nodes import (
     take,
     take_back,
 )
-from launcher.targets.hosts.plan import CODE_DIR, comes_back, plan_on_hosts, run_dir_on
+from launcher.targets.hosts.plan import CODE_DIR, TARGET, comes_back, plan_facts, run_dir_on
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
+from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
 from launcher.targets.hosts.survey import Survey, describe_hosts
 from launcher.targets.startable import check_in_code, read_secrets
@@ -59,7 +60,7 @@ ALIVE = (NodeState.RUNNING, NodeState.PENDING)
 class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
-    name = "hosts"
+    name = TARGET
 
     def __init__(
         self,
@@ -93,30 +94,24 @@ class HostsTarget(Target):
             hosts = survey.read()
             self._code = packed.result() if packed else self._given_code
         image = self._image = None if bare else read_image(hosts[0].image or "")
-
-        def label(name: str) -> str | None:
-            return find_label(image, hosts, name) if image else None
-
-        return TargetFacts(
-            target=self.name,
-            accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
-            cpu_count=min(host.cpu_count for host in hosts),
-            torch_version=label(protocol.LABEL_TORCH) if image else hosts[0].torch_version,
-            cuda_version=label(protocol.LABEL_CUDA),
+        own = HostsSettings(
+            hosts=hosts,
+            code=self._code.hash if self._code else None,
+            ssh_config=self._inventory.ssh_config,
+            containers=plan_containers(job, None),
+        )
+        return plan_facts(
+            job,
+            own,
             image=image.name if image else None,
-            user=hosts[0].user,
-            python=hosts[0].python,
+            torch_version=find_label(image, hosts, protocol.LABEL_TORCH)
+            if image
+            else hosts[0].torch_version,
+            port=survey.port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            free_port=survey.port,
+            inner=self._code.inner if self._code else "",
             terminal=sys.stderr.isatty(),
-            hosts=hosts,
-            runs_bare=bare,
-            # Only the job can say that hosts share a folder.
-            shares_storage=job.checkpoint_dir is not None,
-            code=self._code.hash if self._code else None,
-            cwd_in_code=self._code.inner if self._code else "",
-            ssh_config=self._inventory.ssh_config,
         )
 
     def _connect(self) -> Ssh:
@@ -126,25 +121,18 @@ class HostsTarget(Target):
 
     def _connect_as(self, plan: LaunchPlan) -> Ssh:
         if self._inventory is None:
-            hosts = tuple(host.host for host in plan.hosts)
-            self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
+            own = HostsSettings.of(plan)
+            hosts = tuple(host.host for host in own.hosts)
+            self._inventory = Inventory(hosts=hosts, ssh_config=own.ssh_config)
         return self._connect()
 
     def describe_place(self, facts: TargetFacts) -> str:
         return describe_hosts(facts)
 
-    def count_gpus(self, facts: TargetFacts) -> int:
-        return sum(len(host.device_ids) for host in facts.hosts)
-
-    def plan(
-        self, job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
-    ) -> LaunchPlan:
-        return plan_on_hosts(job, facts, run_id=run_id, extra_args=extra_args)
-
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
-        code_dir = f"{run_dir_on(plan.hosts[0], plan.run_id)}/{CODE_DIR}"
-        check_in_code(plan.nodes[0], self._code, code_dir)
+        host = HostsSettings.of(plan).hosts[0]
+        check_in_code(plan.nodes[0], f"{run_dir_on(host, plan.run_id)}/{CODE_DIR}", self._code)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
         return render_hosts(plan, only)
@@ -256,7 +244,8 @@ class HostsTarget(Target):
         # Its own engine may start it again when the host is back: the others go on meanwhile.
         away = "pending" if comes_back(plan) else "missing"
         nodes = tuple(
-            self._observe(plan.hosts[node.node_index], node, states, away) for node in plan.nodes
+            self._observe(HostsSettings.of(plan).hosts[node.node_index], node, states, away)
+            for node in plan.nodes
         )
         return Observation(run_id=plan.run_id, nodes=nodes)
 

@@ -20,7 +20,6 @@ from launcher.contract.reasons import NodeState
 from launcher.follow.requests import write_size
 from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import plan_pods
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import IN_CLUSTER, ApiError, Cluster, Object, Place
@@ -31,7 +30,7 @@ from launcher.targets.kubernetes.by_hand import (
     render_suspension,
 )
 from launcher.targets.kubernetes.news import read_news, read_raw, tell_silence
-from launcher.targets.kubernetes.plan import plan_facts, plan_kubernetes
+from launcher.targets.kubernetes.plan import plan_facts
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
     JobEnd,
@@ -109,16 +108,10 @@ class KubernetesTarget(Target):
     def facts_offline(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts_offline``: all that a manifest needs is in the job file."""
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
-        return plan_facts(job, plan_pods(job), run_id="", run_root=root, cwd=cwd)
+        return plan_facts(job, run_root=root, cwd=cwd)
 
     def describe(self, facts: TargetFacts) -> str:
         return f"Kubernetes, image {facts.image}, {facts.accelerator}"
-
-    def plan(
-        self, job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
-    ) -> LaunchPlan:
-        root, cwd = facts.run_root, facts.cwd
-        return plan_kubernetes(job, run_id=run_id, run_root=root, cwd=cwd, extra_args=extra_args)
 
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: only a pod sees its image and its volumes."""

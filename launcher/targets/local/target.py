@@ -26,13 +26,13 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
 from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.capacity import read_capacity
 from launcher.targets.gpus import read_gpus
-from launcher.targets.local.render import LocalArtifact, Process, render_local
+from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
 from launcher.targets.repository import ROOT, in_repository
 from launcher.targets.startable import check_here, read_secrets
 
@@ -68,17 +68,18 @@ class LocalTarget(Target):
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if devices else "cpu",
-            device_ids=devices,
-            cpu_count=cores,
-            capacity=read_capacity(cores),
+            machine=MachineFacts(
+                cpu_count=cores,
+                device_ids=devices,
+                capacity=read_capacity(cores),
+                loopback="lo" if on_linux else "lo0",
+            ),
             torch_version=read_torch_version(python),
-            python=python,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            free_port=ports[0],
-            spare_ports=ports[1:],
-            loopback_interface="lo" if on_linux else "lo0",
+            ports=ports,
             terminal=sys.stderr.isatty(),
+            own=LocalSettings(python=python),
         )
 
     def describe_place(self, facts: TargetFacts) -> str:
@@ -88,7 +89,7 @@ class LocalTarget(Target):
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
         self.notes += find_overruled(plan, os.environ)
-        check_here(plan.nodes[0], plan.python)
+        check_here(plan.nodes[0], LocalSettings.of(plan).python)
         rendezvous = plan.nodes[0].rendezvous
         serves = isinstance(rendezvous, Static) or rendezvous.is_host
         port = int(endpoint_of(rendezvous).rpartition(":")[2])

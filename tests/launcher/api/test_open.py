@@ -14,7 +14,7 @@ from launcher.api.open import choose_engine, choose_target, open_target
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 
@@ -104,7 +104,7 @@ def test_an_unknown_target_names_the_known_ones(
 def test_a_job_without_gpus_says_how_many_cores_it_has(
     choose: Callable[..., Any], docker_facts: TargetFacts
 ) -> None:
-    assert "64 CPU cores" in choose(replace(docker_facts, cpu_count=64)).why
+    assert "64 CPU cores" in choose(replace(docker_facts, machine=MachineFacts(cpu_count=64))).why
 
 
 def test_one_variable_switches_the_agent_off_for_every_job(

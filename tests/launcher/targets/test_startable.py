@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets import repository
@@ -142,15 +141,6 @@ def test_a_script_that_its_mount_lacks_ends_with_2_before_a_container_is_made(
 
 
 # -- hosts ----------------------------------------------------------------------------------------
-
-HOST = HostFacts(
-    host=Host(name="gpu1"),
-    address="10.0.0.1",
-    interface="eth0",
-    device_ids=(),
-    cpu_count=8,
-    state_dir="/home/me/.launcher",
-)
 
 
 @pytest.mark.parametrize(
