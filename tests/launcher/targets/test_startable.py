@@ -174,13 +174,12 @@ def test_a_script_outside_of_the_code_that_hosts_get_is_refused(
     (tree / "deleted.py").unlink()
     code = read_code(tree)
     code_dir = "/home/me/.launcher/runs/digits-0a1b2c/code"
-    facts = replace(local_facts, target="hosts", runs_bare=True, cwd=code_dir)
-    (node,) = make_plan(facts, command=[command], workdir=workdir).nodes
+    plan = make_plan(replace(local_facts, cwd=code_dir), command=[command], workdir=workdir)
     if is_there:
-        check_in_code(node, code, code_dir)
+        check_in_code(plan.nodes[0], code_dir, code)
     else:
         with pytest.raises(InputError, match="in the code that hosts get"):
-            check_in_code(node, code, code_dir)
+            check_in_code(plan.nodes[0], code_dir, code)
 
 
 # -- the same ending whatever started it -----------------------------------------------------------
