@@ -150,9 +150,7 @@ class ToyTarget(Target):
     def _live(self, run_id: str) -> LiveRun:
         pids = map(_read_number, self._held(run_id))
         running = sum(pid is not None and _lives(pid) for pid in pids)
-        return LiveRun(
-            run_id=run_id, run_dir=str(self._run_root / run_id), running_nodes=running
-        )
+        return LiveRun(run_id=run_id, run_dir=str(self._run_root / run_id), running_nodes=running)
 
 
 def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
