@@ -15,6 +15,7 @@ from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import TERMINAL_STATES, RunState
 from launcher.follow.loop import fold
 from launcher.follow.requests import read_withdrawn, without
+from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan
@@ -84,16 +85,7 @@ def render_table(rows: Sequence[ListedRun]) -> str:
         for row in rows
         if row.state == ORPHANED
     )
-    return _columns([header, *body]) + ends
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "".join(line.rstrip() + "\n" for line in lines)
+    return "\n".join((*render_columns([header, *body]), ends))
 
 
 def read_status(run: RunFolder) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class NodeDriver:
             return RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
         observation = without(self._target.observe(self.plan), self._withdrawn)
         action = self._decide(observation)
-        if isinstance(action, decide.Finish):
+        if isinstance(action, decide.EndRun):
             return RunEnd(reason=action.reason, detail=action.detail)
         if isinstance(action, decide.Replace) and not self._may_replace(action.node_index):
             return None
@@ -224,7 +224,7 @@ def _judge(plan: LaunchPlan, observation: Observation) -> RunEnd:
         lost = "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
         action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
-        if isinstance(action, decide.Finish):
+        if isinstance(action, decide.EndRun):
             return RunEnd(reason=action.reason, detail=FOUND_LATER)
         lost = FOUND_LATER
     return RunEnd(reason=Reason.LAUNCHER_LOST, detail=lost)

@@ -22,24 +22,24 @@ SCALE_FILE = "scale.json"
 def request_stop(run: RunFolder, *, keep: bool) -> None:
     """Asks the launcher to end the run; it leaves the request in place."""
     said = KEEP if keep else "stop requested by launcher stop\n"
-    write_atomically(run.path / protocol.STOP_REQUEST, said)
+    write_atomically(run.path / protocol.STOP_RUN_FILE, said)
 
 
 def is_stop_requested(run: RunFolder) -> bool:
     """Whether somebody asked for it."""
-    return (run.path / protocol.STOP_REQUEST).exists()
+    return (run.path / protocol.STOP_RUN_FILE).exists()
 
 
 def is_to_be_kept(run: RunFolder) -> bool:
     """Whether the run was asked to stop and be kept."""
     with contextlib.suppress(OSError):
-        return (run.path / protocol.STOP_REQUEST).read_text() == KEEP
+        return (run.path / protocol.STOP_RUN_FILE).read_text() == KEEP
     return False
 
 
 def forget_stop(run: RunFolder) -> None:
     """Takes the request to stop back."""
-    (run.path / protocol.STOP_REQUEST).unlink(missing_ok=True)
+    (run.path / protocol.STOP_RUN_FILE).unlink(missing_ok=True)
 
 
 def request_scale(run: RunFolder, nodes: int) -> Path:

@@ -1,1 +1,1 @@
-"""A run's folder, and what is told from it: the first failure, a report, a timeline, plots."""
+"""A run's folder, and what is told from it."""

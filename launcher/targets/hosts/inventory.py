@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.contract.errors import InputError
 from launcher.targets.hosts.settings import Host
-from launcher.yamlfile.source import KeyPath, YamlSource, parse_yaml, read_text
+from launcher.yamlfile.problem import KeyPath
+from launcher.yamlfile.source import YamlSource, parse_yaml, read_text
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

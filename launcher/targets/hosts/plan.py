@@ -37,10 +37,10 @@ def decide_addresses(
     candidates: Sequence[Sequence[Address]],
     reached: Collection[tuple[int, int, str]],
 ) -> list[Address]:
-    """The address of each host that all others reach: the inventory's, else the fastest one.
+    """An address of each host that all others reach: the inventory's, else the fastest.
 
-    ``reached`` holds (from, to, address), hosts by their place. Raises ``TargetError`` naming a
-    pair that does not meet.
+    ``reached`` holds (from, to, address) by the hosts' places. Raises ``TargetError`` with the
+    names of hosts that do not reach each other.
     """
     found = set(reached)
     chosen = []
@@ -55,7 +55,7 @@ def decide_addresses(
 
 
 def is_wanted(host: Host, address: Address) -> bool:
-    """Whether the inventory leaves this address of the host to be chosen."""
+    """Whether the inventory allows this address of the host."""
     return host.address in (None, address.address) and host.interface in (None, address.interface)
 
 
@@ -87,10 +87,9 @@ def _unreached(
 def decide_hosts(
     found: Sequence[HostFacts], busy: Mapping[str, str], job: JobSpec
 ) -> tuple[HostFacts, ...]:
-    """The hosts of the nodes, in the inventory's order: the first that are free.
+    """The first hosts of the inventory that are free; an elastic job may get fewer than its MAX.
 
-    ``busy`` says of a host that cannot be used why. Raises ``TargetError`` where too few are left;
-    an elastic job takes what there is, at least its MIN.
+    ``busy`` says why a host cannot be used. Raises ``TargetError`` where too few are left.
     """
     free = [facts for facts in found if facts.host.name not in busy]
     if len(free) < job.nnodes.min:
@@ -103,9 +102,9 @@ def decide_hosts(
 
 
 def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
-    """Raises ``TargetError`` where clocks differ by more than c10d bears, if that is the backend.
+    """Raises ``TargetError`` under c10d where clocks differ too much.
 
-    Its keep-alives are stamped with the time of day: beyond the limit the world splits in silence.
+    It stamps keep-alives with the time of day: beyond the limit the world splits without an error.
     """
     slow = min(hosts, key=lambda facts: facts.clock_offset_s)
     fast = max(hosts, key=lambda facts: facts.clock_offset_s)
@@ -119,12 +118,10 @@ def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
 
 
 def check_versions(hosts: Sequence[HostFacts]) -> None:
-    """Raises ``TargetError`` where hosts have torch in more than one version."""
+    """Raises ``TargetError`` where hosts have different versions of torch."""
     versions = [facts.torch_version for facts in hosts]
     usual = max(versions, key=versions.count)
-    odd = [f"{facts.host.name} {facts.torch_version}" for facts in hosts]
-    odd = [told for told, version in zip(odd, versions, strict=True) if version != usual]
-    if odd:
+    if odd := [f"{f.host.name} {f.torch_version}" for f in hosts if f.torch_version != usual]:
         raise TargetError(
             f"torch is {usual} on most hosts, but: {', '.join(odd)}",
             f"install torch {usual} there, or name another python: in the inventory",
@@ -132,7 +129,7 @@ def check_versions(hosts: Sequence[HostFacts]) -> None:
 
 
 def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
-    """Hosts outside of the largest group that see each other's files; ``seen`` by their place."""
+    """The hosts outside the largest group of hosts that see each other's files."""
     groups = [
         {other for other in range(len(seen)) if place in seen[other] and other in seen[place]}
         for place in range(len(seen))
@@ -142,7 +139,7 @@ def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
 
 
 def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: str) -> None:
-    """Raises ``TargetError`` where hosts do not see what others write to the checkpoint folder."""
+    """Raises ``TargetError`` where hosts do not see each other's files in the checkpoint folder."""
     alone = decide_unshared(seen)
     if alone:
         listed = ", ".join(names[place] for place in alone)
@@ -153,7 +150,7 @@ def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: 
 
 
 def shared_folder(job: JobSpec, cwd: str) -> str | None:
-    """The folder that all hosts are to share, as they have it; None where each has its own."""
+    """The job's checkpoint folder, which all hosts share; None where each has its own."""
     given = job.checkpoint_dir
     return given if given is None or given.startswith("/") else f"{cwd}/{given}"
 
@@ -206,7 +203,7 @@ def _folders(job: JobSpec, host: HostFacts, cwd: str, inner: str) -> Folders:
 
 
 def comes_back(plan: LaunchPlan) -> bool:
-    """Whether a host that is started anew starts its node again, without any launcher."""
+    """Whether a host that reboots starts its node again without a launcher."""
     rendezvous = plan.nodes[0].rendezvous
     joins_again = isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
     return plan.detached and plan.image is not None and plan.agent is not None and joins_again
@@ -218,7 +215,7 @@ def run_dir_on(host: HostFacts, run_id: str) -> str:
 
 
 def lease_of(plan: LaunchPlan, node: NodePlan, owner: str, launcher: str) -> dict[str, object]:
-    """What a node's lease says: plain data."""
+    """A node's lease, as plain data."""
     return {
         "run_id": plan.run_id,
         "node_index": node.node_index,

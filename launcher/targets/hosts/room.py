@@ -144,7 +144,9 @@ def _show_hosts(arguments: Namespace) -> int:
     if inventory is None:
         raise InputError("no hosts are named", "launcher hosts --hosts hosts.yaml")
     rows = read_hosts_now(inventory)
-    text = json.dumps(rows, indent=2) + "\n" if arguments.json else render_hosts_table(rows)
+    text = render_hosts_table(rows)
+    if arguments.json:
+        text = json.dumps([row.to_jsonable() for row in rows], indent=2) + "\n"
     sys.stdout.write(text)
-    failed = any(row["error"] for row in rows)
+    failed = any(row.error for row in rows)
     return int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)

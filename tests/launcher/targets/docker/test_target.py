@@ -77,8 +77,10 @@ def test_files_in_mounts_belong_to_the_callers_uid(place: Place) -> None:
     folder.mkdir()
     os.chown(folder, uid, -1)
     plan = place.plan("echo x >/data/made; id -u", mounts=[f"{folder}:/data"])
-    assert ContainerSettings.of(plan).user == f"{os.getuid()}:{os.getgid()}"
-    assert place.run(replace(plan, user=f"{uid}:{uid}")) == [0], place.console(plan)
+    own = ContainerSettings.of(plan)
+    assert own.user == f"{os.getuid()}:{os.getgid()}"
+    own = replace(own, user=f"{uid}:{uid}")
+    assert place.run(replace(plan, own=own)) == [0], place.console(plan)
     assert (folder / "made").stat().st_uid == uid
     assert place.console(plan) == f"{uid}\n".encode()
 
