@@ -250,6 +250,8 @@ def test_only_the_roster_keeps_its_run_id_because_stock_agents_close_theirs() ->
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
         (Reason.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
+        # Asked to end: it must not join the others for the rest of its grace.
+        (Reason.PREEMPTED, STORES, (0.0,), True, False),
         (Reason.TRAINING_FAILED, STORES, (0.0,), False, False),
     ],
 )
