@@ -22,7 +22,7 @@ from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
-from launcher.targets.kubernetes.api import IN_CLUSTER, ApiError, Cluster, Object, Place
+from launcher.targets.kubernetes.api import IN_CLUSTER, ApiError, Cluster, Object, ObjectPlace
 from launcher.targets.kubernetes.by_hand import (
     KubernetesArtifact,
     render_by_hand,
@@ -135,7 +135,7 @@ class KubernetesTarget(Target):
         """
         cluster = self._cluster(plan.run_id, pods_of(plan).namespace)
         *others, job = self.render(plan).manifest.objects
-        if (held := cluster.read(Place.of(job))) is not None:
+        if (held := cluster.read(ObjectPlace.of(job))) is not None:
             raise refuse_taken(cluster, self._run_root, held)
         try:
             cluster.create(job, dry_run=True)
@@ -152,24 +152,24 @@ class KubernetesTarget(Target):
             if error.status != CONFLICT:
                 self._remove_all(cluster, others)
                 raise
-            held = cluster.read(Place.of(job)) or job
+            held = cluster.read(ObjectPlace.of(job)) or job
             raise refuse_taken(cluster, self._run_root, held) from error
         for item in others:
             # With the job goes what was made for it, also by kubectl delete.
-            cluster.merge(Place.of(item), {"metadata": {"ownerReferences": [_owner(made)]}})
+            cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [_owner(made)]}})
         make_folders((plan.run_dir,))
         write_cluster(Path(plan.run_dir), cluster)
 
     def _remove_all(self, cluster: Cluster, items: list[Object]) -> None:
         for item in items:
             with contextlib.suppress(TargetError):
-                cluster.delete(Place.of(item))
+                cluster.delete(ObjectPlace.of(item))
 
     # -- observing -------------------------------------------------------------------------------
 
-    def _place(self, plan: LaunchPlan) -> Place:
+    def _place(self, plan: LaunchPlan) -> ObjectPlace:
         api_version, kind = API_OF_KIND[pods_of(plan).kind]
-        return Place(api_version=api_version, kind=kind, name=plan.job_name)
+        return ObjectPlace(api_version=api_version, kind=kind, name=plan.job_name)
 
     def read_job(self, plan: LaunchPlan) -> Object | None:
         """The job's own object; None where it is gone, or another run's by now."""

@@ -22,7 +22,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import logs
 from launcher.targets.kubernetes import watch as kubernetes_watch
-from launcher.targets.kubernetes.api import ApiError, Cluster, Place
+from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
 from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
@@ -34,7 +34,7 @@ pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
 ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
-JOB = Place(api_version="batch/v1", kind="Job", name="digits")
+JOB = ObjectPlace(api_version="batch/v1", kind="Job", name="digits")
 
 
 @pytest.fixture(autouse=True)
