@@ -151,7 +151,7 @@ IN_THE_NODE = (
         Cannot("a file that nobody else knows yet; others' are tried without waiting"),
     ),
     Row.alike(
-        """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
+        """agent.streams:say agent.supervisor:Supervisor._fork_agent
             agent.worker:_tell agent.guard:_flush""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
