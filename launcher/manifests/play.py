@@ -13,8 +13,8 @@ from launcher.contract.node_plan import Env
 from launcher.contract.reasons import NodeState
 from launcher.manifests.play_values import (
     SHM,
+    PlayedMount,
     Surroundings,
-    VolumeMount,
     expand,
     read_env,
     read_mounts,
@@ -78,7 +78,7 @@ class PlayedPod:
     memory_bytes: int | None
     shm_bytes: int | None
     device_ids: tuple[str, ...]
-    mounts: tuple[VolumeMount, ...]
+    mounts: tuple[PlayedMount, ...]
     termination_log: str
     """Where the container leaves its last words."""
     restart_policy: str
@@ -160,7 +160,7 @@ def _plan_pod(
         pod_name=name,
         namespace=job.namespace,
         node_name=machine.node_name,
-        labels={key: labels[key].text for key in labels.keys()},  # noqa: SIM118
+        labels={key: value.text for key, value in labels.items()},
         environ=machine.environ,
     )
     env = read_env(container, around) | dict(operator_env(job, replica, index))

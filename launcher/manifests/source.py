@@ -40,9 +40,9 @@ class Value:
         """Whether something other than null is written here."""
         return self.data is not None
 
-    def keys(self) -> tuple[str, ...]:
-        """A mapping's keys, in the order written."""
-        return tuple(self.data) if isinstance(self.data, dict) else ()
+    def items(self) -> tuple[tuple[str, Value], ...]:
+        """A mapping's keys and values, in the order written; nothing where it is no mapping."""
+        return tuple((k, self[k]) for k in self.data) if isinstance(self.data, dict) else ()
 
     @property
     def name(self) -> str:

@@ -56,13 +56,13 @@ def check_fields(item: Value) -> Iterator[Breach]:
 
 
 def _check(value: Value, known: Fields, places: Mapping[str, str]) -> Iterator[Breach]:
-    for key in value.keys():  # noqa: SIM118 (a Value, which iterates as a list)
+    for key, given in value.items():
         if below := known.get(key):
-            yield from _check(value[key], below, places)
+            yield from _check(given, below, places)
         elif key not in known and "Master" not in known:  # a role has a rule of its own
             close = difflib.get_close_matches(key, places, n=1)
             fix = f"{places[close[0]]}.{close[0]}" if close else "remove it"
-            yield hit(Rule.UNKNOWN_FIELD, value[key], f"{value.name} has no {key}", fix)
+            yield hit(Rule.UNKNOWN_FIELD, given, f"{value.name} has no {key}", fix)
 
 
 def _places(known: Fields, place: str) -> Iterator[tuple[str, str]]:

@@ -63,10 +63,11 @@ def _check_name(job: PyTorchJob) -> Iterator[Breach]:
 
 def _check_webhook(job: PyTorchJob) -> Iterator[Breach]:
     specs, managed_by = job.spec["pytorchReplicaSpecs"], job.run_policy["managedBy"]
-    if not specs.keys():
+    if not specs.items():
         yield hit(Rule.REPLICA_SPECS, specs, "no replicas", "pytorchReplicaSpecs: {Worker: ...}")
-    for kind in set(specs.keys()) - {MASTER, WORKER}:
-        yield hit(Rule.REPLICA_TYPE, specs[kind], f"replicas of {kind}", "Master or Worker")
+    for kind, replica_spec in specs.items():
+        if kind not in (MASTER, WORKER):
+            yield hit(Rule.REPLICA_TYPE, replica_spec, f"replicas of {kind}", "Master or Worker")
     if job.elastic and job.worker is None:
         fix = "pytorchReplicaSpecs: {Worker: ...}, or no elasticPolicy"
         yield hit(Rule.ELASTIC_NEEDS_WORKER, job.elastic, "an elasticPolicy without a Worker", fix)
