@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from launcher.manifests.checks.gangs import check_job, check_jobset
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
-from launcher.manifests.checks.rules import ERROR, Breach, Rule, hit
+from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule, hit
 from launcher.manifests.checks.trainjob import check_runtime, check_trainjob
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
@@ -31,22 +31,22 @@ class Checked:
         return not any(breach.rule.severity == ERROR for breach in self.breaches)
 
 
-def _check_pod_object(item: Value, together: Together) -> Iterator[Breach]:
+def _check_pod_object(item: Value, together: Together) -> Breaches:
     yield from check_pod(item["spec"], training=False)
 
 
-def _check_workload(item: Value, together: Together) -> Iterator[Breach]:
+def _check_workload(item: Value, together: Together) -> Breaches:
     yield from check_pod(item["spec"]["template"]["spec"], training=False)
 
 
-def _check_crd(item: Value, together: Together) -> Iterator[Breach]:
+def _check_crd(item: Value, together: Together) -> Breaches:
     size = len(str(item.data))
     if size > ANNOTATION_BYTES:
         what = f"a definition of about {size // 1024} KiB"
         yield hit(Rule.LARGE_CRD, item["kind"], what, "kubectl apply --server-side")
 
 
-Check = Callable[[Value, Together], Iterator[Breach]]
+Check = Callable[[Value, Together], Breaches]
 CHECKS: Mapping[str, Check] = {
     "PyTorchJob": check_pytorchjob,
     "TrainJob": check_trainjob,

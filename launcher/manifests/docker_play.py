@@ -41,14 +41,9 @@ class Folders:
         """Makes all that a pod mounts. Idempotent: what a container has left there stays."""
         for mount in pod.mounts:
             folder = self._of(pod, mount.volume)
-            if not folder.exists():
-                folder.mkdir(parents=True)
-                folder.chmod(0o777)
+            _make_open(folder)
             _write_files(folder, mount.volume)
-            source = self.source(pod, mount)
-            if not source.exists():
-                source.mkdir(parents=True)
-                source.chmod(0o777)
+            _make_open(self.source(pod, mount))
 
     def make_termination_log(self, pod: PlayedPod) -> None:
         """Makes the file for the last words of a container that is to start."""
@@ -94,6 +89,13 @@ class Folders:
             # Some belongs to a container's user: removed by one that may.
             _remove_as_root(engine, image, folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_open(folder: Path) -> None:
+    """Makes a folder that any user of a container may write to."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
 
 
 def _write_files(folder: Path, volume: PlayedVolume) -> None:
@@ -142,13 +144,7 @@ class PlayedContainer:
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``."""
         pod = self.pod
-        optional = {
-            "entrypoint": None if pod.entrypoint is None else list(pod.entrypoint),
-            "command": None if pod.arguments is None else list(pod.arguments),
-            "working_dir": pod.workdir,
-            "user": pod.user,
-        }
-        return {
+        found = {
             "image": pod.image,
             "name": self.name,
             "hostname": pod.name,
@@ -163,13 +159,21 @@ class PlayedContainer:
             "networking_config": {
                 "EndpointsConfig": {self.play_id: {"Aliases": list(pod.aliases)}}
             },
-            **{key: value for key, value in optional.items() if value is not None},
+            "entrypoint": None if pod.entrypoint is None else list(pod.entrypoint),
+            "command": None if pod.arguments is None else list(pod.arguments),
+            "working_dir": pod.workdir,
+            "user": pod.user,
         }
+        return {key: value for key, value in found.items() if value is not None}
 
     def host_config_kwargs(self) -> dict[str, Any]:
         """Arguments of the SDK's ``create_host_config``."""
         pod = self.pod
-        optional: dict[str, Any] = {
+        device_request = {"device_ids": list(pod.device_ids), "capabilities": [["gpu"]]}
+        found = {
+            "network_mode": self.play_id,
+            "mounts": self._mounts(),
+            "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
             "nano_cpus": None if pod.cpus is None else round(pod.cpus * 1e9),
             "mem_limit": pod.memory_bytes,
             "memswap_limit": pod.memory_bytes,
@@ -178,16 +182,9 @@ class PlayedContainer:
             "cap_add": list(pod.cap_add) or None,
             "security_opt": ["no-new-privileges"] if pod.no_new_privileges else None,
             "read_only": pod.read_only or None,
+            "device_requests": [device_request] if pod.device_ids else None,
         }
-        if pod.device_ids:
-            ids = list(pod.device_ids)
-            optional["device_requests"] = [{"device_ids": ids, "capabilities": [["gpu"]]}]
-        return {
-            "network_mode": self.play_id,
-            "mounts": self._mounts(),
-            "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
-            **{key: value for key, value in optional.items() if value is not None},
-        }
+        return {key: value for key, value in found.items() if value is not None}
 
     def _mounts(self) -> list[dict[str, Any]]:
         found = [
@@ -221,12 +218,8 @@ def group_of(
     """The containers of the pods with these indices, each with its incarnation."""
     containers = tuple(
         PlayedContainer(
-            play_id=play_id,
-            index=index,
-            incarnation=incarnation,
-            pod=play.pods[index],
-            folders=folders,
+            play_id=play_id, index=i, incarnation=number, pod=play.pods[i], folders=folders
         )
-        for index, incarnation in incarnations.items()
+        for i, number in incarnations.items()
     )
     return PlayedGroup(run_id=play_id, containers=containers)

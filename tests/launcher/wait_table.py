@@ -313,7 +313,7 @@ LAUNCHER = (
         SHOWN,
     ),
     Row.alike(
-        "job.problems:resolve api.joining:_take_index",
+        "job.schema:resolve api.joining:_take_index",
         "nobody: loops over what is given, until a free name or the end of a chain",
         Cannot("every turn takes one from what there is"),
     ),

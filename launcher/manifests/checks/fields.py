@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
-from launcher.manifests.checks.rules import Breach, Rule, hit
+from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import Value
 
 Fields = Mapping[str, "Fields"]
@@ -49,13 +49,13 @@ FIELDS: Fields = {
 """Of ``spec``, by kind: training operator v1.9, trainer v2.3, JobSet v0.12."""
 
 
-def check_fields(item: Value) -> Iterator[Breach]:
+def check_fields(item: Value) -> Breaches:
     """The ``spec`` of an object of one of the kinds in ``FIELDS``."""
     known = FIELDS[item["kind"].text]
     yield from _check(item["spec"], known, dict(_places(known, "spec")))
 
 
-def _check(value: Value, known: Fields, places: Mapping[str, str]) -> Iterator[Breach]:
+def _check(value: Value, known: Fields, places: Mapping[str, str]) -> Breaches:
     for key, given in value.items():
         if below := known.get(key):
             yield from _check(given, below, places)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from launcher.manifests.checks.rules import Breach, Rule, hit
+from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
@@ -17,7 +16,7 @@ RESTRICTED = "pod-security.kubernetes.io/enforce"
 SHM = "/dev/shm"
 
 
-def check_pod(pod: Value, *, training: bool = True) -> Iterator[Breach]:
+def check_pod(pod: Value, *, training: bool = True) -> Breaches:
     """A pod's ``spec``; shared memory matters where it takes part in a ``training``."""
     if not list(pod["containers"]):
         yield hit(Rule.CONTAINERS, pod["containers"], "no containers", "write containers:")
@@ -36,7 +35,7 @@ def check_pod(pod: Value, *, training: bool = True) -> Iterator[Breach]:
         yield from _check_shm(pod, container)
 
 
-def check_env(container: Value) -> Iterator[Breach]:
+def check_env(container: Value) -> Breaches:
     """The variables of a container, or of whatever else has an ``env``."""
     for variable in container["env"]:
         value, name = variable["value"], variable["name"].text
@@ -49,7 +48,7 @@ def check_env(container: Value) -> Iterator[Breach]:
             yield hit(Rule.SECRET_IN_CLEAR, value, f"{name} is written in clear", fix)
 
 
-def _check_gpus(container: Value) -> Iterator[Breach]:
+def _check_gpus(container: Value) -> Breaches:
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
     for gpu in EXTENDED_GPUS:
         asked, limit = requests[gpu], limits[gpu]
@@ -58,7 +57,7 @@ def _check_gpus(container: Value) -> Iterator[Breach]:
             yield hit(Rule.GPU_REQUESTS, asked, what, f"limits: {{{gpu}: {asked.text}}}")
 
 
-def _check_shm(pod: Value, container: Value) -> Iterator[Breach]:
+def _check_shm(pod: Value, container: Value) -> Breaches:
     mounts = {m["mountPath"].text: m["name"].text for m in container["volumeMounts"]}
     volumes = {volume["name"].text: volume for volume in pod["volumes"]}
     volume = volumes.get(mounts.get(SHM, ""))

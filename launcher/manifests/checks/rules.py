@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.manifests.source import Value, render_path
@@ -147,10 +148,21 @@ class Breach(Problem):
         }
 
 
+Breaches = Iterator[Breach]
+
+
 def hit(rule: Rule, at: Value, what: str, fix: str) -> Breach:
     """A breach at a place; ``fix`` is what to write instead."""
     line = at.source.nearest(at.path).line
     return Breach(rule=rule, where=at.where, line=line, path=at.path, what=what, fix=fix)
+
+
+def expect(rule: Rule, field: Value, wanted: str, absent: str = "", more: str = "") -> Breaches:
+    """A breach where a field is not as the rule wants it; ``absent`` is what leaving it out means,
+    ``more`` what else matters."""
+    if field.text != wanted:
+        found = field.text or f"not written{absent and f', which is {absent}'}"
+        yield hit(rule, field, f"{field.path[-1]} {found}{more}", f"{field.path[-1]}: {wanted}")
 
 
 def render_rules() -> str:
