@@ -48,10 +48,9 @@ class NodeRange:
         return f"{self.min}:{self.max}" if self.is_elastic else str(self.max)
 
 
-def parse_name(value: object) -> str:
+def parse_name(name: str) -> str:
     """A job's name: DNS-1035, and short enough for every Kubernetes name made from it."""
-    name = str(value) if type(value) in (int, str) else ""
-    if isinstance(value, str) and re.fullmatch(NAME, name) and len(name) <= MAX_NAME:
+    if re.fullmatch(NAME, name) and len(name) <= MAX_NAME:
         return name
     near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     near = f"job-{near}" if near[:1].isdigit() else near
