@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from launcher.job.refused import NotAcceptedError
 
 _OPERATOR = re.compile(r"&&|\|\||[|;&<]|[12&]?>>?|[12]>&[12]")
-"""A shell's operators."""
+"""Words that a shell reads as operators."""
 _JOINED_OPERATOR = re.compile(rf"{_OPERATOR.pattern}|[12&]?>>?[^>]*[^>]|.+;")
-"""In one text also joined to a word: ``>log``, ``train.py;``."""
+"""In a command of one text an operator may also be joined to a word: ``>log``, ``train.py;``."""
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.", re.DOTALL)
 
 _PROGRAM = re.compile(r"torchrun|python[0-9.]*|torch\.distributed\.(run|launch)")
-"""What the launcher starts by itself."""
+"""Programs that the launcher starts itself."""
 _MODULE = re.compile(r"[^\s/.]+(\.[^\s/.]+)*")
 
 

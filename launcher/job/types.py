@@ -27,11 +27,11 @@ from launcher.job.command import parse_command, parse_text
 from launcher.job.values import NodeRange
 
 MAX_COUNT = 1_000_000
-"""Of restarts and the like: more was meant as another unit."""
+"""The most restarts, GPUs and so on; a larger number is a mistake."""
 MAX_SECONDS = 31_536_000
-"""A year. What sleeps, waits and times out cannot take any number."""
+"""A year: timers do not take every number."""
 MAX_LIMIT_S = 3_600
-"""Of the silence after which a node counts as lost."""
+"""The longest silence after which a node counts as lost."""
 
 
 def text(pattern: str, **more: Any) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from launcher.manifests.source import Together, Value, object_name, parse_manife
 from launcher.yamlfile.problem import FileError
 
 ANNOTATION_BYTES = 256 * 1024
-"""What ``kubectl apply`` may copy into an object's annotations."""
+"""The most that ``kubectl apply`` may copy into an object's annotations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What came of a check: the breaches by file and line, and how many objects have rules."""
+    """The result of a check: the breaches by file and line, and how many objects have rules."""
 
     breaches: tuple[Breach, ...]
     known: int
@@ -59,11 +59,11 @@ CHECKS: Mapping[str, Check] = {
     "StatefulSet": _check_workload,
     "CustomResourceDefinition": _check_crd,
 }
-"""By kind; objects of other kinds are passed over, and matter only to those that need them."""
+"""The check of each kind. Objects of other kinds are only looked up by these checks."""
 
 
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
-    """Checks files, given as name and text, as what is applied together, in that order."""
+    """Checks files, given as name and text, that are applied together in that order."""
     objects: list[Value] = []
     found: list[Breach] = []
     files = []

@@ -18,7 +18,7 @@ from launcher.targets.container import LOG_OPTIONS
 from launcher.targets.docker.engine import Engine, engine_errors
 
 LABEL = "launcher.play-id"
-"""On all that a play makes; not the label of runs, whose folders and launchers plays lack."""
+"""The label of all that a play makes. Plays have no run folder, so it is not the label of runs."""
 CLEAN = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 IN_CONTAINER = "/play"
 REMOVE_LIMIT_S = 60
@@ -26,9 +26,9 @@ REMOVE_LIMIT_S = 60
 
 
 class Folders:
-    """The folders behind a play's volumes, on this machine; removed by ``remove``.
+    """The folders behind a play's volumes, on this machine.
 
-    ``claims`` are folders that stand for claims, by name; they are not removed.
+    ``claims`` are folders of the user that stand for claims, by name; ``remove`` leaves them.
     """
 
     def __init__(self, claims: Mapping[str, Path]) -> None:
@@ -55,7 +55,7 @@ class Folders:
         path.chmod(0o666)
 
     def termination_log(self, pod: PlayedPod) -> Path:
-        """What a pod's container has as its ``terminationMessagePath``."""
+        """The file that a pod's container sees at its ``terminationMessagePath``."""
         return self.root / "ends" / pod.name
 
     def read_termination(self, pod: PlayedPod) -> str:
@@ -65,7 +65,7 @@ class Folders:
         return ""
 
     def source(self, pod: PlayedPod, mount: PlayedMount) -> Path:
-        """What a pod's container mounts."""
+        """The folder that is mounted into a pod's container."""
         return self._of(pod, mount.volume) / mount.sub_path
 
     def _of(self, pod: PlayedPod, volume: PlayedVolume) -> Path:
@@ -76,7 +76,7 @@ class Folders:
         return self.root / "pods" / pod.name / volume.name
 
     def forget(self, pod: PlayedPod, engine: Engine) -> None:
-        """Removes the folders of a pod's own, as for a new pod of the same name."""
+        """Removes a pod's own folders, for a new pod of the same name."""
         self._remove(self.root / "pods" / pod.name, engine, pod.image)
 
     def remove(self, engine: Engine, image: str) -> None:

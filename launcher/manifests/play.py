@@ -31,7 +31,7 @@ from launcher.targets.kubernetes.pod_states import (
 
 DEFAULT_GRACE_S = 30
 RETRY_FROM = 128
-"""The border of restartPolicy ExitCode: from here on a new pod is made."""
+"""From this exit code on restartPolicy ExitCode makes a new pod."""
 UNHONOURED = """nodeSelector affinity tolerations topologySpreadConstraints nodeName
     priorityClassName schedulerName runtimeClassName serviceAccountName hostNetwork hostPID hostIPC
     dnsPolicy dnsConfig hostAliases imagePullSecrets initContainers activeDeadlineSeconds
@@ -83,7 +83,7 @@ class PlayedPod:
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """A job as it is played; ``notes`` say, a line each, what is not as in a cluster."""
+    """A job as it is played; each note is one line about what differs from a cluster."""
 
     job_name: str
     pods: tuple[PlayedPod, ...]
@@ -99,7 +99,7 @@ class Play:
 
     @property
     def success_rule(self) -> str:
-        """Whose success is the job's, in words."""
+        """Whose success makes the job succeed, in words."""
         if self.has_master:
             return "the Master's success is the job's"
         if self.is_elastic:
@@ -113,7 +113,7 @@ class Play:
 def plan_play(item: Value, together: Together, machine: Machine, image: str | None = None) -> Play:
     """The containers of a PyTorchJob; ``image`` is used instead of the manifest's.
 
-    Raises ``InputError`` for what the operator would refuse, or nothing here can stand for.
+    Raises ``InputError`` for what the operator would refuse, and for what cannot be played here.
     """
     job = PyTorchJob(item=item)
     if not job.replicas:
@@ -210,7 +210,7 @@ def _words(words: Value, env: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _shm_bytes(pod: Value, container: Value) -> int | None:
-    """Of a memory volume at /dev/shm; without a size it may take what the container may."""
+    """The size of a memory volume at /dev/shm: its own, else the container's memory limit."""
     names = [m["name"].text for m in container["volumeMounts"] if m["mountPath"].text == SHM]
     for volume in pod["volumes"]:
         memory = volume["emptyDir"]
@@ -267,9 +267,9 @@ class Next(enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     RESTART = "restart"
-    """By the kubelet: a new container in the same pod."""
+    """The kubelet starts a new container in the same pod."""
     RECREATE = "recreate"
-    """By the operator: a new pod of the same name."""
+    """The operator makes a new pod of the same name."""
 
 
 def decide_next(restart_policy: str, exit_code: int) -> Next:

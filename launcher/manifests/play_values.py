@@ -23,7 +23,7 @@ KINDS = {"configMap": "ConfigMap", "secret": "Secret"}
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a pod may ask about: itself, objects of the same files, the caller's environment."""
+    """Where values come from: the pod, objects of the same files, the caller's environment."""
 
     together: Together
     pod_name: str
@@ -67,7 +67,7 @@ class Surroundings:
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
-    """``$(NAME)`` by its value where it is known, ``$$`` by one ``$``: the kubelet's rule."""
+    """Puts known values in place of ``$(NAME)``, and ``$`` for ``$$``, as the kubelet does."""
     return REFERENCE.sub(lambda m: "$" if m[0] == "$$" else known.get(m[1], m[0]), text)
 
 

@@ -29,9 +29,9 @@ from launcher.targets.kubernetes.pod_states import Ending, Trouble
 
 POLL_S = 0.2
 LAST_OUTPUT_S = 5.0
-"""How long the engine may take to hand out what an ended container has printed."""
+"""How long the engine may take to send the last output of an ended container."""
 MAX_PAUSE_S = 10.0
-"""Between restarts of one pod; a kubelet's pauses grow to five minutes."""
+"""The longest pause between restarts of one pod; a kubelet's grow to five minutes."""
 LEAST_TRIES_S = 5.0
 """How long the removal is tried while the engine does not answer."""
 RETRY_S = 1.0
@@ -42,10 +42,10 @@ _Output = tuple[str, Stream, Block]
 
 
 class Stage(Protocol):
-    """Where a play is seen."""
+    """Shows a play to the user."""
 
     def note(self, text: str) -> None:
-        """The player's own word."""
+        """A line of the player's own."""
         ...
 
     def show(self, pod: str, stream: Stream, block: Block) -> None:
@@ -64,14 +64,14 @@ class _Lost:
 
 @dataclass(kw_only=True)
 class _Pod:
-    """What changes about a pod while it is played."""
+    """The state of a pod while it is played."""
 
     state: PodState
     incarnation: int = 0
     pending_next: Next | None = None
     start_at: float = float("-inf")
     restarts: int = 0
-    """By the kubelet and by the operator: the pauses grow with them."""
+    """Restarts by the kubelet and by the operator; the pauses grow with their number."""
 
 
 class Player:
@@ -201,7 +201,7 @@ class Player:
         )
 
     def _gone(self, index: int, pod: _Pod, stage: Stage) -> None:
-        """A container that somebody removed: the operator makes a new pod."""
+        """Somebody removed the container: the operator makes a new pod."""
         self._join([index])
         stage.note(f"{self._play.pods[index].name} is gone: somebody removed its container")
         self._plan_restart(index, pod, Next.RECREATE)
@@ -257,7 +257,7 @@ class Player:
     # -- the end -------------------------------------------------------------------------------
 
     def _end(self, stage: Stage) -> None:
-        """What cleanPodPolicy says of the pods that still run; here none may stay."""
+        """Stops the pods that still run, and says what cleanPodPolicy would do with them."""
         containers = self._engine.list_containers(self._id)
         running = [c for c in containers if c.state is NodeState.RUNNING]
         policy, pods = self._play.clean_pod_policy, f"{len(running)} pods"
@@ -270,7 +270,7 @@ class Player:
         self._show(stage)
 
     def _tell_first(self, outcome: PlayOutcome, elapsed_s: float) -> PlayOutcome:
-        """The outcome by what failed first, now that all have ended: a victim may end sooner."""
+        """The outcome with the first failure, once all have ended: a victim may end sooner."""
         for container in self._engine.list_containers(self._id):
             pod = self._pods[container.node_index]
             if pod.state.ended is None and container.state is NodeState.EXITED:

@@ -1,4 +1,4 @@
-"""Fields that the operators' objects have: what is misspelt or misplaced is dropped in silence."""
+"""The fields of the operators' objects: an API server drops misspelt ones without a word."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FIELDS: Fields = {
         network=_open("enableDNSHostnames publishNotReadyAddresses subdomain"),
     ),
 }
-"""Of ``spec``, by kind: training operator v1.9, trainer v2.3, JobSet v0.12."""
+"""The fields of ``spec``, by kind: training operator v1.9, trainer v2.3, JobSet v0.12."""
 
 
 def check_fields(item: Value) -> Breaches:

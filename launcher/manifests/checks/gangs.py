@@ -13,9 +13,9 @@ from launcher.manifests.source import Together, Value, object_name
 
 MAX_LABEL = 63
 JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
-"""What the Job controller puts on each of its pods, besides the template's labels."""
+"""The labels that the Job controller adds to those of the template."""
 POD_SUFFIX = 6
-"""Characters that make a pod's name unique."""
+"""How many characters a controller adds to make a pod's name unique."""
 
 
 def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
@@ -36,7 +36,7 @@ def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
 
 
 def check_job(item: Value, together: Together) -> Breaches:
-    """A Job; one whose pods do not work together is held to the rules for pods alone."""
+    """A Job; if its pods do not work together, only the rules for pods apply."""
     spec, pod = item["spec"], item["spec"]["template"]["spec"]
     pods = spec["parallelism"].number or 1
     indexed = spec["completionMode"].text == "Indexed"
@@ -113,7 +113,7 @@ def _check_selector(item: Value, service: Value) -> Breaches:
 
 
 def check_jobset(item: Value, together: Together) -> Breaches:
-    """A JobSet, as one gang that is started again as a whole."""
+    """A JobSet whose pods are started again all together."""
     yield from check_fields(item)
     spec = item["spec"]
     if spec["network"]["publishNotReadyAddresses"].data is False:

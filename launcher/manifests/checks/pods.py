@@ -8,7 +8,7 @@ from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
-"""What kubectl's YAML, which is 1.1, reads as a truth value."""
+"""Words that YAML 1.1, which kubectl reads, takes as truth values."""
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|credentials?)$"
 )
@@ -78,7 +78,7 @@ def _check_shm(pod: Value, container: Value) -> Breaches:
 
 
 def is_restricted(pod: Value, namespace: Value | None) -> bool:
-    """Whether a pod will meet Pod Security ``restricted``, or is dressed for it."""
+    """Whether the namespace enforces Pod Security ``restricted``, or the pod is made for it."""
     if namespace is not None:
         return namespace["metadata"]["labels"][RESTRICTED].text == "restricted"
     containers = list(pod["containers"])

@@ -31,11 +31,11 @@ WRITTEN_OUT = ("minReplicas", "maxReplicas", "maxRestarts", "rdzvId")
 ENGINES = re.compile(
     r"torchrun|torch\.distributed|launcher|agent|accelerate|deepspeed|\.sh\b|\.pyz"
 )
-"""Commands that start a worker for each process, or that may do so out of our sight."""
+"""Commands that start a worker for each process, or scripts that may do so."""
 
 
 def check_pytorchjob(item: Value, together: Together) -> Breaches:
-    """One job; ``together`` is all that is applied together with it."""
+    """One PyTorchJob, with all that is applied together with it."""
     job = PyTorchJob(item=item)
     yield from check_fields(item)
     yield from _check_name(job)
@@ -122,7 +122,7 @@ def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Bre
 
 
 def _check_command(job: PyTorchJob, container: Value) -> Breaches:
-    """A command that starts one process where the environment speaks of several."""
+    """A command that starts one process, though the environment is for several."""
     if job.elastic:
         what = "an elastic job whose command is not torchrun"
         yield hit(Rule.ELASTIC_SUCCESS, container["command"], what, "torchrun train.py ...")

@@ -12,7 +12,7 @@ from launcher.yamlfile.problem import Problem
 ERROR = "error"
 """The object is refused, or the job cannot do what its manifest says."""
 WARNING = "warning"
-"""It works, and costs time, GPUs or a surprise."""
+"""The job will run, but slower, less safely or not as one would expect."""
 
 
 @enum.unique
@@ -158,8 +158,10 @@ def hit(rule: Rule, at: Value, what: str, fix: str) -> Breach:
 
 
 def expect(rule: Rule, field: Value, wanted: str, absent: str = "", more: str = "") -> Breaches:
-    """A breach where a field is not as the rule wants it; ``absent`` is what leaving it out means,
-    ``more`` what else matters."""
+    """A breach where a field has not the wanted value.
+
+    ``absent`` is the default of a field that is left out; ``more`` is added to the found value.
+    """
     if field.text != wanted:
         found = field.text or f"not written{absent and f', which is {absent}'}"
         yield hit(rule, field, f"{field.path[-1]} {found}{more}", f"{field.path[-1]}: {wanted}")

@@ -9,7 +9,7 @@ from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import Together, Value, object_name
 
 NODE = "node"
-"""The replicated job, and the container in it, that the trainer gives its variables to."""
+"""The name of the replicated job, and of its container, that get the trainer's variables."""
 RESERVED = (
     *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK"),
     *("PET_MASTER_ADDR", "PET_MASTER_PORT"),
@@ -17,7 +17,7 @@ RESERVED = (
 
 
 def check_trainjob(item: Value, together: Together) -> Breaches:
-    """One TrainJob; its runtime is checked by itself, where it is in what is checked."""
+    """One TrainJob; its runtime is an object of its own, checked if it is among the files."""
     yield from check_fields(item)
     spec = item["spec"]
     trainer = spec["trainer"]
