@@ -166,8 +166,7 @@ Image = Annotated[
     str, matching(_IMAGE, "a Docker image reference such as ghcr.io/me/train:1.4", max_length=255)
 ]
 Endpoint = Annotated[
-    str,
-    matching(_ENDPOINT, "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets"),
+    str, matching(_ENDPOINT, "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets")
 ]
 TorchVersion = Annotated[
     str,

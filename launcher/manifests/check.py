@@ -31,12 +31,10 @@ class Checked:
         return not any(breach.rule.severity == ERROR for breach in self.breaches)
 
 
-def _check_pod_object(item: Value, together: Together) -> Breaches:
-    yield from check_pod(item["spec"], training=False)
-
-
 def _check_workload(item: Value, together: Together) -> Breaches:
-    yield from check_pod(item["spec"]["template"]["spec"], training=False)
+    """A Pod, or an object with a template for pods that do not train together."""
+    spec = item["spec"]
+    return check_pod(spec["template"]["spec"] if spec["template"] else spec, training=False)
 
 
 def _check_crd(item: Value, together: Together) -> Breaches:
@@ -54,7 +52,7 @@ CHECKS: Mapping[str, Check] = {
     "ClusterTrainingRuntime": check_runtime,
     "JobSet": check_jobset,
     "Job": check_job,
-    "Pod": _check_pod_object,
+    "Pod": _check_workload,
     "Deployment": _check_workload,
     "StatefulSet": _check_workload,
     "CustomResourceDefinition": _check_crd,

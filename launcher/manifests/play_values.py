@@ -174,10 +174,7 @@ def read_mounts(pod: Value, container: Value, around: Surroundings) -> Iterator[
             volume = _volume(volumes[name], around)
             is_read_only = mount["readOnly"].data is True or bool(volume.files)
             yield PlayedMount(
-                volume=volume,
-                target=target,
-                sub_path=mount["subPath"].text,
-                read_only=is_read_only,
+                volume=volume, target=target, sub_path=mount["subPath"].text, read_only=is_read_only
             )
 
 

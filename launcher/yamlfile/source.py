@@ -240,10 +240,7 @@ class _Builder:
         self._spend(node, len(path))
         text = self._clean(node, path) if isinstance(node, yaml.ScalarNode) else None
         self._entries[path] = Entry(
-            where=self._where(key),
-            line=self._line(key),
-            text=text,
-            written=self._written(node),
+            where=self._where(key), line=self._line(key), text=text, written=self._written(node)
         )
         if text is not None:
             return self._scalar(node, path, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.manifests.checks.rules import Breaches, Rule, hit
-from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus
+from launcher.manifests.source import EXTENDED_GPUS, Value
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
 """Words that YAML 1.1, which kubectl reads, takes as truth values."""
@@ -82,17 +82,11 @@ def is_restricted(pod: Value, namespace: Value | None) -> bool:
     if namespace is not None:
         return namespace["metadata"]["labels"][RESTRICTED].text == "restricted"
     containers = list(pod["containers"])
-    return bool(containers) and all(_is_dressed(pod, container) for container in containers)
+    return bool(containers) and all(_is_made_for_it(pod, container) for container in containers)
 
 
-def _is_dressed(pod: Value, container: Value) -> bool:
-    contexts = container["securityContext"], pod["securityContext"]
-    drops = [word.text for word in contexts[0]["capabilities"]["drop"]]
-    seccomp = [context["seccompProfile"]["type"].text for context in contexts]
+def _is_made_for_it(pod: Value, container: Value) -> bool:
+    own, shared = container["securityContext"], pod["securityContext"]
+    drops = [word.text for word in own["capabilities"]["drop"]]
+    seccomp = [context["seccompProfile"]["type"].text for context in (own, shared)]
     return "ALL" in drops and "RuntimeDefault" in seccomp
-
-
-def gpus_of(pod: Value, name: str) -> int | None:
-    """The accelerators of the container of that name; None where the manifest names none."""
-    named = [c for c in pod["containers"] if c["name"].text == name]
-    return count_gpus(named[0]) if named else None

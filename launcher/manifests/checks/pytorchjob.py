@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 
 from launcher.manifests.checks.fields import check_fields
-from launcher.manifests.checks.pods import check_pod, gpus_of, is_restricted
+from launcher.manifests.checks.gangs import check_length
+from launcher.manifests.checks.pods import check_pod, is_restricted
 from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import (
     CONTAINER,
-    DNS_1035,
     MASTER,
     NPROC_WORDS,
     WORKER,
@@ -20,13 +20,11 @@ from launcher.manifests.pytorchjob import (
     Replica,
     operator_env,
 )
-from launcher.manifests.source import Together, Value
+from launcher.manifests.source import Together, Value, count_gpus
 
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("Running", "All", "None")
 CONTROLLERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
-MAX_NAME = 52
-"""``<name>-worker-<i>`` has at most 63 characters: this leaves three digits."""
 WRITTEN_OUT = ("minReplicas", "maxReplicas", "maxRestarts", "rdzvId")
 ENGINES = re.compile(
     r"torchrun|torch\.distributed|launcher|agent|accelerate|deepspeed|\.sh\b|\.pyz"
@@ -38,7 +36,7 @@ def check_pytorchjob(item: Value, together: Together) -> Breaches:
     """One PyTorchJob, with all that is applied together with it."""
     job = PyTorchJob(item=item)
     yield from check_fields(item)
-    yield from _check_name(job)
+    yield from check_length(item, f"{job.name}-worker-999")
     yield from _check_webhook(job)
     yield from _check_run_policy(job)
     yield from _check_world(job)
@@ -48,16 +46,6 @@ def check_pytorchjob(item: Value, together: Together) -> Breaches:
         yield from _check_replica(job, replica)
         yield from check_pod(replica.pod)
     yield from _check_restricted(job, together)
-
-
-def _check_name(job: PyTorchJob) -> Breaches:
-    place, name = job.item["metadata"]["name"], job.name
-    if not DNS_1035.fullmatch(name):
-        fix = "small letters, digits and hyphens, a letter first"
-        yield hit(Rule.JOB_NAME, place, f"name {name!r} is refused", fix)
-    elif len(name) > MAX_NAME:
-        what = f"name of {len(name)} characters"
-        yield hit(Rule.JOB_NAME, place, what, f"at most {MAX_NAME} characters")
 
 
 def _check_webhook(job: PyTorchJob) -> Breaches:
@@ -164,7 +152,7 @@ def _check_world(job: PyTorchJob) -> Breaches:
         yield hit(Rule.NO_ADDRESS, job.spec["pytorchReplicaSpecs"], what, fix)
     place = job.spec["nprocPerNode"] or job.elastic["nProcPerNode"] or job.spec["nprocPerNode"]
     for replica in job.replicas:
-        gpus = gpus_of(replica.pod, CONTAINER)
+        gpus = count_gpus(replica.container) if replica.container else None
         if job.nproc_per_node in NPROC_WORDS:
             if job.nproc_per_node == "auto" and not gpus:
                 what = "nprocPerNode auto without GPUs"
