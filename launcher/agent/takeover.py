@@ -57,7 +57,7 @@ def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fen
     Counted are those of the last ``outer_limit_s`` seconds: a run of many days may lose many.
     """
     settings = task.settings
-    if isinstance(task.node.rendezvous, Static):
+    if isinstance(task.node.rendezvous, Static) or reason is Reason.PREEMPTED:
         return False
     recent = [at for at in losses_at if losses_at[-1] - at <= settings.outer_limit_s]
     if len(recent) > settings.outer_limit:

@@ -12,7 +12,7 @@ from typing import Protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
-from launcher.follow.lines import Block, BlockSplitter
+from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.follow.tails import Stream
 from launcher.manifests.docker_play import LABEL, Folders, group_of
 from launcher.manifests.play import (
@@ -24,7 +24,7 @@ from launcher.manifests.play import (
     decide_outcome,
     tell_ending,
 )
-from launcher.targets.docker.engine import Engine, Held, NotStartedError, at_once
+from launcher.targets.docker.engine import Engine, NotStartedError, OwnContainer, at_once
 from launcher.targets.kubernetes.pod_states import Ending, Trouble
 
 POLL_S = 0.2
@@ -37,7 +37,7 @@ LEAST_TRIES_S = 5.0
 RETRY_S = 1.0
 
 
-_Output = tuple[str, Stream, Block]
+_Output = tuple[str, Stream, LineBlock]
 """A pod's name, and what it has written."""
 
 
@@ -48,7 +48,7 @@ class Stage(Protocol):
         """A line of the player's own."""
         ...
 
-    def show(self, pod: str, stream: Stream, block: Block) -> None:
+    def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
         """What a pod has written."""
         ...
 
@@ -170,7 +170,7 @@ class Player:
             elif container.state is NodeState.EXITED:
                 self._ended(index, pod, container, stage)
 
-    def _ended(self, index: int, pod: _Pod, container: Held, stage: Stage) -> None:
+    def _ended(self, index: int, pod: _Pod, container: OwnContainer, stage: Stage) -> None:
         ending = self._read_ending(index, container)
         if ending is None:
             return
@@ -187,7 +187,7 @@ class Player:
         self._engine.sweep([container])
         self._plan_restart(index, pod, following)
 
-    def _read_ending(self, index: int, container: Held) -> Ending | None:
+    def _read_ending(self, index: int, container: OwnContainer) -> Ending | None:
         """How a container ended, with its last words; None where it is gone by now."""
         found = self._engine.read_ending(container)
         if found is None:
@@ -281,7 +281,7 @@ class Player:
         states = tuple(pod.state for pod in self._pods)
         return decide_outcome(self._play, states, elapsed_s) or outcome
 
-    def _stop(self, container: Held) -> None:
+    def _stop(self, container: OwnContainer) -> None:
         self._engine.end(container, self._play.pods[container.node_index].grace_s)
 
 

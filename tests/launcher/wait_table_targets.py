@@ -174,7 +174,9 @@ TO_HOSTS = (
         frozen=by(STAND, "test_a_host_that_stands_still_is_not_copied_from_for_ever"),
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
-    Row.alike("targets.hosts.line:Pulse._run", "the launcher's beat, between two beats", NOBODY),
+    Row.alike(
+        "targets.hosts.line:LineRenewer._run", "the launcher's beat, between two beats", NOBODY
+    ),
     Row(
         functions="targets.hosts.late:LateStarts.add.keep_trying",
         who="the launcher, for a host that is away",

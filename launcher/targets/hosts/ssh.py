@@ -71,7 +71,7 @@ if not os.path.exists(path):
         if not os.path.exists(path):
             raise
 sys.path.insert(0, path)
-from _launcher_node.host.__main__ import main
+from _launcher_node.targets.hosts.program.__main__ import main
 main([path])
 """
 

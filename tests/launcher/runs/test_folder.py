@@ -88,6 +88,10 @@ def test_unreadable_metrics_count_as_none(make_run: Callable[..., RunFolder], te
     assert run.read_metrics() == {}
 
 
+def test_a_run_without_an_outcome_goes_on(make_run: Callable[..., RunFolder]) -> None:
+    assert make_run("a").read_outcome() is None
+
+
 def test_a_living_launcher_is_told_from_another_process_with_its_number(
     make_run: Callable[..., RunFolder],
 ) -> None:

@@ -14,9 +14,8 @@ import pytest
 from launcher.contract.agent_settings import StoreEndpoint, parse_task
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import write_agent_files
 from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
-from launcher.targets.agent_files import AgentFiles, render_agent_files
+from launcher.targets.agent_files import AgentFiles, render_agent_files, write_agent_files
 from launcher.targets.docker.render import render_docker
 from launcher.targets.local.render import render_local
 
