@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 
@@ -21,6 +21,18 @@ sys.path[0] = sys.argv[1]
 print(importlib.util.find_spec(sys.argv[2]) is not None)
 """
 """For another interpreter: says whether it finds a module, without importing it."""
+
+
+def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets' values. Raises ``KeyInputError`` naming those that are not set. Pure."""
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise KeyInputError(
+            ("secrets",),
+            f"{', '.join(missing)} not set in this environment",
+            f"export {missing[0]}=... before the launcher is called, or take it out of the job",
+        )
+    return {name: environ[name] for name in names}
 
 
 def check_here(node: NodePlan, python: str) -> None:
@@ -66,7 +78,10 @@ def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
 
 
 def check_in_code(node: NodePlan, code_dir: str, code: Code | None) -> None:
-    """For a node that gets the code sent. Raises ``KeyInputError`` for a script outside."""
+    """For a node that gets the code sent into ``code_dir``.
+
+    Raises ``KeyInputError`` where the script would lie there, and is not in the code.
+    """
     names = code.names if code else frozenset()
     path = PurePosixPath(os.path.normpath(PurePosixPath(node.workdir or "/") / node.command[0]))
     if node.command[0] == "-m" or not names or not path.is_relative_to(code_dir):

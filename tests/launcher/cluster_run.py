@@ -11,11 +11,11 @@ from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
 from launcher.follow.console import Console
+from launcher.follow.loop import Follower
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets.kubernetes.follow import ClusterFollower
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.pods import PodSettings
 from launcher.targets.kubernetes.target import KubernetesTarget
@@ -45,7 +45,7 @@ class ClusterRun:
         self.folder.create(plan, "", 1.0)
         target = KubernetesTarget(folder / "runs")
         console = Console(self.output.open("w"), terminal=False, colour=False)
-        self.follower = ClusterFollower(self.folder, plan, target, console, SystemClock())
+        self.follower = Follower(self.folder, plan, target, console, SystemClock())
         self.outcome: Outcome | None = None
         self.error: LauncherError | None = None
         self._submitted = threading.Event()

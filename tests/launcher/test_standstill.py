@@ -22,10 +22,11 @@ import psutil
 import pytest
 
 from launcher.agent import guard
+from launcher.api import scaling
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.follow import scaling, tails
+from launcher.follow import tails
 from launcher.manifests import docker_play
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor import judge
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.doctor.run import (
@@ -32,7 +32,7 @@ from launcher.targets.code import Code, pack
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
 from launcher.targets.hosts.images import read_image
-from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import CODE_DIR, is_wanted, shared_folder
 from launcher.targets.hosts.reach import Gathering
 from launcher.targets.hosts.settings import Host, HostsSettings
@@ -51,7 +51,7 @@ def diagnose_hosts(
 
     Raises ``InputError`` where no hosts are named.
     """
-    inventory = inventory or _of_job(job)
+    inventory = inventory or read_inventory_of(job)
     findings: list[Finding] = []
     ssh = Ssh(inventory)
     port = job.rdzv.port or random.SystemRandom().choice(PORTS)
@@ -75,14 +75,6 @@ def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
     return ""
-
-
-def _of_job(job: JobSpec) -> Inventory:
-    if job.hosts.inventory is None:
-        raise InputError(
-            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
-        )
-    return read_inventory(job.hosts.inventory)
 
 
 # -- before anything runs -------------------------------------------------------------------------

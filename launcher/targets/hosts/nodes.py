@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.code import Code
@@ -160,18 +160,6 @@ def _send_code(hash: str, node: HostNode, code: Code | None, session: Session) -
         name = node.host.host.name
         raise TargetError(f"{name}: the run's code is gone from there", "start the job anew")
     session.call("store", state_dir=state_dir, hash=hash, blob=code.data, limit_s=SEND_LIMIT_S)
-
-
-def read_secrets(plan: LaunchPlan) -> dict[str, str]:
-    """The secrets' values. Raises ``InputError`` naming those that are not set."""
-    names = plan.nodes[0].secrets
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise InputError(
-            f"secrets: {', '.join(missing)} not set in the launcher's environment",
-            f"export {missing[0]}=..., or take it out of secrets",
-        )
-    return {name: os.environ[name] for name in names}
 
 
 def by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from launcher.api import launch
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
+from launcher.follow.loop import create_run
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.runs.failure import read_report
@@ -231,7 +231,7 @@ def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
     make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
 ) -> None:
     plan = make_host_plan(run_root=str(tmp_path / "runs"), checkpoint_dir="/dev/null/theirs")
-    launch.create_run(plan, HostsTarget(tmp_path / "runs"))
+    create_run(plan, HostsTarget(tmp_path / "runs"))
     assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()
 
 
