@@ -18,6 +18,8 @@ Raw = Mapping[str, object]
 ROSTER_CONF = ("join_timeout", "last_call_timeout", "read_timeout")
 """Keys of ``rdzv.conf`` that the backend ``roster`` knows."""
 REMOVE = "remove the key"
+HANG_MIN_S, HANG_MAX_S = 300, 1800
+"""Defaults of ``agent.hang_min_s`` and ``agent.hang_max_s``."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _runs_agent(raw: Raw) -> bool:
 def _hangs(raw: Raw) -> Iterator[Conflict]:
     agent = _section(raw, "agent")
     low, high = agent.get("hang_min_s"), agent.get("hang_max_s")
-    low, high = 300 if low is None else low, 1800 if high is None else high
+    low, high = HANG_MIN_S if low is None else low, HANG_MAX_S if high is None else high
     if isinstance(low, int) and isinstance(high, int) and low > high:
         is_high = agent.get("hang_max_s") is not None
         key, meant = ("hang_max_s", low) if is_high else ("hang_min_s", high)
