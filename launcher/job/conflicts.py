@@ -128,7 +128,7 @@ def _processes(raw: Raw) -> Iterator[Conflict]:
     gpus = _section(raw, "resources").get("gpus")
     if raw.get("nproc_per_node") == "gpu" and gpus == 0 and not isinstance(gpus, bool):
         accepted = "a number or cpu, because resources.gpus is 0"
-        fix = "write nproc_per_node: cpu, or ask for GPUs"
+        fix = "write nproc_per_node: cpu, or resources.gpus: 1"
         yield Conflict(("nproc_per_node",), "gpu", accepted, fix)
 
 
@@ -153,7 +153,12 @@ def _mounts(raw: Raw) -> Iterator[Conflict]:
             continue
         if target in seen:
             accepted = f"a target of its own; mounts.{seen[target]} has this one"
-            yield Conflict(("mounts", index, "target"), target, accepted, "give it another target")
+            yield Conflict(
+                ("mounts", index, "target"),
+                target,
+                accepted,
+                f"write another target, such as {target}-2",
+            )
         seen.setdefault(target, index)
 
 
