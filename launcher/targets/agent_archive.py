@@ -15,7 +15,6 @@ from pathlib import Path
 PACKAGE = "launcher"
 _LAUNCHER = Path(__file__).parents[1]
 PRIVATE_PACKAGE = "_launcher_node"
-ARCHIVE_NAME = "agent.pyz"
 
 AGENT_FOLDER = "agent"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
