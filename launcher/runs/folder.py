@@ -10,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from launcher.agent import disk
 from launcher.agent.reserve import release, reserve, write_into_reserve
@@ -89,17 +90,11 @@ class RunFolder:
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return float(json.loads((self.path / SUBMITTED_FILE).read_text())["at"])
-        return 0.0
+        return float(_read_object(self.path / SUBMITTED_FILE).get("at", 0.0))
 
-    def read_metrics(self) -> dict[str, object]:
+    def read_metrics(self) -> dict[str, Any]:
         """What rank 0 of the training last wrote; empty where it wrote nothing readable."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / protocol.METRICS_FILE).read_text())
-            if isinstance(found, dict):
-                return found
-        return {}
+        return _read_object(self.path / protocol.METRICS_FILE)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """On a full disk it goes where room was set aside, if need be without the report."""
@@ -113,10 +108,9 @@ class RunFolder:
         release(path)
 
     def read_outcome(self) -> Outcome | None:
-        """None while the run has not ended, or nobody has yet found out how."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            text = (self.path / protocol.OUTCOME_FILE).read_text()
-            return Outcome.from_jsonable(json.loads(text))
+        """None while the run has not ended, or nobody has found out yet how."""
+        with contextlib.suppress(TypeError, KeyError):
+            return Outcome.from_jsonable(_read_object(self.path / protocol.OUTCOME_FILE))
         return None
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:
@@ -171,32 +165,33 @@ class RunFolder:
 
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            mark = json.loads((self.path / LAUNCHER_FILE).read_text())
-            start = process_start(mark["pid"])
-            # A pid alone may have been given to another process since.
-            if start is not None and start == mark["start"]:
-                return int(mark["pid"])
-        return None
+        mark = _read_object(self.path / LAUNCHER_FILE)
+        start = process_start(mark.get("pid", 0))
+        # A pid alone may have been given to another process since.
+        return int(mark["pid"]) if start is not None and start == mark.get("start") else None
 
     def launcher_death(self) -> str:
         """What proves that the launcher has died before the run had ended; "" where nothing does.
 
-        That of another machine, container or boot cannot be looked for from here, and a run without
-        a record may be anybody's.
+        A launcher of another machine, container or boot cannot be looked for from here. A run
+        without a record may be anybody's.
         """
-        if self.read_outcome() is not None:
+        mark = _read_object(self.path / LAUNCHER_FILE)
+        if mark.get("sees") != process_space() or self.read_outcome() is not None:
             return ""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            mark = json.loads((self.path / LAUNCHER_FILE).read_text())
-            pid, start = mark["pid"], process_start(mark["pid"])
-            if mark["sees"] == process_space() and mark["start"] != start:
-                return (
-                    f"there is no process {pid} any more"
-                    if start is None
-                    else f"process {pid} is another one by now"
-                )
-        return ""
+        start = process_start(mark["pid"])
+        if start is None:
+            return f"there is no process {mark['pid']} any more"
+        return "" if start == mark["start"] else f"process {mark['pid']} is another one by now"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def process_space() -> str:
@@ -213,26 +208,23 @@ def process_start(pid: int) -> str | None:
     On Linux the boot and the tick in it. Not psutil's time of day, which is the boot's time plus
     the tick: when the clock is set, every process seems to have started at another time.
     """
+    if not Path("/proc/self").exists():
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return str(psutil.Process(pid).create_time())
+        return None
     with contextlib.suppress(OSError):
         # The name, in parentheses, may hold spaces; the 20th field after it is the start.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] in _DEAD:
-            return None
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{fields[19]}"
-    return None if Path("/proc/self").exists() else _process_start_elsewhere(pid)
+        if fields[0] not in _DEAD:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return f"{boot}:{fields[19]}"
+    return None
 
 
 _DEAD = ("Z", "X")
-"""States of a process that has ended and was not taken note of by its parent yet."""
-
-
-def _process_start_elsewhere(pid: int) -> str | None:
-    import psutil
-
-    try:
-        return str(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
+"""States of a process that has ended, and whose parent has not noticed yet."""
 
 
 def find_run(run_root: Path, name: str) -> RunFolder:
@@ -243,11 +235,9 @@ def find_run(run_root: Path, name: str) -> RunFolder:
     matches = [run for run in list_runs(run_root) if run.run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
-    what = (
-        f"no run {name!r} in {run_root}"
-        if not matches
-        else (f"{name!r} may be any of {', '.join(run.run_id for run in matches)}")
-    )
+    what = f"no run {name!r} in {run_root}"
+    if matches:
+        what = f"{name!r} may be any of {', '.join(run.run_id for run in matches)}"
     raise InputError(what, "launcher ps --all lists the runs")
 
 
