@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +48,6 @@ class NodeFacts:
     verbs_library: bool
     nccl_env: Mapping[str, str]
 
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> NodeFacts:
-        """What ``program.read_node`` gives. Raises ``KeyError`` or ``TypeError``."""
-        exact = {
-            "addresses": tuple(data["addresses"]),
-            "names": {name: tuple(found) for name, found in data["names"].items()},
-            "gpus": tuple(GpuFacts(**gpu) for gpu in data["gpus"]),
-            "xids": tuple((bus, number) for bus, number in data["xids"]),
-        }
-        return cls(**{**data, **exact})
-
 
 @dataclass(frozen=True, kw_only=True)
 class MessageRate:
@@ -74,8 +65,10 @@ class AllReduce:
     backend: str
     rates: tuple[MessageRate, ...]
 
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> AllReduce:
-        """What ``program.main`` writes. Raises ``KeyError`` or ``TypeError``."""
-        rates = tuple(MessageRate(**rate) for rate in data["rates"])
-        return cls(backend=data["backend"], rates=rates)
+
+def parse_answer(kind: type[Answer], data: object) -> Answer:
+    """Raises ``ValueError`` for anything that is not of this kind."""
+    # Imported here, as it takes longer than all the rest of the launcher.
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind).validate_python(data)

@@ -6,15 +6,14 @@ import contextlib
 import io
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from launcher.api import launch
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
-from launcher.doctor.answers import AllReduce, NodeFacts
+from launcher.doctor.answers import AllReduce, Answer, NodeFacts, parse_answer
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
@@ -24,7 +23,6 @@ from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.outcome import Outcome
 
-Answer = TypeVar("Answer")
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
 RUN_NAME = "doctor"
@@ -66,11 +64,10 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     found = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
     shared = {index: _read(found / f"shared-{index}.json", bool) for index in indices}
-    facts = NodeFacts.from_jsonable
     return ProbeAnswers(
-        nodes={index: _read(found / f"node-{index}.json", facts) for index in indices},
+        nodes={index: _read(found / f"node-{index}.json", NodeFacts) for index in indices},
         shared={index: sees for index, sees in shared.items() if sees is not None},
-        all_reduce=_read(found / "all-reduce.json", AllReduce.from_jsonable),
+        all_reduce=_read(found / "all-reduce.json", AllReduce),
         failure=_first_cause(outcome) if outcome.failure else "",
     )
 
@@ -114,7 +111,7 @@ def _first_cause(outcome: Outcome) -> str:
     return (first.exception if first else "") or outcome.detail or outcome.reason
 
 
-def _read(path: Path, parse: Callable[[Any], Answer]) -> Answer | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return parse(json.loads(path.read_text()))
+def _read(path: Path, kind: type[Answer]) -> Answer | None:
+    with contextlib.suppress(OSError, ValueError):
+        return parse_answer(kind, json.loads(path.read_text()))
     return None

@@ -90,7 +90,8 @@ class RunFolder:
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
-        return float(_read_object(self.path / SUBMITTED_FILE).get("at", 0.0))
+        at = _read_object(self.path / SUBMITTED_FILE).get("at")
+        return float(at) if isinstance(at, int | float) else 0.0
 
     def read_metrics(self) -> dict[str, Any]:
         """What rank 0 of the training last wrote; empty where it wrote nothing readable."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeFacts
+from launcher.doctor.answers import NodeFacts, parse_answer
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
 from launcher.plan.hosts import Host
@@ -79,7 +79,7 @@ def read_answers(
 def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
     bare = job.hosts.runtime == "python"
     if not bare:
-        engine = EngineFacts(**session.call("engine", image=answer.found["image"]))
+        engine = parse_answer(EngineFacts, session.call("engine", image=answer.found["image"]))
         answer = replace(answer, engine=engine)
     own = answer.found["host_name"]
     env = dict(job.env) if bare else {}
@@ -96,5 +96,5 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         )
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = NodeFacts.from_jsonable(told["answer"])
+    node = parse_answer(NodeFacts, told["answer"])
     return replace(answer, node=node, has_folder=told["has_folder"])
