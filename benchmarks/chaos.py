@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import ROOT
+from fabric_train.lineage import Lineage
 from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput, measure_goodput
 from launcher.runs.ledger import agent_ledger, read_ledger, read_train_ledger
 from launcher.runs.plot import write_plot
-from train.lineage import Lineage
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 NODES = 3

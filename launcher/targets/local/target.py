@@ -275,5 +275,6 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
         if len(found) == count:
             return tuple(found)
     raise TargetError(
-        "no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them"
+        "no free TCP port between 20000 and 32000 on 127.0.0.1",
+        "ss -ltnp lists the processes that listen there: end those that are not needed",
     )

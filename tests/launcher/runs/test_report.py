@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.report import AgentReport, Ledger, ledger_path, make_outcome
+from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome
 from launcher.agent.report import write_outcome as write_node_outcome
 from launcher.api.report import report_run
 from launcher.commands.cli import run_command
@@ -44,7 +44,7 @@ def write_ledger(run: RunFolder, node: int, incarnation: int, *events: tuple[Any
     """Events as (seconds since submission, name, values)."""
     clock = FakeClock(0)
     path = ledger_path(run.path, node, incarnation)
-    ledger = Ledger(path, clock, node_index=node, incarnation=incarnation)
+    ledger = AgentLedger(path, clock, node_index=node, incarnation=incarnation)
     for at, name, values in events:
         clock.at = at
         ledger.write(name, **values)

@@ -233,7 +233,7 @@ def has_ended_by_itself(folder: Path) -> bool:
 # -- containers ------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class ContainerState(NamedTuple):
     """A container as its engine tells it."""
 
     is_there: bool
@@ -242,7 +242,7 @@ class Found(NamedTuple):
     error: str = ""
 
 
-def inspect(name: str) -> Found | None:
+def inspect(name: str) -> ContainerState | None:
     """None where the engine does not answer."""
     fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
     argv = ("docker", "inspect", "--format", fields, name)
@@ -253,9 +253,9 @@ def inspect(name: str) -> Found | None:
         # The engine may have come up between the two: it counts what it says from now on.
         text = commands.read_output(argv)
         if text is None:
-            return Found(is_there=False)
+            return ContainerState(is_there=False)
     running, oom, error = text.strip("\n").split(" ", 2)
-    return Found(True, running == "true", oom == "true", error.strip())
+    return ContainerState(True, running == "true", oom == "true", error.strip())
 
 
 def remove_container(name: str) -> None:

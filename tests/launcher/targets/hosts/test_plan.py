@@ -79,7 +79,7 @@ def test_a_pair_that_does_not_meet_is_named() -> None:
 
 
 def test_an_interface_that_a_host_lacks_is_told() -> None:
-    with pytest.raises(TargetError, match="gpu1: it has no wg0"):
+    with pytest.raises(TargetError, match="gpu1: found no wg0"):
         chosen((replace(HOSTS[0], interface="wg0"), HOSTS[1]))
 
 

@@ -53,7 +53,7 @@ class Engine:
     """Stands in for the docker command line; ``started`` are the keepers' specs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.found: keeper.Found | None = None
+        self.found: keeper.ContainerState | None = None
         self.removed: list[str] = []
         self.started: list[dict[str, Any]] = []
         monkeypatch.setattr(keeper, "inspect", lambda name: self.found)
@@ -72,7 +72,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 def test_a_container_that_came_back_gets_keeper_and_lease_again(node: Node, engine: Engine) -> None:
     assert node.state == "pending"
-    engine.found = keeper.Found(is_there=True, is_running=True)
+    engine.found = keeper.ContainerState(is_there=True, is_running=True)
     revive.revive(node.state_dir, "program")
     revive.revive(node.state_dir, "program")
     (spec,) = engine.started
@@ -92,7 +92,7 @@ def test_a_node_waits_for_its_engine_and_not_for_ever(node: Node, engine: Engine
 
 
 def test_a_container_that_is_gone_is_not_waited_for(node: Node, engine: Engine) -> None:
-    engine.found = keeper.Found(is_there=False)
+    engine.found = keeper.ContainerState(is_there=False)
     revive.revive(node.state_dir, "program")
     assert node.state == "missing"
     assert engine.started == []
@@ -100,7 +100,7 @@ def test_a_container_that_is_gone_is_not_waited_for(node: Node, engine: Engine) 
 
 def test_what_another_has_taken_meanwhile_stays_theirs(node: Node, engine: Engine) -> None:
     node.book.take({**LEASE, "run_id": "other"}, 10, None)
-    engine.found = keeper.Found(is_there=True, is_running=True)
+    engine.found = keeper.ContainerState(is_there=True, is_running=True)
     revive.revive(node.state_dir, "program")
     assert engine.removed == ["r-0"]
     assert engine.started == []

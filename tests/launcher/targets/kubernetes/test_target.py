@@ -23,7 +23,7 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import logs
 from launcher.targets.kubernetes import watch as kubernetes_watch
 from launcher.targets.kubernetes.api import ApiError, Cluster, Place
-from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, Source
+from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
 from launcher.targets.kubernetes.watch import PodWatch
@@ -284,7 +284,7 @@ class Reader:
     def __init__(self, cluster: Cluster, restarts: int = 0) -> None:
         self.lines: list[str] = []
         self.fate = Fate(is_over=False, was_restarted=False)
-        source = Source(pod="d-0", uid="d-0", container="node", restarts=restarts)
+        source = LogSource(pod="d-0", uid="d-0", container="node", restarts=restarts)
         self._lock = threading.Lock()
         self.follower = LogFollower(cluster, source, lambda: self.fate, self._write)
 
