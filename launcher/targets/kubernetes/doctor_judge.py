@@ -62,21 +62,19 @@ def judge_reference(
 
 
 def _fix(reference: Reference, flag: str) -> str:
-    if reference.use == PULL_SECRET:
-        return (
+    keys = "".join(f" --from-literal={key}=..." for key in reference.keys)
+    fixes = {
+        PULL_SECRET: (
             f"kubectl create secret docker-registry {flag} --docker-server=SERVER "
             "--docker-username=NAME --docker-password=PASSWORD"
-        )
-    if reference.kind == "Secret":
-        keys = "".join(f" --from-literal={key}=..." for key in reference.keys)
-        return f"kubectl create secret generic {flag}{keys}"
-    if reference.kind == "ConfigMap":
-        return f"kubectl create configmap {flag} --from-file=FILE"
-    if reference.kind == "ServiceAccount":
-        return f"kubectl create serviceaccount {flag}"
-    if reference.kind == "PersistentVolumeClaim":
-        return f"kubectl apply -f k8s/base/storage.yaml, with the name {flag}"
-    return "kubectl get priorityclasses; kubernetes.priority_class of the job"
+        ),
+        "Secret": f"kubectl create secret generic {flag}{keys}",
+        "ConfigMap": f"kubectl create configmap {flag} --from-file=FILE",
+        "ServiceAccount": f"kubectl create serviceaccount {flag}",
+        "PersistentVolumeClaim": f"kubectl apply -f k8s/base/storage.yaml, with the name {flag}",
+        "PriorityClass": "kubectl get priorityclasses; kubernetes.priority_class of the job",
+    }
+    return fixes[reference.use or reference.kind]
 
 
 def _judge_claim(claim: Object, place: str, flag: str, node_count: int) -> Finding:
