@@ -1,4 +1,4 @@
-"""What the probe told, as records: of a node, of its GPUs, of the all-reduce."""
+"""The probe's answers as records: a node, its GPUs, the all-reduce."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What a node is and has; None where it does not say, and for a memlock without limit.
+    """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``addresses`` are those of its own name, ``names`` those of the other hosts' names; ``xids`` are
-    (PCI address, number); ``infiniband`` says of each device whether a port is active.
+    ``addresses`` belong to its own name, ``names`` maps the other hosts' names to addresses;
+    ``xids`` are (PCI address, number); ``infiniband`` tells whether a device has an active port.
     """
 
     host: str
@@ -60,7 +60,7 @@ class MessageRate:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """The whole group's all-reduces, from small to large messages."""
+    """All-reduces of the whole group, from small to large messages."""
 
     backend: str
     rates: tuple[MessageRate, ...]
@@ -68,7 +68,7 @@ class AllReduce:
 
 def parse_answer(kind: type[Answer], data: object) -> Answer:
     """Raises ``ValueError`` for anything that is not of this kind."""
-    # Imported here, as it takes longer than all the rest of the launcher.
+    # Imported late: it takes longer than the rest of the launcher together.
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind).validate_python(data)

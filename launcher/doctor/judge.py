@@ -1,4 +1,4 @@
-"""What follows from the nodes' answers. Pure: answers in, findings out."""
+"""Turns the nodes' answers into findings. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_SHM_BYTES = 1 << 30
 """Data loaders with worker processes and NCCL both exchange through shared memory."""
 LEAST_FREE_BYTES = 10 << 30
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
-"""Below a tenth of what 10 Gbit/s Ethernet carries, or 10 Gbit/s itself where GPUs wait."""
+"""10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
 SAME_EVERYWHERE = ("python", "torch", "cuda", "nccl")
 BUSY_MIB = 500
 LOOPBACK = ("127.", "::1")
@@ -26,8 +26,8 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
     """Each node by itself, then what must be equal on all.
 
-    ``meets_others``: nodes find each other by name or address, so that a name of this machine
-    that leads to loopback matters.
+    ``meets_others``: nodes find each other by name or address, so a name that resolves to
+    loopback matters.
     """
     for where, facts in nodes.items():
         yield from judge_environment(facts, where)
@@ -110,7 +110,7 @@ def _judge_folder(facts: NodeFacts, where: str) -> Iterator[Finding]:
 def _judge_memory(facts: NodeFacts, where: str) -> Iterator[Finding]:
     shm, memlock = facts.shm_bytes, facts.memlock_bytes
     if shm is not None and shm < LEAST_SHM_BYTES:
-        # On a host without containers no limit of the job's holds.
+        # Without containers the job's own limit has no effect.
         fix = "resources: {shm: 2Gi} in the job; on a host: mount -o remount,size=2G /dev/shm"
         yield warning("/dev/shm", where, _gib(shm), fix)
     elif shm is not None:
@@ -147,7 +147,7 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeFacts, where: str) -> Finding:
 
 
 def _judge_infiniband(facts: NodeFacts, where: str) -> Finding:
-    """Whether NCCL would use it, or fall back to sockets without a word."""
+    """Whether NCCL would use it, or silently fall back to sockets."""
     names = ", ".join(facts.infiniband)
     reasons = [
         (f"{names} not used: {variable}={value}", f"take {variable} out of env of the job")

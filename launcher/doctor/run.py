@@ -1,4 +1,4 @@
-"""Runs the probe in the job's place, on the job's nodes, rendezvous and backend."""
+"""Runs the probe in place of the job, on the job's nodes, rendezvous and backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OWN_FOLDER = ".doctor"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeAnswers:
-    """What the nodes told, by index; None where one did not. ``failure`` is the first cause."""
+    """The nodes' answers by index; None where a node gave none. ``failure`` is the first cause."""
 
     nodes: Mapping[int, NodeFacts | None]
     shared: Mapping[int, bool]
@@ -41,8 +41,8 @@ class ProbeAnswers:
 
 
 def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> JobSpec:
-    """The job with the probe in place of its training; all else is the job's own."""
-    # A folder of its own: an agent's generation in the job's would fence out a run that goes on.
+    """The job with the probe as its command."""
+    # In the job's own folder the probe's generation would fence out a run of the job.
     checkpoint_dir = None if job.checkpoint_dir is None else f"{job.checkpoint_dir}/{OWN_FOLDER}"
     own = []
     if mounts_program:
@@ -59,7 +59,9 @@ def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> Job
 
 
 def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
-    """Blocks ``limit_s`` and the nodes' grace at most. Raises ``LauncherError`` for no start."""
+    """Blocks for ``limit_s`` and the nodes' grace at most.
+
+    Raises ``LauncherError`` if the run cannot be started."""
     outcome = _run(plan, target, limit_s)
     found = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
@@ -73,7 +75,7 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
 
 
 def judge_start(answers: ProbeAnswers, names: Mapping[int, str], limit_s: float) -> list[Finding]:
-    """A finding for every node of which nothing was heard."""
+    """A finding for every node that did not answer."""
     return [
         failed("start", names[i], f"no answer within {limit_s:g} s", "see the last row")
         for i, facts in answers.nodes.items()

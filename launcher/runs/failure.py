@@ -32,7 +32,7 @@ _EXCEPTION = re.compile(
 )
 
 _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")
-"""What ``python -m`` says before it has run anything: the interpreter's path, and why."""
+"""What ``python -m`` prints if it cannot start the module."""
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
@@ -41,7 +41,7 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]) -> FailureReport:
     """Orders failures: causes before collateral, earlier before later, lower ranks first.
 
-    Those that were ended by their agent are last: they have nothing to say.
+    Workers that their agent ended are last: they tell nothing about the cause.
     """
     order = lambda f: (f.is_collateral, f.cause == "terminated", f.failed_at, f.rank)  # noqa: E731
     ordered = sorted(failures, key=order)
@@ -53,7 +53,7 @@ def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]
 
 
 def refine_by_first(reason: Reason, detail: str, first: RankFailure | None) -> tuple[Reason, str]:
-    """Bad input where the first worker to fail says so, whatever started it. Pure.
+    """Bad input if the first failed worker says so, under either engine. Pure.
 
     Exit code 2 is Python's own for a script that is not there, and argparse's; for a module that
     is not there Python's is 1, with one line.
@@ -142,7 +142,7 @@ class _NodeReader:
         return found
 
     def _by_keeper(self) -> list[RankFailure]:
-        """What a host says of a node that could not write anything, as on a full disk."""
+        """The host's record of a node that could not write anything, for example on a full disk."""
         record = read_record(self._folder)
         if not record.get("exit_code") or record.get("detail", "") in ("", protocol.LAUNCHER_GONE):
             return []
@@ -159,12 +159,12 @@ class _NodeReader:
         return [failure]
 
     def _of_end(self, end: WorkerEnd) -> RankFailure:
-        # Of a hang the stacks tell most: its own output simply stops.
+        # For a hang the stacks come first: its output simply stops.
         names = [protocol.STACKS_FILE] if end.cause == "hang" else []
         folder = self._run.path / end.log
         log, tail = _read_first(folder, [*names, protocol.STDERR_FILE, protocol.STDOUT_FILE])
         if not folder.is_dir():
-            # It lies on a cluster's claim; the node's own output has a copy.
+            # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
         return RankFailure(
             node_index=self._node.node_index,
@@ -180,7 +180,7 @@ class _NodeReader:
         )
 
     def _read_of_worker(self, rank: int) -> tuple[str, ...]:
-        """A worker's last lines among all that its node put out."""
+        """A worker's last lines on its node's console."""
         data = _read_tail(self.console, CONSOLE_BYTES)
         whole = data if data.endswith("\n") else f"{data}\n"
         pieces = split_console(whole.encode(), self._node.node_index)
@@ -193,8 +193,8 @@ class _NodeReader:
             stdout, stderr = worker.streams
             folder = self._run.path / worker.folder
             log, tail = str(folder / stderr), _read_first(folder, (stderr, stdout))[1]
-        # torchrun ends a failed worker's siblings by SIGTERM; one that had failed by itself may
-        # still be on its way out then.
+        # torchrun sends SIGTERM to the siblings of a failed worker. A sibling that had already
+        # failed by itself may still be exiting at that moment.
         terminated = failure.exit_code == SIGTERM_EXIT and not is_own_failure(exception)
         return RankFailure(
             node_index=self._node.node_index,
@@ -228,7 +228,7 @@ def _describe_code(exit_code: int) -> str:
 
 
 def _read_exception(run: RunFolder, worker: WorkerLog | None) -> tuple[str, float]:
-    """A worker's exception in one line, and when it left it; ("", 0) where there is none."""
+    """A worker's exception in one line, and the time of its file; ("", 0) if there is none."""
     if worker is None:
         return "", 0.0
     folder = run.path / worker.folder

@@ -24,15 +24,15 @@ from launcher.runs.outcome import Outcome
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
 POD_LEDGER = "pods.jsonl"
-"""Beside the agents' ledgers, laid out as they are: what a cluster told of the run's pods, and what
-the agents said on their consoles; ``source`` and ``event`` are POD_SOURCE, ``text`` has words."""
+"""A ledger of the run's pods, and of what the agents said on their consoles. ``source`` and ``event``
+are POD_SOURCE, ``text`` is a sentence."""
 POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 BORROWED_FILE = "borrowed"
-"""In a folder that lasts as long as one command, of a run that others have submitted."""
+"""Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
 OUTCOME_BYTES = 65536
-"""Set aside for the run's outcome, whose report holds the last lines of several logs."""
+"""Disk space reserved for the outcome, which holds the last lines of several logs."""
 
 
 class RunFolder:
@@ -69,7 +69,7 @@ class RunFolder:
             temporary.replace(link)
 
     def write_plan(self, plan: LaunchPlan, script: str) -> None:
-        """Records the plan now in force; the newest is what a later call works from."""
+        """Replaces the recorded plan; later commands use the newest one."""
         write_atomically(self.path / protocol.PLAN_FILE, plan.to_json())
         write_atomically(self.path / protocol.ARTIFACT_FILE, script)
 
@@ -85,7 +85,7 @@ class RunFolder:
             ) from error
 
     def is_there(self) -> bool:
-        """Whether it still holds the plan: without it no command finds the run."""
+        """Whether the plan is still there: without it no command finds the run."""
         return (self.path / protocol.PLAN_FILE).exists()
 
     def submitted_at(self) -> float:
@@ -98,7 +98,7 @@ class RunFolder:
         return _read_object(self.path / protocol.METRICS_FILE)
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """On a full disk it goes where room was set aside, if need be without the report."""
+        """On a full disk it goes into the reserved space, if necessary without the failure."""
         path, data = self.path / protocol.OUTCOME_FILE, outcome.to_jsonable()
         texts = [json.dumps(one, indent=2) + "\n" for one in (data, {**data, "failure": None})]
         try:
@@ -109,7 +109,7 @@ class RunFolder:
         release(path)
 
     def read_outcome(self) -> Outcome | None:
-        """None while the run has not ended, or nobody has found out yet how."""
+        """None while the run goes on, and until somebody has looked how it ended."""
         with contextlib.suppress(TypeError, KeyError):
             return Outcome.from_jsonable(_read_object(self.path / protocol.OUTCOME_FILE))
         return None
@@ -156,12 +156,12 @@ class RunFolder:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another machine's launcher started it, and its end is not known here."""
+        """Whether a launcher on another machine started it, and its end is not known here."""
         return not (self.path / LAUNCHER_FILE).exists() and self.read_outcome() is None
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether it is here for one command: the run is another's, who ends it and tidies up."""
+        """Whether this is the temporary folder of a run that somebody else submitted."""
         return (self.path / BORROWED_FILE).exists()
 
     def launcher_pid(self) -> int | None:
@@ -172,10 +172,10 @@ class RunFolder:
         return int(mark["pid"]) if start is not None and start == mark.get("start") else None
 
     def launcher_death(self) -> str:
-        """What proves that the launcher has died before the run had ended; "" where nothing does.
+        """Why the launcher is known to have died before the run ended; "" if it is not known.
 
-        A launcher of another machine, container or boot cannot be looked for from here. A run
-        without a record may be anybody's.
+        A launcher of another machine, container or boot cannot be seen from here. A run without
+        a record may belong to one of those.
         """
         mark = _read_object(self.path / LAUNCHER_FILE)
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
@@ -196,7 +196,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def process_space() -> str:
-    """The same for processes that know each other by the same pids: of one boot and container."""
+    """Identifies the boot and the PID namespace that this process's pids belong to."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
@@ -204,10 +204,10 @@ def process_space() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """What tells a process from all others that ever had its pid; None where there is none.
+    """Tells a process from earlier ones with the same pid; None if there is no such process.
 
-    On Linux the boot and the tick in it. Not psutil's time of day, which is the boot's time plus
-    the tick: when the clock is set, every process seems to have started at another time.
+    On Linux it is the boot and the tick of the start. psutil's start time would change whenever
+    the clock is set.
     """
     if not Path("/proc/self").exists():
         import psutil
@@ -243,7 +243,7 @@ def find_run(run_root: Path, name: str) -> RunFolder:
 
 
 def list_runs(run_root: Path) -> list[RunFolder]:
-    """All runs recorded in a folder, oldest first. Raises ``InputError`` where it is none."""
+    """All runs recorded in a folder, oldest first. Raises ``InputError`` if it is no folder."""
     if run_root.exists() and not run_root.is_dir():
         raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
     if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
@@ -255,7 +255,7 @@ def list_runs(run_root: Path) -> list[RunFolder]:
 
 
 def check_folder(path: Path) -> None:
-    """Raises ``InputError`` where the folder is not there and could not be made; makes nothing."""
+    """Raises ``InputError`` if the folder does not exist and could not be made; makes nothing."""
     found = next(parent for parent in (path, *path.parents) if parent.exists())
     if not found.is_dir() or not os.access(found, os.W_OK):
         why = "Permission denied" if found.is_dir() else "Not a directory"
@@ -277,7 +277,7 @@ def make_folders(paths: Iterable[str]) -> None:
 
 
 def full_disk(folder: Path) -> DiskFullError:
-    """What a person is told of the full disk of a folder."""
+    """The error for a folder whose disk is full."""
     what = disk.describe(folder, folder)
     return DiskFullError(what, "make room there, or name another folder (--runs DIR)")
 

@@ -38,7 +38,7 @@ class RankFailure:
 
     @property
     def is_collateral(self) -> bool:
-        """Whether it speaks only of others that went away, or was ended by its own agent."""
+        """Whether its exception only names another worker, or its own agent ended it."""
         return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a target itself tells of a run: for a report of a run whose own folder is elsewhere."""
+"""What a target knows of a run by itself, for a report without the run's own folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from launcher.runs.folder import RunFolder, write_atomically
 
 STORY_FILE = "story.json"
-"""In a borrowed folder: what the target told."""
+"""In a borrowed folder: what the target knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One incarnation of a node, as a report has it; ``reason`` None where it left no word."""
+    """One incarnation of a node in a report; ``reason`` is None if it left no outcome."""
 
     node_index: int
     incarnation: int
@@ -45,7 +45,7 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """``said`` oldest first, and the ``nodes`` that the target knows; both may be empty."""
+    """What happened, oldest first, and the nodes that the target knows; both may be empty."""
 
     said: tuple[Said, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
@@ -66,7 +66,7 @@ def write_story(run: RunFolder, story: Story) -> None:
 
 
 def read_story(run: RunFolder) -> Story:
-    """Empty where the target was not asked."""
+    """Empty if the target was not asked."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Story.from_jsonable(json.loads((run.path / STORY_FILE).read_text()))
     return Story()

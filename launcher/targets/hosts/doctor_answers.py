@@ -1,4 +1,4 @@
-"""Asks every host of an inventory what it is and has; one that does not answer is an answer too."""
+"""Asks every host of an inventory what it is and has."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 
 PROBE_LIMIT_S = 40.0
-"""For a program that imports nothing heavy, and waits 5 s for names and 10 s for nvidia-smi."""
+"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
     """A host's Docker engine; empty values for what is not there.
 
-    ``hook``: GPUs are given to containers as it was done before runtimes had names.
+    ``hook``: NVIDIA's older way to give GPUs to containers is installed.
     """
 
     version: str
@@ -36,7 +36,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class HostAnswer:
-    """One host. ``error`` is why nothing more is known of it.
+    """One host's answer; ``error`` says why there is none.
 
     ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
     machine, ``node_error`` why it says nothing, ``engine`` its Docker engine.

@@ -1,4 +1,4 @@
-"""What follows from the hosts' answers. Pure: answers in, findings out."""
+"""Turns the hosts' answers into findings. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launcher.targets.hosts.reach import Met
 from launcher.targets.hosts.survey import free_gpus, why_held
 
 RENDEZVOUS, EPHEMERAL = 0, 1
-"""Places of the two ports that hosts are made to call each other at."""
+"""Indices of the two ports at which hosts call each other."""
 PORT_NAMES = ("the rendezvous port", "an ephemeral port")
 FIRST_EPHEMERAL_PORT = 1024
 IMAGE = "image"
 
 
 def judge_reachable(answer: HostAnswer) -> Finding:
-    """Whether the host was talked to, in the transport's own words where it was not."""
+    """Whether the host answered; if not, ssh's own message."""
     check, name = "reachable", answer.host.name
     if answer.error is not None:
         return failed(check, name, answer.error.what.removeprefix(f"{name}: "), answer.error.hint)
@@ -171,7 +171,7 @@ def judge_pairs(
     taken, missing = decide_taken(hosts, candidates, met), 0
 
     def reaches(source: int, to: int, number: int) -> bool:
-        # Where all meet, a way that a run would not take does not help.
+        # Where all hosts meet, only the addresses that a run would take count.
         addresses = [taken[to]] if taken else candidates[to]
         return any((source, to, a.address, number) in met.reached for a in addresses)
 
@@ -248,7 +248,7 @@ def judge_folder(hosts: Sequence[Host], met: Met, folder: str | None) -> Iterato
 
 
 def judge_neighbours(names: Sequence[str], slow: Mapping[tuple[str, str], bool]) -> list[Finding]:
-    """Which host makes an all-reduce slow, or hang; ``slow`` says it of pairs of neighbours."""
+    """Which host makes an all-reduce slow, or hang; ``slow`` has the pairs of neighbours."""
     of = {name: [is_slow for pair, is_slow in slow.items() if name in pair] for name in names}
     bad = [name for name in names if of[name] and all(of[name])]
     check = "all-reduce of two"

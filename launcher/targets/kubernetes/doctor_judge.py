@@ -1,4 +1,4 @@
-"""What follows from what a cluster says of itself. Pure: its objects in, findings out."""
+"""Turns a cluster's objects into findings. Pure."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _judge_claim(claim: Object, place: str, flag: str, node_count: int) -> Findi
     modes = claim["spec"].get("accessModes") or []
     look = f"kubectl describe pvc {flag}"
     if phase == "Pending":
-        # Rightly so where the storage class waits for the first pod.
+        # This is right if the storage class waits for the first pod.
         return warning(check, place, "is not bound yet", look)
     if phase != "Bound":
         return failed(check, place, f"is {phase}", look)
@@ -168,7 +168,7 @@ def _fits(node: Object, wanted: Mapping[str, float], *, whole: bool) -> int:
 
 
 def judge_quota(quota: Object, template: Object, least: int, most: int) -> list[Finding]:
-    """What of a ResourceQuota the job's pods would go beyond; its scopes are left to the server."""
+    """What of a ResourceQuota the job's pods would exceed; a quota with scopes is not judged."""
     name, spec = quota["metadata"]["name"], quota.get("spec") or {}
     status = quota.get("status") or {}
     if spec.get("scopes") or spec.get("scopeSelector"):
