@@ -24,8 +24,8 @@ from launcher.runs.outcome import Outcome
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
 POD_LEDGER = "pods.jsonl"
-"""A ledger of the run's pods, and of what the agents said on their consoles. ``source`` and ``event``
-are POD_SOURCE, ``text`` is a sentence."""
+"""A ledger of the run's pods, and of what the agents said on their consoles. ``source`` and
+``event`` are POD_SOURCE, ``text`` is a sentence."""
 POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""

@@ -15,10 +15,10 @@ from launcher.runs.outcome import Jsonable
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
 """productive: steps made for the first time. first step: until the end of a start's first step,
-which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a checkpoint.
-rework: steps that an earlier start had made and lost. starting: agents run but no training does
-(rendezvous, noticing a loss, starting workers). finish: testing and writing after the last step.
-idle: the rest."""
+which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a
+checkpoint. rework: steps that an earlier start had made and lost. starting: agents run but no
+training does (rendezvous, noticing a loss, starting workers). finish: testing and writing after the
+last step. idle: the rest."""
 
 _AFTER = {
     "train-started": "load",
