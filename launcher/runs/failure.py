@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause
-from launcher.agent.report import read_ends
+from launcher.agent.report import read_ends, read_tail
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_signal
 from launcher.contract.keeper_record import RECORD, read_record
@@ -77,7 +77,7 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
         place = (node.node_index, node.incarnation)
         own = [log for log in logs if (log.node_index, log.incarnation) == place]
         reader = _NodeReader(run, node, own)
-        tail = tail or _last_lines(_read_tail(reader.console, CONSOLE_BYTES))
+        tail = tail or _last_lines(read_tail(reader.console, CONSOLE_BYTES))
         found = reader.by_torchrun() if plan.agent is None else reader.by_agent()
         failures += [_placed(failure, plan) for failure in found]
     return decide_report(failures, tail)
@@ -120,7 +120,7 @@ class _NodeReader:
     def by_torchrun(self) -> list[RankFailure]:
         """From torchrun's report on the console; from the workers' files where it made none."""
         found = []
-        for failure in parse_failures(_read_tail(self.console, CONSOLE_BYTES)):
+        for failure in parse_failures(read_tail(self.console, CONSOLE_BYTES)):
             own = [log for log in self._logs if log.local_rank == failure.local_rank]
             found.append(self._of_worker(failure, own[-1] if own else None))
         return found or self._unreported(set())
@@ -154,7 +154,7 @@ class _NodeReader:
             exception=record["detail"],
             failed_at=(self._folder / RECORD).stat().st_mtime,
             log=str(self.console),
-            log_tail=_last_lines(_read_tail(self.console)),
+            log_tail=_last_lines(read_tail(self.console, TAIL_BYTES)),
         )
         return [failure]
 
@@ -181,7 +181,7 @@ class _NodeReader:
 
     def _read_of_worker(self, rank: int) -> tuple[str, ...]:
         """A worker's last lines on its node's console."""
-        data = _read_tail(self.console, CONSOLE_BYTES)
+        data = read_tail(self.console, CONSOLE_BYTES)
         whole = data if data.endswith("\n") else f"{data}\n"
         pieces = split_console(whole.encode(), self._node.node_index)
         return _last_lines(b"".join(text for who, text in pieces if who == rank).decode())
@@ -238,7 +238,7 @@ def _read_exception(run: RunFolder, worker: WorkerLog | None) -> tuple[str, floa
         text = str(message["message"] if isinstance(message, dict) else message).strip()
         return text.partition("\n")[0], error_file.stat().st_mtime
     with contextlib.suppress(OSError):
-        return _last_exception(_read_tail(stderr_file)), stderr_file.stat().st_mtime
+        return _last_exception(read_tail(stderr_file, TAIL_BYTES)), stderr_file.stat().st_mtime
     return "", 0.0
 
 
@@ -252,20 +252,10 @@ def _last_exception(stderr: str) -> str:
 def _read_first(folder: Path, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The first of the files that holds anything, and its last lines."""
     for name in names:
-        if text := _read_tail(folder / name):
+        if text := read_tail(folder / name, TAIL_BYTES):
             return str(folder / name), _last_lines(text)
     return str(folder / names[0]), ()
 
 
 def _last_lines(text: str) -> tuple[str, ...]:
     return tuple(text.splitlines()[-TAIL_LINES:])
-
-
-def _read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - limit_bytes))
-            return stream.read().decode("utf-8", errors="backslashreplace")
-    except OSError:
-        return ""

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
-from launcher.agent.reserve import release, reserve, write_into_reserve
+from launcher.agent.reserve import reserve
+from launcher.agent.reserve import write_atomically as write_or_use_reserve
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.plan import agent_logs
@@ -99,14 +100,9 @@ class RunFolder:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """On a full disk it goes into the reserved space, if necessary without the failure."""
-        path, data = self.path / protocol.OUTCOME_FILE, outcome.to_jsonable()
+        data = outcome.to_jsonable()
         texts = [json.dumps(one, indent=2) + "\n" for one in (data, {**data, "failure": None})]
-        try:
-            write_atomically(path, texts[0])
-        except OSError:
-            if not write_into_reserve(path, *texts):
-                raise
-        release(path)
+        write_or_use_reserve(self.path / protocol.OUTCOME_FILE, *texts)
 
     def read_outcome(self) -> Outcome | None:
         """None while the run goes on, and until somebody has looked how it ended."""
