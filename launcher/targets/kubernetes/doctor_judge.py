@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.doctor.finding import Finding, failed, ok, warning
-from launcher.doctor.references import (
-    PULL_SECRET,
-    Object,
-    Reference,
-    parse_amount,
-    sum_resources,
-)
+from launcher.doctor.references import PULL_SECRET, Object, Reference, parse_amount, sum_resources
 
 PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
