@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +61,3 @@ class AllReduce:
 
     backend: str
     rates: tuple[MessageRate, ...]
-
-
-def parse_answer(kind: type[Answer], data: object) -> Answer:
-    """Raises ``ValueError`` for anything that is not of this kind."""
-    # Imported late: it takes longer than the rest of the launcher together.
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind).validate_python(data)

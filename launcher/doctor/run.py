@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.api import launch
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
-from launcher.doctor.answers import AllReduce, Answer, NodeFacts, parse_answer
+from launcher.doctor.answers import AllReduce, NodeFacts
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
@@ -22,6 +22,7 @@ from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.outcome import Outcome
+from launcher.runs.records import Record, parse_record
 
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
@@ -113,7 +114,7 @@ def _first_cause(outcome: Outcome) -> str:
     return (first.exception if first else "") or outcome.detail or outcome.reason
 
 
-def _read(path: Path, kind: type[Answer]) -> Answer | None:
+def _read(path: Path, kind: type[Record]) -> Record | None:
     with contextlib.suppress(OSError, ValueError):
-        return parse_answer(kind, json.loads(path.read_text()))
+        return parse_record(kind, json.loads(path.read_text()))
     return None

@@ -21,6 +21,7 @@ from launcher.plan import agent_logs
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.torchrun import WorkerLog, parse_log_folder
 from launcher.runs.outcome import Outcome
+from launcher.runs.records import parse_record
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
@@ -106,8 +107,9 @@ class RunFolder:
 
     def read_outcome(self) -> Outcome | None:
         """None while the run goes on, and until somebody has looked how it ended."""
-        with contextlib.suppress(TypeError, KeyError):
-            return Outcome.from_jsonable(_read_object(self.path / protocol.OUTCOME_FILE))
+        data = _read_object(self.path / protocol.OUTCOME_FILE)
+        with contextlib.suppress(ValueError):
+            return parse_record(Outcome, data) if data else None
         return None
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:

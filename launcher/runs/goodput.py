@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from launcher.runs.ledger import LedgerEvent
-from launcher.runs.outcome import Jsonable
+from launcher.runs.records import Jsonable
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
 """productive: steps made for the first time. first step: until the end of a start's first step,

@@ -14,6 +14,7 @@ from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
+from launcher.runs.records import parse_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +41,10 @@ class NodeOutcome:
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:
     """None for anything but an outcome of this schema."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         data = json.loads(text)
-        if data.pop("schema") == protocol.NODE_OUTCOME_SCHEMA:
-            rest = {
-                "reason": Reason(data["reason"]),
-                "first": WorkerEnd(**data["first"]) if data["first"] else None,
-                "collateral": tuple(WorkerEnd(**end) for end in data["collateral"]),
-            }
-            return NodeOutcome(**{**data, **rest})
+        if data["schema"] == protocol.NODE_OUTCOME_SCHEMA:
+            return parse_record(NodeOutcome, data)
     return None
 
 

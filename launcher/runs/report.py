@@ -21,7 +21,8 @@ from launcher.runs.ledger import (
     read_train_ledger,
 )
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
-from launcher.runs.outcome import FailureReport, Jsonable, Outcome
+from launcher.runs.outcome import FailureReport, Outcome
+from launcher.runs.records import Jsonable
 from launcher.runs.story import NodeReport, Said, read_story
 from launcher.runs.summary import render_clocks, render_failure, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline

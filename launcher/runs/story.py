@@ -6,9 +6,9 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from launcher.runs.folder import RunFolder, write_atomically
+from launcher.runs.records import parse_record
 
 STORY_FILE = "story.json"
 """In a borrowed folder: what the target knows."""
@@ -50,15 +50,6 @@ class Story:
     said: tuple[Said, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
 
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> Story:
-        """Raises ``KeyError`` or ``TypeError`` for anything else."""
-        said = ({**one, "place": tuple(one["place"] or ()) or None} for one in data["said"])
-        return cls(
-            said=tuple(Said(**one) for one in said),
-            nodes=tuple(NodeReport(**one) for one in data["nodes"]),
-        )
-
 
 def write_story(run: RunFolder, story: Story) -> None:
     """Raises ``OSError``."""
@@ -67,6 +58,6 @@ def write_story(run: RunFolder, story: Story) -> None:
 
 def read_story(run: RunFolder) -> Story:
     """Empty if the target was not asked."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return Story.from_jsonable(json.loads((run.path / STORY_FILE).read_text()))
+    with contextlib.suppress(OSError, ValueError):
+        return parse_record(Story, json.loads((run.path / STORY_FILE).read_text()))
     return Story()

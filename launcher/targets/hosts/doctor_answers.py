@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeFacts, parse_answer
+from launcher.doctor.answers import NodeFacts
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
 from launcher.plan.hosts import Host
+from launcher.runs.records import parse_record
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
@@ -79,7 +80,7 @@ def read_answers(
 def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
     bare = job.hosts.runtime == "python"
     if not bare:
-        engine = parse_answer(EngineFacts, session.call("engine", image=answer.found["image"]))
+        engine = parse_record(EngineFacts, session.call("engine", image=answer.found["image"]))
         answer = replace(answer, engine=engine)
     own = answer.found["host_name"]
     env = dict(job.env) if bare else {}
@@ -96,5 +97,5 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         )
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = parse_answer(NodeFacts, told["answer"])
+    node = parse_record(NodeFacts, told["answer"])
     return replace(answer, node=node, has_folder=told["has_folder"])
