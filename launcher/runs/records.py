@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, TypeVar
 
 Record = TypeVar("Record")
@@ -10,15 +9,15 @@ Jsonable = dict[str, Any]
 """A record as plain data, as ``json`` reads and writes it."""
 
 
+_ADAPTERS: dict[object, Any] = {}
+
+
 def parse_record(kind: type[Record], data: object) -> Record:
     """A dataclass from what ``asdict`` made of one. Raises ``ValueError`` for anything else."""
-    record: Record = _adapter(kind).validate_python(data)
+    if kind not in _ADAPTERS:
+        # Imported late: it takes longer than the rest of the launcher together.
+        from pydantic import TypeAdapter
+
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    record: Record = _ADAPTERS[kind].validate_python(data)
     return record
-
-
-@functools.cache
-def _adapter(kind: Any) -> Any:
-    # Imported late: it takes longer than the rest of the launcher together.
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
