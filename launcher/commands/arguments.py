@@ -142,6 +142,7 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     from launcher.job.file import option_override, parse_override
 
     settings = [*arguments.set, *cluster.read_overrides(arguments)]
+    settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
     for key in OVERRIDES:
         value = getattr(arguments, key)

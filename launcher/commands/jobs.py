@@ -54,6 +54,11 @@ def add(commands: Any) -> None:
     render = add_command(commands, "render", _render, "print what would be run, and do nothing")
     add_job(render)
     render.add_argument("--json", action="store_true", help="print the launch plan as JSON")
+    render.add_argument(
+        "--embed",
+        action="store_true",
+        help="with the node agent in the text, for images and machines that do not hold it",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -118,12 +123,14 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
     console.note(f"running on {choice.why}")
     for line in launch.find_overruled(plan, os.environ):
         console.note(line)
+    for told in choice.target.notes:
+        console.note(told)
+    choice.target.notes.clear()
     if plan.kubernetes is not None:
         from launcher.targets.kubernetes.render import render_losses
 
-        for told in (*choice.target.notes, *render_losses(plan.kubernetes)):
+        for told in render_losses(plan.kubernetes):
             console.note(told)
-        choice.target.notes.clear()
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run
 
@@ -132,8 +139,10 @@ def _render(arguments: argparse.Namespace) -> int:
     if arguments.on == KUBERNETES:
         return _render_kubernetes(arguments)
     choice, plan = planned(arguments)
-    text = plan.to_json() if arguments.json else choice.target.render(plan).shell()
-    sys.stdout.write(text)
+    artifact = choice.target.render(plan)
+    sys.stdout.write(plan.to_json() if arguments.json else artifact.shell(embed=arguments.embed))
+    for note in choice.target.notes:
+        print(f"note: {note}", file=sys.stderr)
     return int(ExitCode.OK)
 
 

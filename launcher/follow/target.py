@@ -49,8 +49,8 @@ class LiveRun:
 class Artifact(Protocol):
     """A plan rendered for a target."""
 
-    def shell(self) -> str:
-        """A script that does by hand what ``submit`` does."""
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that does by hand what ``submit`` does; ``embed``: with the agent in it."""
         ...
 
     def shell_to_join(self) -> str:

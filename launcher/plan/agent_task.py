@@ -15,7 +15,9 @@ STORE_CANDIDATES = 3
 these nodes, are no longer chance."""
 
 
-def plan_agent(job: JobSpec, stores: tuple[StoreEndpoint, ...]) -> AgentSettings | None:
+def plan_agent(
+    job: JobSpec, stores: tuple[StoreEndpoint, ...], in_image: bool
+) -> AgentSettings | None:
     """The agent's settings; None where plain torchrun runs the workers."""
     if not job.uses_agent:
         return None
@@ -34,6 +36,7 @@ def plan_agent(job: JobSpec, stores: tuple[StoreEndpoint, ...]) -> AgentSettings
         health_port=agent.health.port,
         # The launcher follows the workers' own files, on every target.
         tee=False,
+        in_image=in_image,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.node_plan import Elastic, Env, Mount, NodePlan, Static
+from launcher.contract.records import changed_fields, dump_record
 from launcher.plan.agent_task import plan_agent, plan_stores
 from launcher.plan.devices import NodeDevices, check_capacity, plan_devices
 from launcher.plan.hosts import HostFacts
@@ -34,10 +34,10 @@ LOCAL_ADDR = "127.0.0.1"
 class Resources:
     """Limits of one node; None leaves the target's default."""
 
-    cpus: float | None
-    memory_bytes: int | None
+    cpus: float | None = None
+    memory_bytes: int | None = None
     shm_bytes: int
-    rdma: bool
+    rdma: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +57,21 @@ class LaunchPlan:
     run_id: str
     job_name: str
     target: str
-    attempt: int
-    image: str | None
+    attempt: int = 0
+    image: str | None = None
     accelerator: str
-    torch_version: str | None
-    python: str
-    user: str | None
+    torch_version: str | None = None
+    python: str = "python3"
+    user: str | None = None
     run_dir: str
     checkpoint_dir: str
     max_restarts: int
     stop_grace_s: int
-    agent: AgentSettings | None
+    agent: AgentSettings | None = None
     resources: Resources
-    runtime: str | None
-    labels: Env
-    extra_hosts: Env
+    runtime: str | None = None
+    labels: Env = ()
+    extra_hosts: Env = ()
     kubernetes: PodSettings | None = None
     nodes: tuple[NodePlan, ...]
     hosts: tuple[HostFacts, ...] = ()
@@ -85,11 +85,14 @@ class LaunchPlan:
         return self.nodes[0].min_nodes < self.nodes[0].max_nodes
 
     def to_json(self) -> str:
-        """The plan as text, a field or a node on each line; ``parse_plan`` reads it back equal."""
-        nodes = ",\n    ".join(map(_dump, self.nodes))
+        """The plan as text, a field or a node on each line, without what has its default.
+
+        ``parse_plan`` reads it back equal.
+        """
+        nodes = ",\n    ".join(map(dump_record, self.nodes))
         fields = (
-            f'"{name}": ' + (f"[\n    {nodes}\n  ]" if name == "nodes" else _dump(value))
-            for name, value in vars(self).items()
+            f'"{name}": ' + (f"[\n    {nodes}\n  ]" if name == "nodes" else dump_record(value))
+            for name, value in {"schema": self.schema, **changed_fields(self)}.items()
         )
         return "{\n  " + ",\n  ".join(fields) + "\n}\n"
 
@@ -127,7 +130,7 @@ def plan_run(
         checkpoint_dir=checkpoint_dir,
         max_restarts=job.max_restarts,
         stop_grace_s=job.stop_grace_s,
-        agent=plan_agent(job, plan_stores(nodes, facts.spare_ports)),
+        agent=plan_agent(job, plan_stores(nodes, facts.spare_ports), facts.agent_in_image),
         resources=Resources(
             cpus=job.resources.cpus,
             memory_bytes=job.resources.memory_bytes,
@@ -285,7 +288,7 @@ class SharedByNodes:
         return (*launchers, *self._agent_mount(own[0][0]), *users)
 
     def _agent_mount(self, run_dir: str) -> tuple[Mount, ...]:
-        if not self.job.uses_agent:
+        if not self.job.uses_agent or self.facts.agent_in_image:
             return ()
         source = f"{run_dir}/{protocol.AGENT_ARCHIVE}"
         return (Mount(source=source, target=protocol.CONTAINER_AGENT, read_only=True),)
@@ -344,8 +347,3 @@ def _on_host(path: str | None, facts: TargetFacts) -> str | None:
 
 def _absolute(path: str, cwd: str) -> str:
     return str(PurePosixPath(cwd) / path)
-
-
-def _dump(value: object) -> str:
-    # Without indent: json's fast encoder cannot indent, which is four seconds at 10,000 nodes.
-    return json.dumps(value, default=vars)

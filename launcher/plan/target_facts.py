@@ -22,7 +22,8 @@ class TargetFacts:
 
     ``device_ids`` are the accelerators a job may use, empty on a CPU target; ``cpu_count`` is
     of one machine. ``image`` is the reference that containers start from, ``torch_version`` what
-    its label (or the local interpreter) says, None where nobody knows. ``python`` is the program
+    its label (or the local interpreter) says, None where nobody knows; ``agent_in_image`` says that
+    the image holds this launcher's node agent. ``python`` is the program
     that runs torchrun on local processes. ``run_root`` and ``cwd`` are absolute folders of the
     launcher's machine. ``free_port`` is a TCP port nobody listened on, for targets whose nodes
     share one network; ``spare_ports`` are more of them, for stores that take over. ``rdzv_host``
@@ -48,6 +49,7 @@ class TargetFacts:
     image: str | None = None
     torch_version: str | None = None
     cuda_version: str | None = None
+    agent_in_image: bool = False
     python: str = "python3"
     run_root: str
     cwd: str

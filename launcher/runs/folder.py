@@ -339,7 +339,7 @@ def write_agent_files(files: AgentFiles | None) -> None:
     if files is None:
         return
     archive = Path(files.archive_path)
-    if not archive.exists():
+    if files.archive is not None and not archive.exists():
         temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
         temporary.write_bytes(files.archive)
         temporary.replace(archive)

@@ -21,11 +21,11 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, make_folders, write_agent_files
+from launcher.targets.agent_files import choose_agent
 from launcher.targets.capacity import plan_capacity
 from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
 from launcher.targets.docker.console import Consoles
 from launcher.targets.docker.engine import (
-    OWN_IMAGE,
     Ending,
     Engine,
     Held,
@@ -35,6 +35,7 @@ from launcher.targets.docker.engine import (
 )
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.gpus import read_gpus
+from launcher.targets.repository import OWN_IMAGE
 from launcher.targets.startable import check_in_mounts
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class DockerTarget:
         labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
         torch_version = labels.get(protocol.LABEL_TORCH) or None
         cuda_version = labels.get(protocol.LABEL_CUDA) or None
+        in_image, other_agent = choose_agent(job, image, labels.get(protocol.LABEL_AGENT) or None)
+        self.notes += [other_agent] if other_agent else []
         if torch_version is not None and cuda_version is None:
             # Labelled, and without CUDA: its torch could not use them.
             gpus = ()
@@ -75,6 +78,7 @@ class DockerTarget:
             image=image,
             torch_version=torch_version,
             cuda_version=cuda_version,
+            agent_in_image=in_image,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),

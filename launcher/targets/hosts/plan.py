@@ -174,7 +174,7 @@ def plan_on_hosts(
         common,
         torch_version=facts.torch_version or job.torch_version,
         checkpoint_dir=checkpoint_dir_on(job, first, facts, run_id),
-        agent=plan_agent(job, plan_stores(nodes, ())),
+        agent=plan_agent(job, plan_stores(nodes, ()), facts.agent_in_image),
         nodes=nodes,
         hosts=facts.hosts,
         code=facts.code,

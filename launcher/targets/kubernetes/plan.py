@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.contract import protocol
+from launcher.contract.agent_settings import NodeTask
 from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.records import changed_fields, dump_record
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.pods import IDENTITY_OF_KIND, PodSettings, names_of_pods, plan_pods, pod_names
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import line_prefix_template
+from launcher.targets.agent_files import is_own_image
+from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 TARGET = "kubernetes"
+WIDTH = 96
+"""Columns of the plan in a manifest."""
 
 
 def plan_kubernetes(
@@ -58,13 +65,17 @@ def plan_facts(
 ) -> TargetFacts:
     """What is known of any cluster."""
     accelerator: Literal["cuda", "cpu"] = "cuda" if pods.gpus else "cpu"
+    # Kubernetes does not pull what a node holds already (kind, minikube, k3s).
+    image = job.image or f"{OWN_IMAGE}:{accelerator}"
+    in_image = job.agent.in_image
     run_dir = _folder(protocol.CONTAINER_RUN_DIR, pods.run)
     return TargetFacts(
         target=TARGET,
         accelerator=accelerator,
         cpu_count=max(1, int(job.resources.cpus or 1)),
-        # Kubernetes does not pull what a node holds already (kind, minikube, k3s).
-        image=job.image or f"fabric-train:{accelerator}",
+        image=image,
+        # No image can be read from here, so each pod checks its own (render_pod.CHECK).
+        agent_in_image=is_own_image(image) if in_image is None else in_image,
         torch_version=job.torch_version,
         run_root=run_root,
         cwd=cwd,
@@ -86,11 +97,17 @@ def _folder(mounted_at: str, claim: Claim | None) -> str:
 
 
 def render_kept_plan(plan: LaunchPlan) -> str:
-    """The plan as the cluster keeps it, for launchers on other machines.
+    """The plan as the cluster keeps it: node 0's task, and the rest for launchers elsewhere.
 
-    Without this machine's folder, and with the first node alone: the others follow from it.
+    Each pod's agent reads the task and finds out which node it is. Left out are the other nodes,
+    which follow from the first, and this machine's folder.
     """
-    return replace(plan, run_dir="", detached=False, nodes=plan.nodes[:1]).to_json()
+    assert plan.agent is not None, "planned by plan_kubernetes"
+    rest = changed_fields(replace(plan, agent=None, detached=False))
+    task = json.loads(NodeTask(node=plan.nodes[0], settings=plan.agent).to_json())
+    kept = {name: value for name, value in rest.items() if name not in ("run_dir", "nodes")}
+    whole = {**task, "plan": {"schema": plan.schema, **json.loads(dump_record(kept))}}
+    return wrap_json(whole) + "\n"
 
 
 def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
@@ -98,14 +115,39 @@ def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
 
     Raises ``ValueError`` for anything else.
     """
-    kept = parse_plan(text)
+    try:
+        data = json.loads(text)
+        rest = {**data["plan"], "agent": data["settings"], "nodes": [data["node"]]}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it has no {error}") from error
+    kept = parse_plan(json.dumps({**rest, "run_dir": run_dir}))
     pods, first = kept.kubernetes, kept.nodes[0]
     if pods is None:
         raise ValueError("it is no plan for Kubernetes")
     count, master = first.max_nodes, pods.has_master
     names = names_of_pods(kept.job_name, pods.kind, count, has_master=master)
     nodes = tuple(_as_node(first, index, name) for index, name in enumerate(names))
-    return replace(kept, run_dir=run_dir, nodes=nodes)
+    return replace(kept, nodes=nodes)
+
+
+def wrap_json(value: Any, indent: str = "") -> str:
+    """JSON with as many items on a line as fit into ``WIDTH``: short, and still to be read."""
+    text = json.dumps(value)
+    if len(indent + text) <= WIDTH or not isinstance(value, dict | list):
+        return text
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(name)}: {wrap_json(one, deeper)}" for name, one in value.items()]
+    else:
+        items = [wrap_json(one, deeper) for one in value]
+    lines = [""]
+    for item in items:
+        if lines[-1] and len(f"{deeper}{lines[-1]}, {item}") <= WIDTH and "\n" not in item:
+            lines[-1] += f", {item}"
+        else:
+            lines.append(item)
+    opened, closed = text[0], text[-1]
+    return f"{opened}\n{deeper}" + f",\n{deeper}".join(lines[1:]) + f"\n{indent}{closed}"
 
 
 def _as_node(first: NodePlan, index: int, name: str) -> NodePlan:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-import re
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.node_plan import Env
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.pods import PodSettings, Toleration
-from launcher.targets.agent_files import read_archive
+from launcher.targets.agent_archive import read_agent_version, read_archive
+from launcher.targets.agent_files import OTHER_AGENT_FIX
 from launcher.targets.kubernetes.plan import render_kept_plan
 
 Object = dict[str, Any]
@@ -33,8 +31,14 @@ GPU_RESOURCE = "nvidia.com/gpu"
 HOST_KEY = "kubernetes.io/hostname"
 MANAGED_BY: Env = (("app.kubernetes.io/managed-by", "launcher"),)
 
-_TEXT = r'("(?:[^"\\]|\\.)*")'
-_PAIR = re.compile(rf"\[\s+{_TEXT},\s+{_TEXT}\s+\]")
+CHECK = """\
+read -r agent <{file} || agent=none
+[ "$agent" = {version} ] && exec {agent}
+echo "error: the image holds agent $agent, this manifest was made for {version}" >&2
+echo "  fix: {fix}" >&2
+exit 2
+"""
+"""What a pod starts whose image holds the agent. No ``$(``, which Kubernetes replaces."""
 _MEMORY_UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
 
 
@@ -68,35 +72,29 @@ def render_labels(plan: LaunchPlan) -> Object:
 
 
 def render_config_map(plan: LaunchPlan) -> Object:
-    """The agent's archive, its task, and the plan for launchers on other machines.
+    """The plan, and the agent's archive where the image does not hold it.
 
     Named by its content: running pods keep what they have.
     """
+    archive = {protocol.AGENT_ARCHIVE: base64.b64encode(read_archive()).decode()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": render_metadata(plan, _config_map_name(plan)),
         "immutable": True,
-        "data": {
-            protocol.NODE_TASK_FILE: _task(plan),
-            protocol.PLAN_FILE: render_kept_plan(plan),
-        },
-        "binaryData": {protocol.AGENT_ARCHIVE: base64.b64encode(read_archive()).decode()},
+        "data": {protocol.NODE_TASK_FILE: render_kept_plan(plan)},
+        **({} if has_own_agent(plan) else {"binaryData": archive}),
     }
 
 
+def has_own_agent(plan: LaunchPlan) -> bool:
+    """Whether the pods start the agent of their image."""
+    return plan.agent is not None and plan.agent.in_image
+
+
 def _config_map_name(plan: LaunchPlan) -> str:
-    texts = (_task(plan), render_kept_plan(plan))
-    digest = hashlib.sha256(read_archive() + "".join(texts).encode()).hexdigest()
-    return f"{plan.job_name}-agent-{digest[:8]}"
-
-
-def _task(plan: LaunchPlan) -> str:
-    """Node 0's; each pod's agent finds out which node it is."""
-    assert plan.agent is not None, "planned by plan_kubernetes"
-    task = NodeTask(node=plan.nodes[0], settings=plan.agent)
-    text = json.dumps(json.loads(task.to_json()), indent=2)
-    return _PAIR.sub(r"[\1, \2]", text) + "\n"
+    text = render_kept_plan(plan) + read_agent_version()
+    return f"{plan.job_name}-plan-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 # -- the pod ----------------------------------------------------------------------------------
@@ -196,15 +194,28 @@ def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) 
     container: Object = {
         "name": name,
         "image": plan.image,
-        "command": [plan.python, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK],
+        "command": _command(plan),
         "env": [*_downward(), *_values(env), *_secrets(node.secrets, pods.secret)],
         **({"workingDir": node.workdir} if node.workdir else {}),
         **_resources(plan, pods),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(pods),
+        "volumeMounts": _mounts(plan, pods),
     }
     return container | _probes(pods)
+
+
+def _command(plan: LaunchPlan) -> list[str]:
+    agent = [plan.python, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK]
+    if not has_own_agent(plan):
+        return agent
+    check = CHECK.format(
+        file=protocol.CONTAINER_AGENT_VERSION,
+        version=read_agent_version(),
+        fix=OTHER_AGENT_FIX,
+        agent=" ".join(agent),
+    )
+    return ["sh", "-c", check]
 
 
 def _downward() -> list[Object]:
@@ -271,7 +282,7 @@ def _probes(pods: PodSettings) -> Object:
 # -- storage ----------------------------------------------------------------------------------
 
 
-def _mounts(pods: PodSettings) -> list[Object]:
+def _mounts(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
     names = _claim_names(pods)
 
     def of_claim(claim: Claim | None, otherwise: str) -> str:
@@ -281,11 +292,11 @@ def _mounts(pods: PodSettings) -> list[Object]:
         return {"name": name, "mountPath": path, **more}
 
     # By subPath, because what lies at these paths would otherwise change under running agents.
-    archive = {"subPath": protocol.AGENT_ARCHIVE, "readOnly": True}
-    task = {"subPath": protocol.NODE_TASK_FILE, "readOnly": True}
+    files = [(protocol.CONTAINER_TASK, protocol.NODE_TASK_FILE)]
+    if not has_own_agent(plan):
+        files.append((protocol.CONTAINER_AGENT, protocol.AGENT_ARCHIVE))
     return [
-        mount("agent", protocol.CONTAINER_AGENT, **archive),
-        mount("agent", protocol.CONTAINER_TASK, **task),
+        *(mount("plan", path, subPath=name, readOnly=True) for path, name in files),
         mount("shm", "/dev/shm"),
         mount(of_claim(pods.run, "run"), protocol.CONTAINER_RUN_DIR),
         mount(of_claim(pods.checkpoint, "checkpoints"), protocol.CONTAINER_CHECKPOINT_DIR),
@@ -305,7 +316,7 @@ def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
     shm = render_quantity(plan.resources.shm_bytes)
     disks = (("run", pods.run), ("checkpoints", pods.checkpoint))
     return [
-        {"name": "agent", "configMap": {"name": _config_map_name(plan)}},
+        {"name": "plan", "configMap": {"name": _config_map_name(plan)}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
         *({"name": name, "emptyDir": {}} for name, claim in disks if claim is None),
         *(

@@ -70,7 +70,7 @@ class ScriptedTarget:
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptedTarget:
         return self
 
-    def shell(self) -> str:
+    def shell(self, *, embed: bool = False) -> str:
         return ""
 
     def collect(self, plan: LaunchPlan) -> None:
