@@ -1,5 +1,4 @@
-"""Data-parallel training with Lightning Fabric; its parts can be imported by other scripts.
+"""The shipped training program, ``python -m train``, on top of ``fabric_train``.
 
-Never imports ``launcher``: what both need is repeated in ``worker_env.py`` and held equal by a
-test, so that the training runs where the launcher is not installed.
+Never imports ``launcher``: it also runs where the launcher is not installed.
 """

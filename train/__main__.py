@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from fabric_train.errors import InputError
+from fabric_train.ledger import TrainStarted, open_ledger
+from fabric_train.lineage import FencedError
+from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError, exit_on_sigterm
+from fabric_train.worker_env import NODE_DIR, parse_worker_env
 from train.config import parse_config
-from train.errors import InputError
-from train.ledger import open_ledger
-from train.lineage import FencedError
-from train.preemption import EXIT_PREEMPTED, PreemptedError, exit_on_sigterm
-from train.worker_env import NODE_DIR, parse_worker_env
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         env = parse_worker_env(os.environ)
 
         ledger = open_ledger(env)
-        ledger.write("train-started", world_size=env.world_size, generation=env.generation)
+        ledger.write(TrainStarted(world_size=env.world_size, generation=env.generation))
 
         # Imported here: torch takes seconds, and a refused option should not have to wait for it.
         from torch.distributed.elastic.multiprocessing.errors import record

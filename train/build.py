@@ -13,18 +13,19 @@ from torch import nn
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from train.augmentation import Augmented, shift
+from fabric_train.augmentation import Augmented, shift
+from fabric_train.continuity import Continuity
+from fabric_train.environment import make_deterministic, read_environment
+from fabric_train.errors import InputError
+from fabric_train.ledger import Ledger
+from fabric_train.reduction import ExactReduction, FastReduction
+from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
+from fabric_train.saver import Saver
+from fabric_train.state import TrainState
+from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig, fingerprint
-from train.continuity import Continuity
-from train.environment import make_deterministic, read_environment
-from train.errors import InputError
-from train.ledger import Ledger
-from train.reduction import ExactReduction, FastReduction
-from train.sampler import GlobalBatchSampler, fingerprint_tensors
-from train.saver import Saver
+from train.resume import plan_interval
 from train.schedule import Schedule, plan_batch_size, plan_schedule
-from train.state import TrainState
-from train.worker_env import WorkerEnv
 from train.workloads import WORKLOADS, Workload
 
 
@@ -114,7 +115,13 @@ def build(
         generator=generator,
         test_set=test_set,
         workload=workload,
-        continuity=Continuity(config, env, state, saver, ledger),
+        continuity=Continuity(
+            env,
+            state,
+            saver,
+            ledger,
+            each_epoch=config.keep_best or plan_interval(config).is_chosen,
+        ),
         ledger=ledger,
     )
 

@@ -23,11 +23,10 @@ from jsonargparse.typing import (
     restricted_number_type,
 )
 
-from train.errors import InputError
+from fabric_train.errors import InputError
 
 Dropout = restricted_number_type("Dropout", float, [(">=", 0), ("<", 1)])
-
-# What numpy accepts; Lightning turns a larger seed into 0 with no more than a warning.
+# What numpy accepts; Lightning turns a larger seed into 0 with only a warning.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from fabric_train.sampler import ShardSampler
 from train.report import Metrics
-from train.sampler import ShardSampler
 from train.workloads import Workload
 
 

@@ -16,14 +16,18 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
+from fabric_train.continuity import check_finite
+from fabric_train.ledger import FirstStep, Ledger, TrainEnded, open_ledger
+from fabric_train.randomness import derive_seed, seed_generators
+from fabric_train.reduction import align
+from fabric_train.sampler import plan_rank_shards
+from fabric_train.state import digest_weights
+from fabric_train.strategies import gather, launch_fabric, leave_world
+from fabric_train.worker_env import WorkerEnv
 from train.build import Run, build, say
 from train.config import TrainConfig
-from train.continuity import check_finite, open_saver
 from train.evaluation import evaluate
-from train.ledger import Ledger, open_ledger
 from train.progress import Meter, Progress
-from train.randomness import derive_seed, seed_generators
-from train.reduction import align
 from train.report import (
     Metrics,
     format_hardware_table,
@@ -32,11 +36,7 @@ from train.report import (
     read_versions,
     write_metrics,
 )
-from train.resume import choose_virtual_shards, resume
-from train.sampler import plan_rank_shards
-from train.state import digest_weights
-from train.strategies import gather, launch_fabric, leave_world
-from train.worker_env import WorkerEnv
+from train.resume import choose_virtual_shards, open_saver
 
 
 def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> Metrics:
@@ -56,7 +56,7 @@ def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metri
     began_at = time.monotonic()
     # Before the process group: a wrong batch size should not wait for other nodes.
     plan_rank_shards(choose_virtual_shards(config, env, None), 0, env.world_size)
-    fabric = launch_fabric(config, env)
+    fabric = launch_fabric(env, accelerator=config.accelerator, precision=config.precision)
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
     shards = choose_virtual_shards(config, env, saver.look())
     run = build(config, env, fabric, saver, ledger, shards)
@@ -90,10 +90,25 @@ def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metri
         # A disk that has no room for the figures must not undo the training.
         with contextlib.suppress(OSError):
             write_metrics(env.run_dir, metrics)
-    ledger.write("train-ended", step=run.state.step)
+    ledger.write(TrainEnded(step=run.state.step))
     run.say(format_summary(metrics))
     run.fabric.barrier()
     return metrics
+
+
+def resume(run: Run) -> tuple[int, Path | None]:
+    """Loads the newest checkpoint, if there is one, and gives its step and path.
+
+    Raises InputError, on all ranks, if it belongs to another training.
+    """
+    path = run.continuity.resume()
+    step = run.state.step
+    stop_step = run.schedule.anchored(step, run.state.sample).stop_step
+    if path is not None and step >= stop_step:
+        run.say(f"already trained {step} of {stop_step} steps, only tests: {path}")
+    elif path is not None:
+        run.say(f"resumes after step {step} of {stop_step}: {path}")
+    return step, path
 
 
 def show_hardware(run: Run) -> None:
@@ -156,7 +171,7 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
             run.continuity.after_step(lambda: None)
     meter.stop()
     progress.close()
-    run.ledger.tell_progress("trained", state.step, state.train_loss)
+    run.ledger.on_trained(state.step, state.train_loss)
     return run.continuity.finish()
 
 
@@ -167,7 +182,7 @@ def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> N
     meter.on_step()
     progress.on_step(run.state.step, loss)
     if meter.steps == 1:
-        run.ledger.write("first-step", step=run.state.step)
+        run.ledger.write(FirstStep(step=run.state.step))
     else:
         run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item)
 

@@ -13,8 +13,8 @@ from typing import TextIO
 
 from torch import Tensor
 
+from fabric_train.worker_env import ProgressMode
 from train.schedule import Schedule
-from train.worker_env import ProgressMode
 
 BAR_INTERVAL_S = 0.1
 LINES_INTERVAL_S = 5.0
@@ -75,7 +75,7 @@ class Meter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class Progression:
     """Where the training stands; ``epoch`` and ``step`` count from 1 as people do."""
 
     epoch: int
@@ -130,10 +130,10 @@ class Progress:
             self._stream.flush()
             self._drawn = 0
 
-    def _snapshot(self, step: int, loss: float) -> Snapshot:
+    def _snapshot(self, step: int, loss: float) -> Progression:
         rate = self._meter.steps_per_s
         schedule = self._schedule
-        return Snapshot(
+        return Progression(
             epoch=schedule.epoch_of(step - 1) + 1,
             epochs=schedule.epochs,
             step=step,
@@ -143,7 +143,7 @@ class Progress:
             eta_s=(schedule.stop_step - step) / rate if rate else 0.0,
         )
 
-    def _show(self, snapshot: Snapshot) -> None:
+    def _show(self, snapshot: Progression) -> None:
         self._shown_at = self._clock()
         if self._mode == "lines":
             self._stream.write(format_line(snapshot) + "\n")
@@ -155,7 +155,7 @@ class Progress:
         self._stream.flush()
 
 
-def format_line(snapshot: Snapshot) -> str:
+def format_line(snapshot: Progression) -> str:
     """One line that can be read alone in a log."""
     return (
         f"epoch {snapshot.epoch}/{snapshot.epochs}  step {snapshot.step}/{snapshot.stop_step}  "
@@ -164,7 +164,7 @@ def format_line(snapshot: Snapshot) -> str:
     )
 
 
-def format_bar(snapshot: Snapshot, width: int) -> str:
+def format_bar(snapshot: Progression, width: int) -> str:
     """A line of at most ``width`` characters to draw over the last; the bar takes what is left."""
     line = format_line(snapshot)
     cells = min(BAR_CELLS, width - len(line) - len("  []"))

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
+from fabric_train.durable import write_file
+from fabric_train.worker_env import METRICS_FILE, WorkerEnv
 from train.config import TrainConfig
-from train.durable import write_file
-from train.worker_env import METRICS_FILE, WorkerEnv
 
 Metrics = dict[str, float | int | str]
 """The flat content of metrics.json."""

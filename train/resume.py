@@ -1,21 +1,26 @@
-"""Where a training goes on from."""
+"""Where checkpoints lie, and what a training continues from."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
-from train.build import Run
+from fabric_train.manifest import CheckpointManifest
+from fabric_train.retention import Interval, Keep
+from fabric_train.sampler import plan_virtual_shards
+from fabric_train.saver import Saver
+from fabric_train.worker_env import CHECKPOINTS_DIR, WorkerEnv
 from train.config import TrainConfig
-from train.manifest import Manifest
-from train.sampler import plan_virtual_shards
 from train.schedule import plan_batch_size
-from train.worker_env import WorkerEnv
 
 
-def choose_virtual_shards(config: TrainConfig, env: WorkerEnv, earlier: Manifest | None) -> int:
-    """What was asked for, else what the training began with, else as many as it may need.
+def choose_virtual_shards(
+    config: TrainConfig, env: WorkerEnv, earlier: CheckpointManifest | None
+) -> int:
+    """The option, else the checkpoint's number, else as many as the largest world may need.
 
-    Raises InputError where the global batch cannot be cut so.
+    Raises InputError if the global batch cannot be cut into so many.
     """
     given = config.virtual_shards
     if given is None and config.reduction == "scaled":
@@ -30,16 +35,39 @@ def choose_virtual_shards(config: TrainConfig, env: WorkerEnv, earlier: Manifest
     )
 
 
-def resume(run: Run) -> tuple[int, Path | None]:
-    """Continues from the newest checkpoint, if any: its step and where it lies.
+def open_saver(config: TrainConfig, env: WorkerEnv, say: Callable[[str], None]) -> Saver:
+    """The saver that the options ask for; all ranks must call it."""
+    folder = choose_checkpoint_dir(config, env)
+    return Saver(
+        folder,
+        keep=Keep(
+            last=config.keep_checkpoints,
+            best=config.keep_best,
+            every_steps=config.keep_every_steps,
+        ),
+        interval=plan_interval(config),
+        # The agent took its generation in CHECKPOINT_DIR; in another folder it means nothing.
+        generation=env.generation if folder == env.checkpoint_dir else None,
+        asynchronous=config.checkpoint_async,
+        say=say,
+    )
 
-    Raises InputError, on all ranks, where it is of another training.
-    """
-    path = run.continuity.resume()
-    step = run.state.step
-    stop_step = run.schedule.anchored(step, run.state.sample).stop_step
-    if path is not None and step >= stop_step:
-        run.say(f"already trained {step} of {stop_step} steps, only tests: {path}")
-    elif path is not None:
-        run.say(f"resumes after step {step} of {stop_step}: {path}")
-    return step, path
+
+def plan_interval(config: TrainConfig) -> Interval:
+    """How often checkpoints are written, by the options."""
+    return Interval(
+        steps=config.checkpoint_every_steps,
+        seconds=config.checkpoint_every_s,
+        mtbf_s=config.mtbf_s,
+    )
+
+
+def choose_checkpoint_dir(config: TrainConfig, env: WorkerEnv) -> Path:
+    """The folder for checkpoints, in the order that the option's description gives."""
+    named = config.checkpoint_dir or env.checkpoint_dir
+    if named:
+        return named
+    if env.run_dir:
+        return env.run_dir / CHECKPOINTS_DIR
+    # With a fixed folder the second `python -m train` on a laptop would resume the first.
+    return Path("runs/train") / datetime.now().strftime("%Y%m%d-%H%M%S") / CHECKPOINTS_DIR

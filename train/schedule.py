@@ -97,4 +97,5 @@ def plan_schedule(config: TrainConfig, *, epoch_samples: int, world_size: int) -
 
 def plan_batch_size(config: TrainConfig, world_size: int) -> int:
     """Samples of one step: the option's, but for ``scaled``, where each process brings as many."""
-    return config.global_batch_size * (world_size if config.reduction == "scaled" else 1)
+    samples: int = config.global_batch_size
+    return samples * world_size if config.reduction == "scaled" else samples

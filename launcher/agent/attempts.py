@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.agent import disk, reserve
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.heartbeat import Beat, create_heartbeat, read_heartbeat
+from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.report import has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
 
@@ -98,7 +98,7 @@ class Attempts:
         others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
         return (self._run_dir, self.node_dir, self._scratch, *others)
 
-    def beats(self) -> dict[int, Beat]:
+    def beats(self) -> dict[int, WorkerBeat]:
         """What each worker last said, by rank."""
         with self._lock:
             workers = self.workers

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from launcher.contract.errors import DiskFullError
+
 T = TypeVar("T")
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -33,10 +35,6 @@ _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))
 _NUMBERS = "|".join(str(number) for number in sorted(FULL))
 _SAID = re.compile(rf"{_WORDS}|\[Errno (?:{_NUMBERS})\]|PytorchStreamWriter failed writing")
 _NAMED = re.compile(rf"(?:{_WORDS}): '([^']+)'")
-
-
-class DiskFullError(Exception):
-    """A disk stayed full; ``str`` names it, its size, what is free and what fills it."""
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -107,7 +105,8 @@ def retry_while_full(
     """Does ``act`` again while a disk refuses it, for ``limit_s`` seconds; tells that once.
 
     ``folders`` are what ``act`` writes to; what fills the disk is looked for in the first. Raises
-    DiskFullError once the time is over, and at once whatever else ``act`` or ``pause`` raise.
+    DiskFullError, which names the disk, once the time is over. Other errors of ``act``
+    and ``pause`` pass through at once.
     """
     end, told = time.monotonic() + limit_s, False
     while True:

@@ -15,7 +15,7 @@ from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook
 from launcher.agent.gpu import GpuGate, open_devices
 from launcher.agent.node import Node, say
-from launcher.agent.report import AgentReport, Ledger
+from launcher.agent.report import AgentLedger, AgentReport
 from launcher.agent.takeover import find_round, may_go_on, plan_round
 from launcher.agent.watchdog import Watchdog
 from launcher.contract.agent_settings import AgentSettings, NodeTask
@@ -25,7 +25,7 @@ from launcher.contract.reasons import Reason
 _FABRIC = "lightning.fabric"
 
 
-def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: Ledger) -> AgentReport:
+def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> AgentReport:
     """Runs this node's workers until they are done, and reports how that ended. Blocks.
 
     Call in a process of its own with one thread; ``scratch`` is a private folder.

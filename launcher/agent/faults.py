@@ -82,7 +82,7 @@ def name_cause(exit_code: int, *, terminated: bool, hung: bool, out_of_memory: b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restart:
+class RestartWorkers:
     """Start the workers again; ``counts`` where it uses up one of the user's restarts."""
 
     cause: str
@@ -122,16 +122,16 @@ class FaultBook:
 
     def judge(
         self, ends: tuple[WorkerEnd, ...], steps: int, *, regroups: bool = False
-    ) -> Restart | GiveUp:
+    ) -> RestartWorkers | GiveUp:
         """What follows an attempt of ``steps`` optimizer steps that ended so.
 
         ``regroups``: the agent itself ended the workers, because the group is another one now.
         """
         causes = [end for end in sort_ends(ends) if not end.is_collateral]
         if regroups and all(end.cause == "terminated" for end in ends):
-            return Restart(cause="membership")
+            return RestartWorkers(cause="membership")
         if causes and all(end.has_left for end in causes):
-            return Restart(cause="preempted")
+            return RestartWorkers(cause="preempted")
         if causes and causes[0].exit_code == ExitCode.BAD_INPUT:
             return GiveUp(reason=Reason.BAD_INPUT, detail=describe(causes[0]))
         first = causes[0] if causes else None
@@ -139,9 +139,9 @@ class FaultBook:
             return give_up
         if first is None:
             # As the workers say. Whether a node went is known when the group has formed again.
-            return Restart(cause=LOST_PEER)
+            return RestartWorkers(cause=LOST_PEER)
         cause = first.cause if first.cause in ("hang", disk.CAUSE) else "worker-fault"
-        return Restart(cause=cause, counts=True)
+        return RestartWorkers(cause=cause, counts=True)
 
     def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
         """Ends the run once the whole job has had more worker faults than the user allows."""

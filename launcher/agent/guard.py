@@ -148,8 +148,7 @@ class _Watch:
 def _next_signal(until: float | None) -> int | None:
     if until is None:
         return signal.sigwait(_BLOCKED)
-    found = signal.sigtimedwait(_BLOCKED, max(0.0, until - time.monotonic()))
-    return None if found is None else found.si_signo
+    return processes.wait_for_signal(_BLOCKED, max(0.0, until - time.monotonic()))
 
 
 def _grace_s(place: _Place) -> float:

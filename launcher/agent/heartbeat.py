@@ -37,7 +37,7 @@ _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class WorkerBeat:
     """What a worker last said. Times are seconds of the machine's monotonic clock.
 
     ``until`` is the end that the worker itself gave its phase, 0 where it gave none. ``number``
@@ -85,7 +85,7 @@ def create_heartbeat(path: Path) -> None:
     path.write_bytes(bytes(_FILE_BYTES))
 
 
-def read_heartbeat(path: Path) -> Beat | None:
+def read_heartbeat(path: Path) -> WorkerBeat | None:
     """The latest beat that was written whole; None before the first, or where the file is gone."""
     for _ in range(_READS):
         try:
@@ -102,7 +102,7 @@ def read_heartbeat(path: Path) -> Beat | None:
     return None
 
 
-def _parse_slot(slot: bytes) -> Beat | None:
+def _parse_slot(slot: bytes) -> WorkerBeat | None:
     """None where the slot is empty or half written."""
     if len(slot) != _SLOT_BYTES:
         return None
@@ -113,7 +113,7 @@ def _parse_slot(slot: bytes) -> Beat | None:
     if magic != _MAGIC:
         return None
     name = phase.rstrip(b"\0").decode(errors="replace")
-    return Beat(pid=pid, number=number, steps=steps, at=at, until=until, phase=name)
+    return WorkerBeat(pid=pid, number=number, steps=steps, at=at, until=until, phase=name)
 
 
 def beat_after_steps(writer: HeartbeatWriter) -> None:

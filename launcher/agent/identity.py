@@ -27,7 +27,7 @@ class Identity:
     local_addr: str
 
 
-class Source(Protocol):
+class IdentitySource(Protocol):
     """A place that knows which node this is."""
 
     def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
@@ -78,7 +78,7 @@ class FromIndexedJob:
         return _identity(environ, host_name, "JOB_COMPLETION_INDEX")
 
 
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, IdentitySource] = {
     FROM_PLAN: FromPlan(),
     "launcher": FromLauncher(),
     "pytorchjob": FromPyTorchJob(),

@@ -20,14 +20,14 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import guard, preload
-from launcher.agent.disk import CAUSE, DiskFullError, is_full
+from launcher.agent.disk import CAUSE, is_full
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
 from launcher.agent.watched import NodeEnding, register_watched
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER, NodeTask
-from launcher.contract.errors import name_signal
+from launcher.contract.errors import DiskFullError, name_signal
 from launcher.contract.node_plan import Static
 from launcher.contract.reasons import Reason
 

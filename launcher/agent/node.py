@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.agent import disk
 from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, describe
+from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, WorkerEnd, describe
 from launcher.agent.gpu import GpuGate
-from launcher.agent.report import Ledger
+from launcher.agent.report import AgentLedger
 from launcher.contract.clock import Clock
 from launcher.contract.reasons import Reason
 
@@ -55,7 +55,7 @@ class Node:
     """The state behind one start of the agent; written by its main thread, read by others."""
 
     def __init__(
-        self, attempts: Attempts, book: FaultBook, ledger: Ledger, gate: GpuGate, clock: Clock
+        self, attempts: Attempts, book: FaultBook, ledger: AgentLedger, gate: GpuGate, clock: Clock
     ) -> None:
         self.attempts, self.book, self.ledger = attempts, book, ledger
         self.phases = Phases(since=clock.monotonic())
@@ -87,7 +87,7 @@ class Node:
             world_size=num_nodes,
         )
 
-    def judge(self, *, regroups: bool) -> tuple[tuple[WorkerEnd, ...], Restart | GiveUp]:
+    def judge(self, *, regroups: bool) -> tuple[tuple[WorkerEnd, ...], RestartWorkers | GiveUp]:
         """How the last attempt ended, and what follows.
 
         ``regroups``: the agent itself ended the workers, because the group is another one now.

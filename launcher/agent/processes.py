@@ -10,11 +10,13 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_SIGSET_BYTES = 128
 _POLL_S = 0.005
 # They end by themselves once their clients have gone, and unlink shared memory before they do.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -40,6 +42,21 @@ def _prctl(option: int, value: int) -> None:
     # Fails only where the kernel is no Linux; there the sweep at the end must do.
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def wait_for_signal(signums: Iterable[int], limit_s: float) -> int | None:
+    """The blocked signal that has come; None after ``limit_s`` seconds, or earlier where this
+    process was stopped meanwhile.
+
+    Not ``signal.sigtimedwait``: continued after its limit, it returns a signal that never came.
+    """
+    libc, waited_for = ctypes.CDLL(None), ctypes.create_string_buffer(_SIGSET_BYTES)
+    libc.sigemptyset(waited_for)
+    for signum in signums:
+        libc.sigaddset(waited_for, int(signum))
+    limit = (ctypes.c_long * 2)(int(limit_s), int(limit_s % 1 * 1e9))
+    found = int(libc.sigtimedwait(waited_for, None, limit))
+    return found if found > 0 else None
 
 
 def send(pid: int, signum: int) -> bool:

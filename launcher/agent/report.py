@@ -22,7 +22,7 @@ _FATAL = "Fatal Python error: "
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
-class Ledger:
+class AgentLedger:
     """This agent's part of the run's ledger; a disk that refuses never stops the training."""
 
     def __init__(self, path: Path, clock: Clock, *, node_index: int, incarnation: int) -> None:

@@ -20,8 +20,8 @@ from launcher.agent import disk, processes, reserve
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
 from launcher.agent.report import (
+    AgentLedger,
     AgentReport,
-    Ledger,
     ledger_path,
     make_outcome,
     read_agent_report,
@@ -37,7 +37,7 @@ from launcher.agent.waking import LOOK_S, Waker
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, InputError, name_ending
+from launcher.contract.errors import DiskFullError, ExitCode, InputError, name_ending
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         if path is None:
             raise InputError("no node plan was given", f"name its file, or set {NODE_PLAN}")
         task = _claim(identify(parse_task(Path(path).read_text()), os.environ))
-    except disk.DiskFullError as error:
+    except DiskFullError as error:
         say(f"{Reason.DISK_FULL.value}: {error}")
         return int(ExitCode.DISK_FULL)
     except _AskedToStopError as error:
@@ -105,8 +105,8 @@ class _AskedToStopError(Exception):
 
 def _pause(seconds: float) -> None:
     """Waits, but not beyond a signal that ends the node. Raises _AskedToStopError."""
-    if found := signal.sigtimedwait(REASON_OF_SIGNAL, seconds):
-        raise _AskedToStopError(REASON_OF_SIGNAL[signal.Signals(found.si_signo)])
+    if signum := processes.wait_for_signal(REASON_OF_SIGNAL, seconds):
+        raise _AskedToStopError(REASON_OF_SIGNAL[signal.Signals(signum)])
 
 
 class Supervisor:
@@ -122,7 +122,7 @@ class Supervisor:
         self._agent_pid = 0
         self._own: Scratch | None = None
         self._report = AgentReport(reason=Reason.AGENT_FAILED)
-        self._ledger = Ledger(
+        self._ledger = AgentLedger(
             ledger_path(self._run_dir, node.node_index, node.incarnation),
             self._clock,
             node_index=node.node_index,
@@ -136,7 +136,7 @@ class Supervisor:
             self._prepare()
         except _AskedToStopError as error:
             self._report = AgentReport(reason=error.reason)
-        except disk.DiskFullError as error:
+        except DiskFullError as error:
             self._report = AgentReport(reason=Reason.DISK_FULL, detail=str(error))
         except OSError as error:
             say(f"cannot start: {error}")
@@ -269,10 +269,7 @@ class Supervisor:
     # -- signals and stopping -----------------------------------------------------------------
 
     def _take_signal(self, limit_s: float) -> None:
-        found = signal.sigtimedwait(_BLOCKED, limit_s)
-        if found is None:
-            return
-        signum = signal.Signals(found.si_signo)
+        signum = processes.wait_for_signal(_BLOCKED, limit_s)
         if signum in _PASSED_ON:
             self._pass_on(signum)
         elif signum in REASON_OF_SIGNAL:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from launcher.agent import processes
 from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.agent.heartbeat import Beat
+from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.node import say
-from launcher.agent.report import Ledger
+from launcher.agent.report import AgentLedger
 from launcher.agent.worker import STACKS_SIGNAL
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
@@ -54,7 +54,7 @@ class Look:
     """What was read at one instant at which all workers were silent; ``at`` is monotonic."""
 
     at: float
-    beats: Mapping[int, Beat]
+    beats: Mapping[int, WorkerBeat]
     cpu_s: float
 
 
@@ -89,7 +89,7 @@ class SilenceBook:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._longest_s: dict[str, float] = {}
-        self._last: dict[int, Beat] = {}
+        self._last: dict[int, WorkerBeat] = {}
 
     def new_attempt(self) -> None:
         """The workers are others now."""
@@ -100,7 +100,7 @@ class SilenceBook:
         learned = self._longest_s.get(phase, 0.0) * self._limits.factor
         return min(max(learned, self._limits.min_s), self._limits.max_s)
 
-    def find_silent(self, beats: Mapping[int, Beat], now: float) -> tuple[Silence, ...]:
+    def find_silent(self, beats: Mapping[int, WorkerBeat], now: float) -> tuple[Silence, ...]:
         """The workers over their limit; ``now`` is of the clock of the beats."""
         if self._limits.min_s <= 0:
             return ()
@@ -117,7 +117,7 @@ class SilenceBook:
                 silent.append(found)
         return tuple(silent)
 
-    def _learn(self, rank: int, beat: Beat) -> None:
+    def _learn(self, rank: int, beat: WorkerBeat) -> None:
         last = self._last.get(rank)
         self._last[rank] = beat
         if last is not None and last.pid == beat.pid and last.steps and beat.at > last.at:
@@ -145,7 +145,7 @@ class Watchdog:
     """Watches the present attempt from a thread of the agent."""
 
     def __init__(
-        self, attempts: Attempts, settings: AgentSettings, ledger: Ledger, clock: Clock
+        self, attempts: Attempts, settings: AgentSettings, ledger: AgentLedger, clock: Clock
     ) -> None:
         self._limits = Limits(
             factor=settings.hang_factor, min_s=settings.hang_min_s, max_s=settings.hang_max_s
@@ -192,12 +192,12 @@ class Watchdog:
         if proof and hung:
             self._end(hung, proof, beats, workers)
 
-    def _note_first_step(self, beats: Mapping[int, Beat]) -> None:
+    def _note_first_step(self, beats: Mapping[int, WorkerBeat]) -> None:
         if not self._has_stepped and any(beat.steps for beat in beats.values()):
             self._has_stepped = True
             self._ledger.write("first-step", attempt=self._attempt)
 
-    def _look_again(self, beats: Mapping[int, Beat]) -> Proof | None:
+    def _look_again(self, beats: Mapping[int, WorkerBeat]) -> Proof | None:
         """What this look proves together with an earlier one, which it then takes the place of."""
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]
         cpu_s = sum(processes.cpu_seconds(tree) for tree in trees)
@@ -212,7 +212,7 @@ class Watchdog:
         self,
         hung: Silence,
         proof: Proof,
-        beats: Mapping[int, Beat],
+        beats: Mapping[int, WorkerBeat],
         workers: tuple[WorkerPlace, ...],
     ) -> None:
         self._tell(hung, proof, beats[hung.rank])
@@ -226,7 +226,7 @@ class Watchdog:
             processes.send(beat.pid, signal.SIGKILL)
         self._ended_attempt = self._attempt
 
-    def _tell(self, hung: Silence, proof: Proof, beat: Beat) -> None:
+    def _tell(self, hung: Silence, proof: Proof, beat: WorkerBeat) -> None:
         limit_s = self._limits.max_s if proof.is_busy else hung.limit_s
         first, second = proof.read_at
         say(

@@ -222,7 +222,7 @@ class WatchedHandler(RendezvousHandler):
         return self._inner.is_closed()
 
     def set_closed(self) -> None:
-        self._inner.set_closed()  # type: ignore[no-untyped-call]
+        self._inner.set_closed()
 
     def get_run_id(self) -> str:
         return self._inner.get_run_id()

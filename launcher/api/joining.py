@@ -11,8 +11,8 @@ from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import line_prefix_template
-from launcher.runs.folder import RunFolder, write_agent_files
-from launcher.targets.agent_files import render_agent_files
+from launcher.runs.folder import RunFolder
+from launcher.targets.agent_files import render_agent_files, write_agent_files
 
 
 def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:

@@ -22,7 +22,8 @@ from launcher.follow.loop import Follower
 from launcher.follow.outlet import Outlet
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder, check_folder
+from launcher.runs.folder import RunFolder, check_folder
+from launcher.runs.outcome import Outcome
 from launcher.targets import proc
 
 if TYPE_CHECKING:

@@ -15,11 +15,13 @@ from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import NodeState, RunState
 from launcher.follow.loop import fold
 from launcher.follow.scaling import read_withdrawn, without
+from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder
+from launcher.runs.folder import RunFolder
 from launcher.runs.folder import list_runs as list_folders
+from launcher.runs.outcome import FailureReport, Outcome
 
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.target import KubernetesTarget
@@ -119,16 +121,7 @@ def render_table(rows: Sequence[Row]) -> str:
         for row in rows
         if row.state == ORPHANED
     )
-    return _columns([header, *body]) + ends
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "".join(line.rstrip() + "\n" for line in lines)
+    return "\n".join((*render_columns([header, *body]), ends))
 
 
 def read_status(run: RunFolder) -> dict[str, Any]:
@@ -168,23 +161,12 @@ def without_folder(run: RunFolder, outcome: Outcome) -> Outcome:
     """The outcome, with a command for each path in it where the folder does not last."""
     if not run.is_borrowed or outcome.failure is None:
         return outcome
-    return replace(outcome, failure=name_logs(run, outcome.failure))
-
-
-def name_logs(run: RunFolder, failure: dict[str, Any]) -> dict[str, Any]:
-    """A failure with the command that shows each worker's log, in place of its path."""
-
-    def named(one: dict[str, Any]) -> dict[str, Any]:
-        return {**one, "log": f"launcher logs {run.run_id} --rank {one['rank']}"}
-
-    first, others = failure["first"], failure["collateral"]
-    told = {"first": named(first) if first else None, "collateral": [named(o) for o in others]}
-    return {**failure, **told}
+    return replace(outcome, failure=outcome.failure.with_log_commands(run.run_id))
 
 
 def render_status(status: dict[str, Any]) -> str:
     """The status for a person."""
-    from launcher.runs.summary import render_failure
+    from launcher.runs.summary import render_clocks, render_failure
 
     lines = [
         f"{status['run_id']}: {status['state']} on {status['target']}, attempt {status['attempt']}"
@@ -193,7 +175,10 @@ def render_status(status: dict[str, Any]) -> str:
         lines.append(
             f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s"
         )
-        lines += render_failure(outcome["failure"], outcome["reason"]) if outcome["failure"] else []
+        if outcome["failure"]:
+            failure = FailureReport.from_jsonable(outcome["failure"])
+            lines += render_failure(failure, outcome["reason"])
+            lines += render_clocks(failure.clock_offsets_s)
     for node in status["nodes"]:
         ended = (
             "" if node["exit_code"] is None else f", exit code {name_exit_code(node['exit_code'])}"

@@ -9,10 +9,11 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import Reason
-from launcher.follow.loop import STOP_REQUEST_FILE, write_outcome
+from launcher.follow.loop import STOP_RUN_FILE, write_outcome
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder, write_atomically
+from launcher.runs.folder import RunFolder, write_atomically
+from launcher.runs.outcome import Outcome
 from launcher.targets.proc import is_stopped
 
 KEEP = "keep\n"
@@ -39,7 +40,7 @@ def stop_run(
     notes: list[str] = []
     if run.launcher_pid() is not None and read_outcome_now(run, plan) is None:
         said = KEEP if keep else "stop requested by launcher stop\n"
-        write_atomically(run.path / STOP_REQUEST_FILE, said)
+        write_atomically(run.path / STOP_RUN_FILE, said)
         deadline = clock.monotonic() + grace_s + MARGIN_S
         while (pid := run.launcher_pid()) is not None and clock.monotonic() < deadline:
             if outcome := run.read_outcome():
@@ -57,7 +58,7 @@ def stop_run(
     else:
         target.stop(run.run_id, grace_s)
     if keep:
-        write_atomically(run.path / STOP_REQUEST_FILE, KEEP)
+        write_atomically(run.path / STOP_RUN_FILE, KEEP)
     outcome = read_outcome_now(run, plan)
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
@@ -112,7 +113,7 @@ def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
     with contextlib.suppress(TargetError):
         item = KubernetesTarget(run.path.parent).read_job(plan)
         if item is not None and not is_suspended(item):
-            (run.path / STOP_REQUEST_FILE).unlink(missing_ok=True)
+            (run.path / STOP_RUN_FILE).unlink(missing_ok=True)
             path = run.path / protocol.OUTCOME_FILE
             path.replace(path.with_name("outcome-of-stop.json"))
             return None
@@ -121,5 +122,5 @@ def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
 
 def _was_kept(run: RunFolder) -> bool:
     with contextlib.suppress(OSError):
-        return (run.path / STOP_REQUEST_FILE).read_text() == KEEP
+        return (run.path / STOP_RUN_FILE).read_text() == KEEP
     return False

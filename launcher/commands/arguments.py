@@ -258,6 +258,6 @@ def run_root(arguments: argparse.Namespace) -> Path:
 
 def shown(path: Path) -> str:
     """A path as people type it: from the current folder, if it lies below."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # OSError: the current folder is gone
         return str(path.relative_to(Path.cwd()))
     return str(path)

@@ -26,8 +26,8 @@ def _hosts(arguments: argparse.Namespace) -> int:
         raise InputError("no hosts are named", "launcher hosts --hosts hosts.yaml")
     rows = read_hosts_now(inventory)
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     else:
         sys.stdout.write(render_hosts_table(rows))
-    failed = any(row["error"] for row in rows)
+    failed = any(row.error for row in rows)
     return int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)

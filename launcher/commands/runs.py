@@ -126,19 +126,22 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from launcher.api.report import report_run
     from launcher.contract.clock import SystemClock
-    from launcher.runs.report import read_postmortem, render_postmortem
+    from launcher.runs.report import render_postmortem
 
     claim = Path(arguments.claim) if arguments.claim else None
     if claim is not None and not claim.is_dir():
         raise InputError(f"--claim {claim}: no such folder", "where the claim is mounted here")
-    told = read_postmortem(find(arguments), SystemClock().wall(), claim)
+    told = report_run(find(arguments), SystemClock().wall(), claim)
     if arguments.png:
         from launcher.runs.plot import write_plot
 
-        write_plot(told, Path(arguments.png))
-    text = json.dumps(told, indent=2) + "\n" if arguments.json else render_postmortem(told)
-    sys.stdout.write(text if arguments.json else spell(text, arguments))
+        write_plot(told.run_id, told.goodput, Path(arguments.png))
+    if arguments.json:
+        print(json.dumps(told.to_jsonable(), indent=2))
+    else:
+        sys.stdout.write(spell(render_postmortem(told), arguments))
     return int(ExitCode.OK)
 
 

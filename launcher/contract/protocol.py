@@ -1,6 +1,6 @@
 """Names shared by the launcher, the node and the training: variables, folders, files, labels.
 
-``train/worker_env.py`` repeats the names it needs, because ``train`` never imports
+``fabric_train/worker_env.py`` repeats the names it needs, because ``train`` never imports
 ``launcher``; a test holds both equal. Scripts that know nothing of these names need none.
 """
 
@@ -100,9 +100,9 @@ METRICS_FILE = "metrics.json"
 ARTIFACT_FILE = "artifact.sh"
 """What was submitted, as the shell lines that would do the same by hand; secrets by name."""
 LAUNCHER_LOG_FILE = "launcher.log"
-STOP_REQUEST = "stop-request"
+STOP_RUN_FILE = "stop-request"
 SCALE_REQUEST = "scale-request"
-RUN_REQUESTS = (STOP_REQUEST, SCALE_REQUEST)
+RUN_REQUESTS = (STOP_RUN_FILE, SCALE_REQUEST)
 """By which any terminal asks the launcher that follows a run; it removes what it has taken up."""
 FOLLOWED_FILE = ".followed"
 """In a run's folder on a host: changed, by the clock since the boot, as long as a launcher follows

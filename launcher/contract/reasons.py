@@ -1,4 +1,4 @@
-"""States of a node and of a run, their allowed transitions, and what each ending means.
+"""States of a node and of a run, and what each ending means.
 
 All tables are total over their enum; a test iterates the members. The agent in the node,
 the command line and the renderers read the same tables.
@@ -24,12 +24,9 @@ class NodeState(enum.Enum):
 
 
 class RunState(enum.Enum):
-    """A run from submission to its end."""
+    """A run, as its outcome and ``launcher status`` tell it."""
 
-    SUBMITTED = "submitted"
     RUNNING = "running"
-    RESTARTING = "restarting"
-    STOPPING = "stopping"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -68,20 +65,6 @@ class Reason(enum.Enum):
 
 
 TERMINAL_STATES = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED})
-
-RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
-    {
-        RunState.SUBMITTED: frozenset(
-            {RunState.RUNNING, RunState.RESTARTING, RunState.STOPPING, *TERMINAL_STATES}
-        ),
-        RunState.RUNNING: frozenset({RunState.RESTARTING, RunState.STOPPING, *TERMINAL_STATES}),
-        RunState.RESTARTING: frozenset({RunState.RUNNING, RunState.STOPPING, *TERMINAL_STATES}),
-        RunState.STOPPING: TERMINAL_STATES,
-        RunState.SUCCEEDED: frozenset(),
-        RunState.FAILED: frozenset(),
-        RunState.STOPPED: frozenset(),
-    }
-)
 
 STATE_OF_REASON: Mapping[Reason, RunState] = MappingProxyType(
     {

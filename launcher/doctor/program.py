@@ -30,13 +30,19 @@ REPETITIONS = 5
 LONGEST_S = 15.0
 """No larger message is tried once all so far have taken this long."""
 RESOLVE_LIMIT_S = 5.0
-GPU_KEYS = (
-    *("index", "name", "driver_version", "pci.bus_id", "memory.used", "memory.total"),
-    "ecc.errors.uncorrected.volatile.total",
-)
+GPU_KEYS = {
+    "index": "index",
+    "name": "name",
+    "driver_version": "driver_version",
+    "bus_id": "pci.bus_id",
+    "memory_used": "memory.used",
+    "memory_total": "memory.total",
+    "ecc_errors": "ecc.errors.uncorrected.volatile.total",
+}
+"""What is told of a GPU, and nvidia-smi's word for it."""
 CAP_IPC_LOCK = 14
 NCCL_VARIABLES = ("NCCL_IB_DISABLE", "NCCL_NET")
-SMI_FORMAT = ("--format=csv,noheader,nounits",)
+SMI_QUERY = (f"--query-gpu={','.join(GPU_KEYS.values())}", "--format=csv,noheader,nounits")
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -80,7 +86,7 @@ def read_node() -> dict[str, Any]:
         "memlock_bytes": _memlock_bytes(),
         "checkpoint_free_bytes": _free(os.environ["CHECKPOINT_DIR"]),
         "checkpoint_error": _write_error(os.environ["CHECKPOINT_DIR"]),
-        "gpus": parse_gpus(_output("nvidia-smi", f"--query-gpu={','.join(GPU_KEYS)}", *SMI_FORMAT)),
+        "gpus": parse_gpus(_output("nvidia-smi", *SMI_QUERY)),
         "xids": parse_xids(_output("dmesg")),
         "infiniband": _infiniband(),
         "verbs_devices": any(Path("/dev/infiniband").glob("uverbs*")),
@@ -228,7 +234,7 @@ def _output(*command: str) -> str:
 
 
 def parse_gpus(text: str) -> list[dict[str, str]]:
-    """What nvidia-smi says of each GPU, by the names it has for it."""
+    """What nvidia-smi says of each GPU."""
     rows = (line.split(", ") for line in text.splitlines())
     # Not strict=: a host's own Python may be 3.9.
     return [dict(zip(GPU_KEYS, row)) for row in rows if len(row) == len(GPU_KEYS)]  # noqa: B905

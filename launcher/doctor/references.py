@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.job.quantity import parse_quantity
+
 Object = Mapping[str, Any]
 
 PULL_SECRET = "image pull secret"
@@ -93,6 +95,4 @@ def sum_resources(template: Object, which: str) -> dict[str, float]:
 
 def parse_amount(quantity: Any) -> float:
     """A Kubernetes quantity as a number: ``500m`` is 0.5, ``1Gi`` 2**30."""
-    from kubernetes.utils.quantity import parse_quantity
-
     return float(parse_quantity(str(quantity)))

@@ -6,14 +6,15 @@ import contextlib
 import io
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.api import launch
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
+from launcher.doctor.answers import AllReduce, NodeFacts
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
@@ -21,8 +22,9 @@ from launcher.follow.loop import Follower
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome
+from launcher.runs.outcome import Outcome
 
+Answer = TypeVar("Answer")
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
 RUN_NAME = "doctor"
@@ -34,9 +36,9 @@ OWN_FOLDER = ".doctor"
 class ProbeAnswers:
     """What the nodes told, by index; None where one did not. ``failure`` is the first cause."""
 
-    nodes: Mapping[int, Any]
+    nodes: Mapping[int, NodeFacts | None]
     shared: Mapping[int, bool]
-    all_reduce: Mapping[str, Any] | None
+    all_reduce: AllReduce | None
     failure: str
 
 
@@ -63,11 +65,12 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     outcome = _run(plan, target, limit_s)
     found = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
-    shared = {index: _read(found / f"shared-{index}.json") for index in indices}
+    shared = {index: _read(found / f"shared-{index}.json", bool) for index in indices}
+    facts = NodeFacts.from_jsonable
     return ProbeAnswers(
-        nodes={index: _read(found / f"node-{index}.json") for index in indices},
+        nodes={index: _read(found / f"node-{index}.json", facts) for index in indices},
         shared={index: sees for index, sees in shared.items() if sees is not None},
-        all_reduce=_read(found / "all-reduce.json"),
+        all_reduce=_read(found / "all-reduce.json", AllReduce.from_jsonable),
         failure=_first_cause(outcome) if outcome.failure else "",
     )
 
@@ -107,12 +110,11 @@ def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
 
 
 def _first_cause(outcome: Outcome) -> str:
-    failure = outcome.failure or {}
-    first = failure.get("first") or {}
-    return str(first.get("message") or outcome.detail or outcome.reason)
+    first = outcome.failure.first if outcome.failure else None
+    return (first.exception if first else "") or outcome.detail or outcome.reason
 
 
-def _read(path: Path) -> Any:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text())
+def _read(path: Path, parse: Callable[[Any], Answer]) -> Answer | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return parse(json.loads(path.read_text()))
     return None

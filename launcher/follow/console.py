@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from launcher.contract.clock import Clock, SystemClock
-from launcher.follow.lines import Block
+from launcher.follow.lines import LineBlock
 from launcher.follow.outlet import Outlet
 from launcher.follow.tails import Stream
 
@@ -59,7 +59,9 @@ class Console:
         """The launcher's own word."""
         self.line(self._spell(text), prefix="launcher:", colour_key=-1)
 
-    def show(self, block: Block, *, stream: Stream, prefix: str = "", colour_key: int = 0) -> None:
+    def show(
+        self, block: LineBlock, *, stream: Stream, prefix: str = "", colour_key: int = 0
+    ) -> None:
         """Whole lines of one of the streams, each behind a coloured prefix where there is one."""
         sink = self._sink(stream)
         painted = f"{self._painted(sink, prefix, colour_key)} " if prefix else ""

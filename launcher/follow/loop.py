@@ -26,11 +26,12 @@ from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replac
 from launcher.plan.ranks import node_rank_of
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import read_report, refine_by_first
-from launcher.runs.folder import Outcome, RunFolder, full_disk
+from launcher.runs.folder import RunFolder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_reason
+from launcher.runs.outcome import Outcome
 
 POLL_S = 0.1
-STOP_REQUEST_FILE = protocol.STOP_REQUEST
+STOP_RUN_FILE = protocol.STOP_RUN_FILE
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be away, as in a hiccup of a file server."""
@@ -125,7 +126,7 @@ class Follower:
                     return Reason.DISK_FULL, told
                 continue
             match action:
-                case decide.Finish(reason=reason, detail=detail):
+                case decide.EndRun(reason=reason, detail=detail):
                     return reason, detail
                 case decide.Replace(node_index=index, why=why) if self._may_replace(index):
                     self._replace(index, why)
@@ -196,7 +197,7 @@ class Follower:
         )
 
     def _asked_to_stop(self) -> Reason | None:
-        if self.stop_reason is None and (self._run.path / STOP_REQUEST_FILE).exists():
+        if self.stop_reason is None and (self._run.path / STOP_RUN_FILE).exists():
             self.stop_reason = Reason.STOP_REQUESTED
         return self.stop_reason
 
@@ -321,7 +322,7 @@ def write_outcome(
         finished_at=finished_at,
         duration_s=round(finished_at - started_at, 3),
         metrics=run.read_metrics(),
-        failure=failure.to_jsonable() if failure else None,
+        failure=failure,
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
@@ -356,7 +357,7 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         reason, detail = Reason.LAUNCHER_LOST, "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
         action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
-        done = isinstance(action, decide.Finish)
+        done = isinstance(action, decide.EndRun)
         reason = action.reason if done else Reason.LAUNCHER_LOST  # type: ignore[union-attr]
         detail = "found after its launcher had gone"
     else:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
-from launcher.job.file import option_override, parse_job, schema
-from launcher.job.problems import JobFileError, Schema, describe, resolve
-from launcher.yamlfile.source import YamlError, parse_fragment
+from launcher.job.file import option_override, parse_job
+from launcher.job.schema import Schema, describe, job_schema, render_flow, resolve
+from launcher.yamlfile.problem import FileError
 
 _BAD_JOB = """\
 name: Digits
@@ -92,7 +90,7 @@ is one. Values of `env` whose name looks like a credential's are not shown. This
 
 def render_reference() -> str:
     """The reference as Markdown; the same text for the same schema."""
-    root = schema()
+    root = job_schema()
     keys = [_key_section(key, field, root) for key, field in root["properties"].items()]
     return "\n".join([_HEAD, _overview(root), *keys, _TAIL + _bad_example()])
 
@@ -100,41 +98,41 @@ def render_reference() -> str:
 def _overview(root: Schema) -> str:
     rows = ["| Key | Accepted | Default |", "| --- | --- | --- |"]
     for key, field in root["properties"].items():
-        accepted = _cell(describe(field, root))
+        accepted = _cell(describe(field))
         rows.append(f"| [`{key}`](#{key}) | {accepted} | {_default(key, field, root)} |")
     return "\n".join([*rows, ""])
 
 
 def _key_section(key: str, field: Schema, root: Schema) -> str:
     parts = [f"### {key}", _markdown(field["description"])]
-    section = _keys_of(field, root)
+    section = _keys_of(field)
     if section is None:
         default = _default(key, field, root)
-        parts.append(f"Accepted: {describe(field, root)}. Default: {default}.")
+        parts.append(f"Accepted: {describe(field)}. Default: {default}.")
     else:
-        parts += _tables(section, root)
+        parts += _tables(section)
     return "\n\n".join([*parts, *_example(key, field, section)]) + "\n"
 
 
-def _tables(section: Schema, root: Schema) -> list[str]:
+def _tables(section: Schema) -> list[str]:
     """The keys of a section, then those of each section in it."""
     rows = ["| Key | Accepted | Default | Meaning |", "| --- | --- | --- | --- |"]
     inner: list[str] = []
     for key, field in section["properties"].items():
-        below = _keys_of(field, root)
-        accepted = _cell(describe(field, root))
+        below = _keys_of(field)
+        accepted = _cell(describe(field))
         meaning = _cell(_markdown(field["description"]))
         rows.append(f"| `{key}` | {accepted} | {_default(key, field, section)} | {meaning} |")
         if below:
-            inner += [f"Keys of `{key}`:", *_tables(below, root)]
+            inner += [f"Keys of `{key}`:", *_tables(below)]
     return ["\n".join(rows), *inner]
 
 
-def _keys_of(field: Schema, root: Schema) -> Schema | None:
+def _keys_of(field: Schema) -> Schema | None:
     """The section that a field, or each item of its list, is made of."""
-    node = resolve(field, root)
+    node = resolve(field)
     for one in [node, *node.get("anyOf", ())]:
-        node = resolve(one.get("items", one), root)
+        node = resolve(one.get("items", one))
         if "properties" in node:
             return node
     return None
@@ -143,7 +141,7 @@ def _keys_of(field: Schema, root: Schema) -> Schema | None:
 def _default(key: str, field: Schema, section: Schema) -> str:
     if key in section.get("required", ()):
         return "none, it must be given"
-    return f"`{_flow(field['default'])}`" if "default" in field else "not set"
+    return f"`{render_flow(field['default'])}`" if "default" in field else "not set"
 
 
 def _example(key: str, field: Schema, section: Schema | None) -> list[str]:
@@ -157,22 +155,10 @@ def _example(key: str, field: Schema, section: Schema | None) -> list[str]:
 
 def _block(key: str, example: Any, *, is_section: bool) -> str:
     if is_section and isinstance(example, dict):
-        return "\n".join([f"{key}:", *(f"  {name}: {_flow(one)}" for name, one in example.items())])
-    return f"{key}: {_flow(example)}"
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML on one line, with quotes only where they are needed."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    if not isinstance(value, str) or re.search(r"[\[\]{},#&*!|>'\"%@`]|: |^[-?] |^[0-9]+:", value):
-        return json.dumps(value)
-    try:
-        return value if parse_fragment(value, "").data == value else json.dumps(value)
-    except YamlError:
-        return json.dumps(value)
+        return "\n".join(
+            [f"{key}:", *(f"  {name}: {render_flow(one)}" for name, one in example.items())]
+        )
+    return f"{key}: {render_flow(example)}"
 
 
 def _markdown(text: str) -> str:
@@ -186,6 +172,6 @@ def _cell(text: str) -> str:
 def _bad_example() -> str:
     try:
         parse_job(_BAD_JOB, "jobs/bad.yaml", [option_override("--nproc-per-node", "0")])
-    except JobFileError as error:
+    except FileError as error:
         return _BAD_EXAMPLE.format(job=_BAD_JOB, problems=error)
     raise AssertionError("the bad example is not bad")

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from launcher.job.conflicts import find_conflicts
 from launcher.job.kubernetes import KubernetesSpec
+from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
     AsPairs,
     Command,
@@ -42,13 +43,7 @@ from launcher.job.types import (
     TorchVersion,
     Variable,
 )
-from launcher.job.values import (
-    MOUNT_PATTERN,
-    MOUNT_WORDS,
-    NodeRange,
-    parse_quantity_bytes,
-    split_mount,
-)
+from launcher.job.values import NodeRange, parse_quantity_bytes
 
 
 class RdzvConfSpec(Section):
@@ -301,7 +296,7 @@ class JobSpec(Section):
     )
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
-    mounts: tuple[Annotated[MountSpec, OrText(MOUNT_PATTERN, MOUNT_WORDS)], ...] = Field(
+    mounts: tuple[Annotated[MountSpec, OrText(MOUNT, MOUNT_WORDS)], ...] = Field(
         default=(),
         examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]],
     )
@@ -331,9 +326,7 @@ class JobSpec(Section):
     @model_validator(mode="after")
     def _without_conflicts(self) -> JobSpec:
         for conflict in find_conflicts(self.model_dump(mode="json")):
-            path = ".".join(str(part) for part in conflict.path)
-            text = f"{path}: found {conflict.found}; accepted: {conflict.accepted}"
-            raise PydanticCustomError("conflict", "{text}", {"text": text})
+            raise PydanticCustomError("conflict", "{text}", {"text": str(conflict)})
         return self
 
     @property
@@ -353,7 +346,3 @@ class JobSpec(Section):
         backend = None if self.rdzv.backend == "roster" else self.rdzv.backend
         rdzv = self.rdzv.model_copy(update={"backend": backend})
         return self.model_copy(update={"engine": "torchrun", "start": None, "rdzv": rdzv})
-
-    def with_arguments(self, *arguments: str) -> JobSpec:
-        """The same job with more arguments for the script, after those of the file."""
-        return self.model_copy(update={"command": (*self.command, *arguments)})

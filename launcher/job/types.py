@@ -1,7 +1,7 @@
 """The types of a job file's fields: how a value is checked, written out, and put in the schema.
 
 What each accepts, in words, stands in its JSON Schema under ``errorMessage``, which editors show
-and ``job_problems.py`` reads.
+and ``problems.py`` reads: it is written here and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -26,8 +27,16 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from launcher.job import values as values
+from launcher.job import storage, values
+from launcher.job.command import parse_command, parse_text
 from launcher.job.values import NodeRange
+
+MAX_COUNT = 1_000_000
+"""Of restarts and the like: more was meant as another unit."""
+MAX_SECONDS = 31_536_000
+"""A year. What sleeps, waits and times out cannot take any number."""
+MAX_LIMIT_S = 3_600
+"""Of the silence after which a node counts as lost."""
 
 
 def shape(words: str, *types: dict[str, Any]) -> WithJsonSchema:
@@ -37,7 +46,24 @@ def shape(words: str, *types: dict[str, Any]) -> WithJsonSchema:
 
 
 def text(pattern: str, **more: Any) -> dict[str, Any]:
-    return {"type": "string", "pattern": pattern, **more}
+    """The schema of a text that the pattern matches as a whole."""
+    return {"type": "string", "pattern": f"^{pattern}$", **more}
+
+
+def matching(pattern: str, words: str, max_length: int | None = None) -> Any:
+    """A text that the pattern matches as a whole, checked by pydantic."""
+    about: dict[str, Any] = {"errorMessage": words}
+    return Field(pattern=f"^{pattern}$", max_length=max_length, json_schema_extra=about)
+
+
+def checked(parse: Callable[[str], object]) -> AfterValidator:
+    """Refuses what ``parse`` refuses, and keeps the text."""
+
+    def check(value: str) -> str:
+        parse(value)
+        return value
+
+    return AfterValidator(check)
 
 
 class AsPairs:
@@ -77,6 +103,14 @@ class OrText:
         return {"anyOf": [handler(core), self._text], "errorMessage": self._words}
 
 
+# Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
+_HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+"
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
+_IMAGE = f"(({_HOST})/)?{_PART}(/{_PART})*{_TAG}"
+# Brackets are needed, because torch reads fd00::1 as port 1.
+_PORT = "6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}"
+_ENDPOINT = rf"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):({_PORT})"
 _SCALAR = {"type": ["string", "number", "boolean"]}
 
 Nodes = Annotated[
@@ -84,98 +118,104 @@ Nodes = Annotated[
     PlainValidator(values.parse_nodes),
     PlainSerializer(values.dump_nodes),
     shape(
-        values.NODES_WORDS,
+        'a whole number >= 1, or MIN:MAX such as "1:4"',
         {"type": "integer", "minimum": 1, "maximum": values.MAX_NODES},
-        text(values.NODES_PATTERN),
+        text(values.NODES),
     ),
 ]
 Quantity = Annotated[
     str,
-    BeforeValidator(values.parse_quantity),
+    BeforeValidator(values.check_quantity),
     shape(
-        values.QUANTITY_WORDS,
-        text(values.QUANTITY_PATTERN),
+        "a quantity of at least 1Mi such as 512Mi, 8Gi or 1.5G",
+        text(values.QUANTITY),
         {"type": "integer", "minimum": values.MIN_QUANTITY_BYTES},
     ),
 ]
 Command = Annotated[
     tuple[str, ...],
-    BeforeValidator(values.parse_command),
+    BeforeValidator(parse_command),
     shape(
-        values.COMMAND_WORDS,
+        "what torchrun runs: a script path or -m MODULE, then its arguments",
         {"type": "array", "items": _SCALAR, "minItems": 1},
         {"type": "string", "minLength": 1},
     ),
 ]
 JobName = Annotated[
     str,
-    AfterValidator(values.parse_name),
-    shape(values.NAME_WORDS, text(values.NAME_PATTERN, maxLength=values.MAX_NAME)),
+    BeforeValidator(values.parse_name),
+    shape(
+        "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
+        f"at most {values.MAX_NAME} characters",
+        text(values.NAME, maxLength=values.MAX_NAME),
+    ),
 ]
 Image = Annotated[
-    str,
-    AfterValidator(values.parse_image),
-    shape(values.IMAGE_WORDS, text(values.IMAGE_PATTERN, maxLength=255)),
+    str, matching(_IMAGE, "a Docker image reference such as ghcr.io/me/train:1.4", max_length=255)
 ]
 Endpoint = Annotated[
     str,
-    AfterValidator(values.parse_endpoint),
-    shape(values.ENDPOINT_WORDS, text(values.ENDPOINT_PATTERN)),
+    matching(_ENDPOINT, "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets"),
 ]
 TorchVersion = Annotated[
     str,
     BeforeValidator(values.parse_torch_version),
     shape(
-        values.TORCH_WORDS,
-        text(values.TORCH_PATTERN),
+        "a torch version such as 2.4 or 2.4.1",
+        text(values.TORCH),
         {"type": "number", "exclusiveMinimum": 0},
     ),
 ]
 Rdma = Annotated[
     bool | int,
     PlainValidator(values.parse_rdma),
-    shape(values.RDMA_WORDS, {"type": "boolean"}, {"type": "integer", "minimum": 0}),
+    shape(
+        "true, false or a whole number >= 0",
+        {"type": "boolean"},
+        {"type": "integer", "minimum": 0},
+    ),
 ]
 Label = Annotated[
-    str,
-    AfterValidator(values.parse_label),
-    shape(values.LABEL_WORDS, text(values.LABEL_PATTERN)),
+    str, AfterValidator(values.parse_label), shape(values.LABEL_WORDS, text(values.LABEL))
 ]
 HostAddress = Annotated[
     str,
     AfterValidator(values.parse_host_address),
-    shape(values.ADDRESS_WORDS, {"type": "string", "minLength": 2}),
+    shape("an IP address, or host-gateway", {"type": "string", "minLength": 2}),
 ]
 Text = Annotated[str, Field(min_length=1)]
-ScalarText = Annotated[str, BeforeValidator(values.parse_text), shape(values.SCALAR_WORDS, _SCALAR)]
+ScalarText = Annotated[
+    str, BeforeValidator(parse_text), shape("text, a number, true or false", _SCALAR)
+]
 Variable = Annotated[
     str,
     AfterValidator(values.parse_variable),
-    shape(
-        values.VARIABLE_WORDS,
-        text(values.VARIABLE_PATTERN, **{"not": {"pattern": values.RESERVED_PATTERN}}),
-    ),
+    shape(values.VARIABLE_WORDS, text(values.VARIABLE, **{"not": {"pattern": values.RESERVED}})),
 ]
 HostPath = Annotated[
     str,
     AfterValidator(values.parse_host_path),
-    shape(values.HOST_PATH_WORDS, text("^[^~]")),
+    shape(
+        "a path, absolute or relative; ~ is not expanded", {"type": "string", "pattern": "^[^~]"}
+    ),
 ]
 ListenAddress = Annotated[
     str,
-    Field(pattern=values.LISTEN_PATTERN),
-    shape(values.LISTEN_WORDS, text(values.LISTEN_PATTERN)),
+    matching(
+        r"[A-Za-z0-9:][A-Za-z0-9.:-]*",
+        "an address of the node to listen on, such as 127.0.0.1 or 0.0.0.0",
+    ),
 ]
 MountTarget = Annotated[
     str,
-    AfterValidator(values.parse_mount_target),
-    shape(values.TARGET_WORDS, text("^/[^:]+$")),
+    AfterValidator(storage.parse_mount_target),
+    shape("an absolute path in the container, without : and ..", text("/[^:]+")),
 ]
 Processes = Annotated[
     int | Literal["auto", "gpu", "cpu"],
     PlainValidator(values.parse_processes),
     shape(
-        values.PROCESSES_WORDS,
+        f"a whole number 1..{values.MAX_PROCESSES}, or auto, gpu or cpu",
         {"type": "integer", "minimum": 1, "maximum": values.MAX_PROCESSES},
         {"enum": ["auto", "gpu", "cpu"]},
     ),
@@ -183,9 +223,9 @@ Processes = Annotated[
 Pairs = tuple[tuple[str, str], ...]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Cores = Annotated[float, Field(strict=True, gt=0)]
-Seconds = Annotated[int, Field(strict=True, ge=1, le=values.MAX_SECONDS)]
-Limit = Annotated[float, Field(strict=True, ge=0.5, le=values.MAX_LIMIT_S)]
-Count = Annotated[int, Field(strict=True, ge=0, le=values.MAX_COUNT)]
+Seconds = Annotated[int, Field(strict=True, ge=1, le=MAX_SECONDS)]
+Limit = Annotated[float, Field(strict=True, ge=0.5, le=MAX_LIMIT_S)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

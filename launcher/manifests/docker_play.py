@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.contract import protocol
 from launcher.manifests.play import Play, PlayedPod
-from launcher.manifests.play_values import Volume, VolumeMount
+from launcher.manifests.play_values import PlayedVolume, VolumeMount
 from launcher.targets.container import LOG_OPTIONS
 from launcher.targets.docker.engine import Engine, engine_errors
 
@@ -73,7 +73,7 @@ class Folders:
         """What a pod's container mounts."""
         return self._of(pod, mount.volume) / mount.sub_path
 
-    def _of(self, pod: PlayedPod, volume: Volume) -> Path:
+    def _of(self, pod: PlayedPod, volume: PlayedVolume) -> Path:
         if volume.claim in self._claims:
             return self._claims[volume.claim]
         if volume.claim:
@@ -96,7 +96,7 @@ class Folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_files(folder: Path, volume: Volume) -> None:
+def _write_files(folder: Path, volume: PlayedVolume) -> None:
     for file in volume.files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from launcher.manifests.play_values import (
     read_mounts,
 )
 from launcher.manifests.pytorchjob import PyTorchJob, Replica, operator_env
-from launcher.manifests.source import Together, Value, count_gpus, parse_quantity
+from launcher.manifests.source import Together, Value, count_gpus
 from launcher.targets.kubernetes.pod_states import (
     Ending,
     PodView,
@@ -167,7 +167,7 @@ def _plan_pod(
     wanted = count_gpus(container) or 0
     given, gpus[:wanted] = tuple(gpus[:wanted]), []
     limits, contexts = container["resources"]["limits"], _contexts(pod, container)
-    cpus, memory = parse_quantity(limits["cpu"].text), parse_quantity(limits["memory"].text)
+    cpus, memory = limits["cpu"].quantity, limits["memory"].quantity
     domain = f"{name}.{job.namespace}.svc"
     return PlayedPod(
         name=name,
@@ -227,7 +227,7 @@ def _shm_bytes(pod: Value, container: Value) -> int | None:
     for volume in pod["volumes"]:
         if volume["name"].text in names and volume["emptyDir"]["medium"].text == "Memory":
             sizes = (volume["emptyDir"]["sizeLimit"], container["resources"]["limits"]["memory"])
-            found = [parse_quantity(size.text) for size in sizes]
+            found = [size.quantity for size in sizes]
             return int(next((size for size in found if size), 2**30))
     return None
 
@@ -264,7 +264,7 @@ def _container_notes(replica: Replica, machine: Machine) -> Iterator[str]:
     for key in UNHONOURED_CONTAINER:
         if container[key]:
             yield f"{replica.kind}: {key}: not honoured here"
-    cpus = parse_quantity(container["resources"]["limits"]["cpu"].text)
+    cpus = container["resources"]["limits"]["cpu"].quantity
     if cpus is not None and cpus > machine.cpu_count:
         yield f"{replica.kind}: {cpus:g} CPUs: this machine has {machine.cpu_count}"
     if any(port["hostPort"] for port in container["ports"]):

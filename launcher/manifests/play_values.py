@@ -147,7 +147,7 @@ class File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Volume:
+class PlayedVolume:
     """A folder that is made for a pod, or for all pods that name the same claim.
 
     ``claim`` is empty for a folder of the pod's own; ``note`` is what is not as in a cluster.
@@ -163,7 +163,7 @@ class Volume:
 class VolumeMount:
     """A volume, or ``sub_path`` in it, at ``target`` in the container."""
 
-    volume: Volume
+    volume: PlayedVolume
     target: str
     sub_path: str = ""
     read_only: bool = False
@@ -192,7 +192,7 @@ def read_mounts(pod: Value, container: Value, around: Surroundings) -> Iterator[
         )
 
 
-def _volume(volume: Value, around: Surroundings) -> Volume:
+def _volume(volume: Value, around: Surroundings) -> PlayedVolume:
     name = volume["name"].text
     for kind, key, named in (
         ("ConfigMap", "configMap", "name"),
@@ -201,15 +201,17 @@ def _volume(volume: Value, around: Surroundings) -> Volume:
         if volume[key]:
             return _from_object(volume[key], kind, named, name, around)
     if volume["emptyDir"]:
-        return Volume(name=name)
+        return PlayedVolume(name=name)
     if claim := volume["persistentVolumeClaim"]["claimName"].text:
-        return Volume(name=name, claim=claim)
+        return PlayedVolume(name=name, claim=claim)
     kinds = [key for key in volume.keys() if key != "name"]  # noqa: SIM118
     kind = kinds[0] if kinds else "nothing"
-    return Volume(name=name, note=f"volumes {name}: {kind} is an empty folder here")
+    return PlayedVolume(name=name, note=f"volumes {name}: {kind} is an empty folder here")
 
 
-def _from_object(source: Value, kind: str, named: str, name: str, around: Surroundings) -> Volume:
+def _from_object(
+    source: Value, kind: str, named: str, name: str, around: Surroundings
+) -> PlayedVolume:
     item = source[named].text
     _check_there(source, kind, item, around)
     reference = {"name": item}
@@ -225,4 +227,4 @@ def _from_object(source: Value, kind: str, named: str, name: str, around: Surrou
         )
     mode = source["defaultMode"].number or 0o644
     files = [File(path=path, content=data[k], mode=mode) for k, path in paths.items() if k in data]
-    return Volume(name=name, files=tuple(files))
+    return PlayedVolume(name=name, files=tuple(files))

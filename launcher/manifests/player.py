@@ -12,7 +12,7 @@ from typing import Protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
-from launcher.follow.lines import Block, BlockSplitter
+from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.follow.tails import Stream
 from launcher.manifests.docker_play import LABEL, Folders, group_of
 from launcher.manifests.play import (
@@ -24,7 +24,7 @@ from launcher.manifests.play import (
     decide_outcome,
     tell_ending,
 )
-from launcher.targets.docker.engine import Engine, Held, NotStartedError, at_once
+from launcher.targets.docker.engine import Engine, NotStartedError, OwnContainer, at_once
 from launcher.targets.kubernetes.pod_states import Ending, Trouble
 
 POLL_S = 0.2
@@ -44,7 +44,7 @@ class Stage(Protocol):
         """The player's own word."""
         ...
 
-    def show(self, pod: str, stream: Stream, block: Block) -> None:
+    def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
         """What a pod has written."""
         ...
 
@@ -82,7 +82,7 @@ class Player:
         self._clock = clock
         self._folders = Folders(claims)
         self._pods = [_Pod(state=PodState()) for _ in play.pods]
-        self._output: queue.SimpleQueue[tuple[str, Stream, Block] | _Lost] = queue.SimpleQueue()
+        self._output: queue.SimpleQueue[tuple[str, Stream, LineBlock] | _Lost] = queue.SimpleQueue()
         self._lost: set[_Lost] = set()
         self._followers: dict[int, list[threading.Thread]] = {}
 
@@ -166,7 +166,7 @@ class Player:
             elif container.state is NodeState.EXITED:
                 self._ended(index, pod, container, stage)
 
-    def _ended(self, index: int, pod: _Pod, container: Held, stage: Stage) -> None:
+    def _ended(self, index: int, pod: _Pod, container: OwnContainer, stage: Stage) -> None:
         ending = self._read_ending(index, container)
         if ending is None:
             return
@@ -184,7 +184,7 @@ class Player:
         self._engine.sweep([container])
         self._plan_restart(index, pod, following)
 
-    def _read_ending(self, index: int, container: Held) -> Ending | None:
+    def _read_ending(self, index: int, container: OwnContainer) -> Ending | None:
         """How a container ended, with its last words; None where it is gone by now."""
         found = self._engine.read_ending(container)
         if found is None:
@@ -229,7 +229,7 @@ class Player:
         self._followers[index] = [self._read(name, id, stream) for stream in streams]
 
     def _read(self, name: str, id: str, stream: Stream) -> threading.Thread:
-        def put(block: Block) -> None:
+        def put(block: LineBlock) -> None:
             self._output.put((name, stream, block))
 
         def lose(why: str) -> None:
@@ -286,7 +286,7 @@ class Player:
         states = tuple(pod.state for pod in self._pods)
         return decide_outcome(self._play, states, elapsed_s) or outcome
 
-    def _stop(self, container: Held) -> None:
+    def _stop(self, container: OwnContainer) -> None:
         self._engine.end(container, self._play.pods[container.node_index].grace_s)
 
 
@@ -294,7 +294,7 @@ def _read_output(
     engine: Engine,
     id: str,
     stream: Stream,
-    put: Callable[[Block], None],
+    put: Callable[[LineBlock], None],
     lose: Callable[[str], None],
 ) -> None:
     """Hands on one stream of a container in whole lines, until it ends or is removed.

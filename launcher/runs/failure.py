@@ -6,21 +6,21 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from launcher.contract import protocol
-from launcher.agent.faults import COLLATERAL, WorkerEnd, is_own_failure, name_cause
+from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends
+from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_signal
-from launcher.targets.hosts.program import keeper
-from launcher.runs.node_outcomes import read_node_outcome
+from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
-from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
 from launcher.contract.reasons import Reason
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerFailure, WorkerLog, parse_failures
+from launcher.runs.folder import RunFolder
+from launcher.runs.node_outcomes import read_node_outcome
+from launcher.runs.outcome import FailureReport, RankFailure
 
 TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
@@ -35,48 +35,6 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankFailure:
-    """One worker that ended badly.
-
-    ``failed_at`` is seconds since the epoch by the launcher's clock, for ordering only; ``host`` is
-    the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is ahead.
-    ``cause`` is a word of ``contract``'s FAILURE; ``attempt`` counts the starts of this
-    incarnation's workers, 0-based.
-    """
-
-    node_index: int
-    rank: int
-    local_rank: int
-    exit_code: int
-    exception: str
-    failed_at: float
-    log: str
-    log_tail: tuple[str, ...]
-    cause: str = "exit"
-    attempt: int = 0
-    host: str = ""
-    clock_offset_s: float = 0.0
-
-    @property
-    def is_collateral(self) -> bool:
-        """Whether it speaks only of others that went away, or was ended by its own agent."""
-        return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureReport:
-    """The first cause and the workers that fell with it; ``console_tail`` where no worker spoke."""
-
-    first: RankFailure | None
-    collateral: tuple[RankFailure, ...]
-    console_tail: tuple[str, ...]
-
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
 
 
 def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]) -> FailureReport:
@@ -169,7 +127,7 @@ def _by_agent(run: RunFolder, logs: list[WorkerLog], node: NodePlan) -> list[Ran
 def _by_keeper(run: RunFolder, node: NodePlan) -> list[RankFailure]:
     """What a host says of a node that could say nothing itself, as on a full disk."""
     folder = run.node_dir(node.node_index, node.incarnation)
-    record = keeper.read_record(folder)
+    record = read_record(folder)
     if not record.get("exit_code") or record.get("detail", "") in ("", protocol.LAUNCHER_GONE):
         return []
     console = run.console(node.node_index, node.incarnation)
@@ -179,7 +137,7 @@ def _by_keeper(run: RunFolder, node: NodePlan) -> list[RankFailure]:
         local_rank=0,
         exit_code=record["exit_code"],
         exception=record["detail"],
-        failed_at=(folder / keeper.RECORD).stat().st_mtime,
+        failed_at=(folder / RECORD).stat().st_mtime,
         log=str(console),
         log_tail=tuple(_read_tail(console).splitlines()[-TAIL_LINES:]),
     )

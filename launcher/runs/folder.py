@@ -9,19 +9,16 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from launcher.plan import agent_logs
-from launcher.contract import protocol
 from launcher.agent import disk
 from launcher.agent.reserve import release, reserve, write_into_reserve
+from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
+from launcher.plan import agent_logs
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
-from launcher.targets.agent_files import AgentFiles
-from launcher.contract.reasons import Reason, RunState
 from launcher.plan.torchrun import WorkerLog, parse_log_folder
+from launcher.runs.outcome import Outcome
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
@@ -35,35 +32,6 @@ BORROWED_FILE = "borrowed"
 """In a folder that lasts as long as one command, of a run that others have submitted."""
 OUTCOME_BYTES = 65536
 """Set aside for the run's outcome, whose report holds the last lines of several logs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a run ended, as ``outcome.json`` tells it. Times are seconds since the Unix epoch."""
-
-    run_id: str
-    job: str
-    target: str
-    state: str
-    reason: str
-    exit_code: int
-    detail: str
-    attempts: int
-    started_at: float
-    finished_at: float
-    duration_s: float
-    metrics: dict[str, Any]
-    failure: dict[str, Any] | None
-    checkpoint_dir: str
-    torch_version: str | None
-    restarts: dict[str, int] = field(default_factory=dict)
-    """Restarts of workers by cause, as the nodes' agents counted them, over all nodes: a lost
-    peer counts once on each node that lost it. Empty where plain torchrun ran the workers."""
-
-    @property
-    def reason_enum(self) -> Reason:
-        """The reason as a member of its table."""
-        return Reason(self.reason)
 
 
 class RunFolder:
@@ -125,7 +93,7 @@ class RunFolder:
             return float(json.loads((self.path / SUBMITTED_FILE).read_text())["at"])
         return 0.0
 
-    def read_metrics(self) -> dict[str, Any]:
+    def read_metrics(self) -> dict[str, object]:
         """What rank 0 of the training last wrote; empty where it wrote nothing readable."""
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((self.path / protocol.METRICS_FILE).read_text())
@@ -135,7 +103,7 @@ class RunFolder:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """On a full disk it goes where room was set aside, if need be without the report."""
-        path, data = self.path / protocol.OUTCOME_FILE, asdict(outcome)
+        path, data = self.path / protocol.OUTCOME_FILE, outcome.to_jsonable()
         texts = [json.dumps(one, indent=2) + "\n" for one in (data, {**data, "failure": None})]
         try:
             write_atomically(path, texts[0])
@@ -146,14 +114,10 @@ class RunFolder:
 
     def read_outcome(self) -> Outcome | None:
         """None while the run has not ended, or nobody has yet found out how."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Outcome(**json.loads((self.path / protocol.OUTCOME_FILE).read_text()))
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            text = (self.path / protocol.OUTCOME_FILE).read_text()
+            return Outcome.from_jsonable(json.loads(text))
         return None
-
-    def state(self) -> RunState:
-        """Terminal once there is an outcome."""
-        outcome = self.read_outcome()
-        return RunState.RUNNING if outcome is None else RunState(outcome.state)
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:
         """Every worker's log folder so far, oldest incarnation and attempt first."""
@@ -332,19 +296,6 @@ def _cannot_be_made(path: str, why: str) -> InputError:
         f"the folder {path} cannot be made: {why}",
         "name another one (checkpoint_dir of the job, --runs DIR), or change its owner",
     )
-
-
-def write_agent_files(files: AgentFiles | None) -> None:
-    """Puts the agent's files in place; the folders must be there. None: nothing to do."""
-    if files is None:
-        return
-    archive = Path(files.archive_path)
-    if files.archive is not None and not archive.exists():
-        temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
-        temporary.write_bytes(files.archive)
-        temporary.replace(archive)
-    for task in files.tasks:
-        write_atomically(Path(task.path), task.text)
 
 
 def write_atomically(path: Path, text: str) -> None:

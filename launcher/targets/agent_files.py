@@ -7,9 +7,11 @@ node's folder.
 from __future__ import annotations
 
 import base64
+import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
@@ -18,6 +20,7 @@ from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
+from launcher.runs.folder import write_atomically
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.repository import OWN_IMAGE
 from launcher.targets.shell import quote, render_line
@@ -97,6 +100,19 @@ def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFi
             for node in nodes
         ),
     )
+
+
+def write_agent_files(files: AgentFiles | None) -> None:
+    """Puts the agent's files in place; the folders must be there. None: nothing to do."""
+    if files is None:
+        return
+    archive = Path(files.archive_path)
+    if files.archive is not None and not archive.exists():
+        temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
+        temporary.write_bytes(files.archive)
+        temporary.replace(archive)
+    for task in files.tasks:
+        write_atomically(Path(task.path), task.text)
 
 
 def folder_of(plan: LaunchPlan, node: NodePlan) -> str:

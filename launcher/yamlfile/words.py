@@ -6,7 +6,6 @@ import yaml
 
 _QUOTE = "put the text in quotes"
 _EXPLANATIONS = (
-    ("single document", "a second document begins here", "keep one document: drop the --- line"),
     ("<document start>", "something after the end of the mapping", "keep one mapping in the file"),
     ("undefined alias", "an alias (*name) without its anchor (&name)", _QUOTE),
     ("scanning an alias", "text that begins with *", _QUOTE),

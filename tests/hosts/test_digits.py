@@ -25,7 +25,8 @@ def train_digits(typist: Typist, nnodes: str, *options: str) -> dict[str, Any]:
     """Trains on as many hosts as ``nnodes`` allows, one process on each; returns the plan."""
     shutil.copytree(ROOT / "jobs", typist.folder / "jobs")
     if options[: len(BARE)] == BARE:  # an image brings the program with it
-        shutil.copytree(ROOT / "train", typist.folder / "train")
+        for name in ("fabric_train", "train"):
+            shutil.copytree(ROOT / name, typist.folder / name)
     typist.limit_s = 500.0
     checkpoints = f"checkpoint_dir={typist.folder}/checkpoints"
     argv = ("--nnodes", nnodes, "--nproc-per-node", "1", "--set", checkpoints)

@@ -54,7 +54,7 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def copy_project(root: Path, *, with_wheels: bool) -> Project:
-    for name in ("images", "train", "jobs"):
+    for name in ("images", "fabric_train", "train", "jobs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("agent", "contract"):
         folder = root / "launcher" / name

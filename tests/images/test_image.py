@@ -99,14 +99,20 @@ def test_the_virtual_environment_comes_first_on_the_path(image, docker) -> None:
 
 
 def test_the_code_and_nothing_else_of_the_project_is_in_it(image, docker) -> None:
-    assert docker("run", "--rm", image, "sh", "-c", "ls -A").split() == ["jobs", "train"]
+    assert docker("run", "--rm", image, "sh", "-c", "ls -A").split() == [
+        "fabric_train",
+        "jobs",
+        "train",
+    ]
     found = docker("run", "--rm", "--user", "0", image, "find", "/", "-xdev", "-name", "*.whl")
     outside_of_python = [line for line in found.splitlines() if "python-wheels" not in line]
     assert [line for line in outside_of_python if "ensurepip" not in line] == []
 
 
 def test_train_is_importable_from_any_folder(image, docker) -> None:
-    docker("run", "--rm", "--workdir", "/", image, "python", "-c", "import train")
+    docker(
+        "run", "--rm", "--workdir", "/", image, "python", "-c", "import train, fabric_train.saver"
+    )
 
 
 def test_what_the_smoke_test_saw_is_kept_in_the_image(image, docker) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import docker
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.kubernetes.render import Manifest
+from launcher.targets.kubernetes.render import RenderedManifest
 from tests.k8s.manifests_table import main_object, pod_specs
 
 IMAGE = "fabric-train:cpu"
@@ -22,7 +22,7 @@ IMAGE = "fabric-train:cpu"
 WITH_ADDRESS = ("sh", "-c", 'export POD_IP=$(hostname -i); exec "$@"', "pod")
 
 
-def injected(kind: str, manifest: Manifest, index: int) -> dict[str, str]:
+def injected(kind: str, manifest: RenderedManifest, index: int) -> dict[str, str]:
     """What the container of one pod is told beside its manifest."""
     job = main_object(manifest)
     name, spec = job["metadata"]["name"], job["spec"]
@@ -59,7 +59,7 @@ def injected(kind: str, manifest: Manifest, index: int) -> dict[str, str]:
 class Pods:
     """A job's pods on a network of their own; ``close`` removes all of it."""
 
-    def __init__(self, plan: LaunchPlan, manifest: Manifest, folder: Path) -> None:
+    def __init__(self, plan: LaunchPlan, manifest: RenderedManifest, folder: Path) -> None:
         assert plan.kubernetes is not None
         self.kind = plan.kubernetes.kind
         self.plan, self.manifest, self.folder = plan, manifest, folder

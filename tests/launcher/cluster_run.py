@@ -13,7 +13,8 @@ from launcher.contract.errors import LauncherError
 from launcher.follow.console import Console
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.follow import ClusterFollower
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget

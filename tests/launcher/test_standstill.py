@@ -36,7 +36,7 @@ from launcher.targets.docker.engine import Engine
 from launcher.targets.hosts import images, ssh
 from launcher.targets.hosts import line as host_line
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.line import HostLine, Pulse
+from launcher.targets.hosts.line import HostLine, LineRenewer
 from launcher.targets.hosts.program import keeper as host_keeper
 from launcher.targets.hosts.program import leases, processes, requests
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -136,7 +136,7 @@ def test_an_engine_that_stands_still_after_its_first_word_is_an_error() -> None:
     engine = Engine(SystemClock())
     with within(10), pytest.raises(TargetError, match="does not answer"):
         engine.list_containers("r")
-    held = docker_engine.Held(
+    held = docker_engine.OwnContainer(
         id="c1",
         run_id="r",
         run_dir="",
@@ -293,7 +293,7 @@ def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
     node.mkdir(parents=True)
     line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
     line.open()
-    pulse = Pulse(lambda: [line])
+    pulse = LineRenewer(lambda: [line])
     pulse.open()
     try:
         assert line.has_told.wait(15)
@@ -310,7 +310,7 @@ def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
     (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
     line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
     line.open()
-    pulse = Pulse(lambda: [line])
+    pulse = LineRenewer(lambda: [line])
     pulse.open()
     try:
         assert line.has_told.wait(30)
@@ -359,7 +359,7 @@ def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
 ) -> None:
     put_first(monkeypatch, tmp_path / "docker", "docker", HANGS)
     monkeypatch.setattr(requests, "ENGINE_LIMIT_S", 0.5)
-    with within(10), pytest.raises(requests.RefusedError, match="does not answer"):
+    with within(10), pytest.raises(requests.RequestError, match="does not answer"):
         requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
 
 

@@ -33,7 +33,7 @@ ALONE, CLUSTER = (
 IN_THE_NODE = (
     Row(
         functions="""agent.supervisor:Supervisor._wait_for_agent
-            agent.supervisor:Supervisor._take_signal""",
+            agent.supervisor:Supervisor._take_signal agent.processes:wait_for_signal""",
         who="the supervisor, for the agent",
         ends="the agent's end; after a stop its grace, 2 s, SIGKILL and OUTLIVE_LIMIT_S",
         limit="none before a stop: as long as the training",
@@ -42,6 +42,7 @@ IN_THE_NODE = (
         frozen=by(
             FROZEN,
             "test_an_agent_that_was_stopped_is_continued",
+            "test_a_node_that_stood_still_for_longer_than_its_waits_goes_on",
             "test_a_node_whose_agent_is_stopped_ends_within_its_grace",
         ),
         never=by(FROZEN, "test_an_agent_that_outlives_sigkill_is_left_behind"),

@@ -179,7 +179,9 @@ TO_HOSTS = (
         frozen=by(STAND, "test_a_host_that_stands_still_is_not_copied_from_for_ever"),
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
-    Row.alike("targets.hosts.line:Pulse._run", "the launcher's beat, between two beats", NOBODY),
+    Row.alike(
+        "targets.hosts.line:LineRenewer._run", "the launcher's beat, between two beats", NOBODY
+    ),
     Row(
         functions="targets.hosts.late:LateStarts.add.keep_trying",
         who="the launcher, for a host that is away",
@@ -320,8 +322,7 @@ ON_HOSTS = (
 OF_CLUSTERS = (
     Row(
         functions="""targets.kubernetes.api:Cluster._call targets.kubernetes.api:Cluster._open
-            targets.kubernetes.api:Cluster._stream_lines targets.kubernetes.api:Cluster.read_log
-            targets.kubernetes.watch:PodWatch.wait_listed""",
+            targets.kubernetes.api:Cluster._stream_lines targets.kubernetes.api:Cluster.read_log""",
         who="the launcher, for the API server",
         ends="its answer; a stream's end",
         limit="REQUEST_LIMIT_S for each request, STREAM_SILENCE_S in a stream",

@@ -8,9 +8,9 @@ import os
 import pytest
 import torch
 
+from fabric_train.errors import InputError
 from train.build import augment
 from train.config import TrainConfig
-from train.errors import InputError
 from train.workloads import WORKLOADS, charlm
 
 CONFIG = TrainConfig(workload="charlm")

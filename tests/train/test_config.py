@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fabric_train.errors import InputError
 from train.config import FIELDS, MAY_DIFFER_ON_RESUME, TrainConfig, fingerprint, parse_config
-from train.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -76,7 +76,7 @@ def test_help_describes_every_option(capsys):
 
 
 def test_options_are_parsed_without_importing_torch():
-    program = "import sys, train.config, train.worker_env; print('torch' in sys.modules)"
+    program = "import sys, train.config, fabric_train.worker_env; print('torch' in sys.modules)"
     seen = subprocess.run(
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig
 from train.loop import train
-from train.worker_env import WorkerEnv
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "faulty.py"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from fabric_train.errors import DivergedError, InputError
+from fabric_train.manifest import read_manifest
+from fabric_train.snapshot import read_tensors
+from fabric_train.worker_env import WorkerEnv, World
 from train.config import TrainConfig
-from train.continuity import choose_checkpoint_dir
-from train.errors import DivergedError, InputError
 from train.loop import train
-from train.manifest import read_manifest
-from train.snapshot import read_tensors
-from train.worker_env import WorkerEnv, World
+from train.resume import choose_checkpoint_dir
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ import pytest
 
 from train.__main__ import main
 
+LEFT_WORLD = Path(__file__).parent / "programs" / "left_world.py"
+
 
 def metrics_in(folder: Path) -> dict:
     return json.loads((folder / "metrics.json").read_text())
@@ -133,3 +135,12 @@ def test_an_interrupted_training_exits_130(monkeypatch, capfd):
     monkeypatch.setattr("train.loop.train", interrupt)
     assert main([]) == 130
     assert capfd.readouterr().err == "train: interrupted\n"
+
+
+def test_nothing_holds_the_wrapped_model_when_the_world_is_left(processes, finish):
+    # Held any longer, it can make the process hang at its very end: see leave_world.
+    code, out, err = finish(
+        processes.start_torchrun(2, str(Path(__file__).parent / "programs" / "left_world.py"))
+    )
+    assert code == 0, err
+    assert out.count("models left: 0 of 1\n") == 2

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from train.config import TrainConfig
-from train.progress import Meter, Progress, Snapshot, format_bar, format_duration, format_line
+from train.progress import Meter, Progress, Progression, format_bar, format_duration, format_line
 from train.schedule import plan_schedule
 
-SNAPSHOT = Snapshot(
+SNAPSHOT = Progression(
     epoch=2, epochs=4, step=30, stop_step=60, loss=0.12345, samples_per_s=12345.6, eta_s=65.4
 )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fabric_train.worker_env import WorkerEnv, World
 from train.config import TrainConfig
 from train.report import (
     RankDevice,
@@ -13,7 +14,6 @@ from train.report import (
     format_rendezvous,
     write_metrics,
 )
-from train.worker_env import WorkerEnv, World
 
 WORLD = World(
     rank=0,

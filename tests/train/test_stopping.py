@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from fabric_train.preemption import PreemptedError
+from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig
 from train.loop import train
-from train.preemption import PreemptedError
-from train.worker_env import WorkerEnv
 
 LIMIT_S = 200.0
 JOB = """

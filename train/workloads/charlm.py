@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.data import TensorDataset
 
+from fabric_train.errors import InputError
 from train.config import TrainConfig
-from train.errors import InputError
 
 NUM_CLASSES = 128
 """ASCII: a character's number is its class."""
@@ -137,7 +137,8 @@ class Block(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         states = states + self.attention(states)
-        return states + self.feed_forward(states)
+        result: torch.Tensor = states + self.feed_forward(states)
+        return result
 
 
 class Attention(nn.Module):
@@ -165,7 +166,8 @@ class Attention(nn.Module):
             is_causal=True,
         )
         joined = attended.transpose(1, 2).reshape(batch, length, width)
-        return self.dropout(self.onto_residual(joined))
+        result: torch.Tensor = self.dropout(self.onto_residual(joined))
+        return result
 
 
 class FeedForward(nn.Module):
@@ -181,7 +183,8 @@ class FeedForward(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         widened = self.activation(self.widen(self.norm(states)))
-        return self.dropout(self.onto_residual(widened))
+        result: torch.Tensor = self.dropout(self.onto_residual(widened))
+        return result
 
 
 def draw_weights(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RosterSettings:
     """The keys of ``rdzv_conf``; durations in seconds.
 
     None of them is about wall clocks: each node judges by its own monotonic clock.
@@ -98,9 +98,11 @@ class Settings:
         )
 
 
-def parse_settings(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+def parse_settings(
+    config: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> RosterSettings:
     """Settings from text or typed values; raises ``ValueError`` naming all that is wrong."""
-    known = {f.name: f for f in fields(Settings)}
+    known = {f.name: f for f in fields(RosterSettings)}
     problems = [
         f"{key}: no such key; known are {', '.join(known)}"
         for key in sorted(set(config) - set(known) - FOREIGN_KEYS)
@@ -119,7 +121,7 @@ def parse_settings(config: Mapping[str, Any], environ: Mapping[str, str] = os.en
     problems += _out_of_range(values)
     if problems:
         raise ValueError("rdzv_conf of the backend roster: " + "; ".join(problems))
-    return Settings(**values)
+    return RosterSettings(**values)
 
 
 def _parse(value: Any, kind: str) -> Any:
@@ -144,5 +146,5 @@ def _out_of_range(values: Mapping[str, Any]) -> list[str]:
         problems.append("watched: at least 1")
     for key in ("last_call_s", "join_timeout_s", "regroup_limit_s", "connect_timeout_s"):
         if not values.get(key, 1.0) >= 0.0:
-            problems.append(f"{key}: not negative")
+            problems.append(f"{key}: found {values[key]:g}; accepted: 0 or more")
     return problems

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.pods import check_pod
-from launcher.manifests.checks.rules import Hit, Rule, hit
+from launcher.manifests.checks.rules import Breach, Rule, hit
 from launcher.manifests.pytorchjob import DNS_1035
 from launcher.manifests.source import Together, Value, object_name
 
@@ -20,7 +20,7 @@ POD_SUFFIX = 6
 """Characters that make a pod's name unique."""
 
 
-def check_length(item: Value, longest: str, suffix: int = 0) -> Iterator[Hit]:
+def check_length(item: Value, longest: str, suffix: int = 0) -> Iterator[Breach]:
     """The name of an object, and the ``longest`` that is derived from it."""
     place, name = item["metadata"]["name"], object_name(item)
     if not name and item["metadata"]["generateName"]:
@@ -37,7 +37,7 @@ def check_length(item: Value, longest: str, suffix: int = 0) -> Iterator[Hit]:
 # -- Job and Service ----------------------------------------------------------------------------
 
 
-def check_job(item: Value, together: Together) -> Iterator[Hit]:
+def check_job(item: Value, together: Together) -> Iterator[Breach]:
     """A Job; one whose pods do not work together is held to the rules for pods alone."""
     spec, pod = item["spec"], item["spec"]["template"]["spec"]
     pods = spec["parallelism"].number or 1
@@ -55,7 +55,7 @@ def check_job(item: Value, together: Together) -> Iterator[Hit]:
         yield hit(Rule.JOB_SUBDOMAIN, pod["subdomain"], "no subdomain", fix)
 
 
-def _check_policies(spec: Value, indexed: bool, pods: int) -> Iterator[Hit]:
+def _check_policies(spec: Value, indexed: bool, pods: int) -> Iterator[Breach]:
     pod, completions = spec["template"]["spec"], spec["completions"]
     if not indexed:
         mode = spec["completionMode"]
@@ -82,7 +82,7 @@ def _ignores_disruption(spec: Value) -> bool:
     )
 
 
-def _check_service(item: Value, together: Together) -> Iterator[Hit]:
+def _check_service(item: Value, together: Together) -> Iterator[Breach]:
     subdomain = item["spec"]["template"]["spec"]["subdomain"]
     service = together.find("Service", subdomain.text)
     if service is None:
@@ -103,7 +103,7 @@ def _check_service(item: Value, together: Together) -> Iterator[Hit]:
         yield hit(Rule.SERVICE_LATE, service["kind"], "the Service comes after its Job", fix)
 
 
-def _check_selector(item: Value, service: Value) -> Iterator[Hit]:
+def _check_selector(item: Value, service: Value) -> Iterator[Breach]:
     labels = dict(item["spec"]["template"]["metadata"]["labels"].data or {})
     labels |= dict.fromkeys(JOB_LABELS, object_name(item))
     selector = dict(service["selector"].data or {})
@@ -117,7 +117,7 @@ def _check_selector(item: Value, service: Value) -> Iterator[Hit]:
 # -- JobSet --------------------------------------------------------------------------------------
 
 
-def check_jobset(item: Value, together: Together) -> Iterator[Hit]:
+def check_jobset(item: Value, together: Together) -> Iterator[Breach]:
     """A JobSet, as one gang that is started again as a whole."""
     yield from check_fields(item)
     spec = item["spec"]
@@ -132,7 +132,7 @@ def check_jobset(item: Value, together: Together) -> Iterator[Hit]:
         yield from _check_replicated(item, replicated)
 
 
-def _check_replicated(item: Value, replicated: Value) -> Iterator[Hit]:
+def _check_replicated(item: Value, replicated: Value) -> Iterator[Breach]:
     job = replicated["template"]["spec"]
     pods, jobs = job["parallelism"].number or 1, replicated["replicas"].number or 1
     yield from check_pod(job["template"]["spec"], training=pods * jobs > 1)

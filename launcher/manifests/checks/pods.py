@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.manifests.checks.rules import Hit, Rule, hit
-from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus, parse_quantity
+from launcher.manifests.checks.rules import Breach, Rule, hit
+from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
 """What kubectl's YAML, which is 1.1, reads as a truth value."""
@@ -17,7 +17,7 @@ RESTRICTED = "pod-security.kubernetes.io/enforce"
 SHM = "/dev/shm"
 
 
-def check_pod(pod: Value, *, training: bool = True) -> Iterator[Hit]:
+def check_pod(pod: Value, *, training: bool = True) -> Iterator[Breach]:
     """A pod's ``spec``; shared memory matters where it takes part in a ``training``."""
     if not list(pod["containers"]):
         yield hit(Rule.CONTAINERS, pod["containers"], "no containers", "write containers:")
@@ -36,7 +36,7 @@ def check_pod(pod: Value, *, training: bool = True) -> Iterator[Hit]:
         yield from _check_shm(pod, container)
 
 
-def check_env(container: Value) -> Iterator[Hit]:
+def check_env(container: Value) -> Iterator[Breach]:
     """The variables of a container, or of whatever else has an ``env``."""
     for variable in container["env"]:
         value, name = variable["value"], variable["name"].text
@@ -49,7 +49,7 @@ def check_env(container: Value) -> Iterator[Hit]:
             yield hit(Rule.SECRET_IN_CLEAR, value, f"{name} is written in clear", fix)
 
 
-def _check_gpus(container: Value) -> Iterator[Hit]:
+def _check_gpus(container: Value) -> Iterator[Breach]:
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
     for gpu in EXTENDED_GPUS:
         asked, limit = requests[gpu], limits[gpu]
@@ -58,7 +58,7 @@ def _check_gpus(container: Value) -> Iterator[Hit]:
             yield hit(Rule.GPU_REQUESTS, asked, what, f"limits: {{{gpu}: {asked.text}}}")
 
 
-def _check_shm(pod: Value, container: Value) -> Iterator[Hit]:
+def _check_shm(pod: Value, container: Value) -> Iterator[Breach]:
     mounts = {m["mountPath"].text: m["name"].text for m in container["volumeMounts"]}
     volumes = {volume["name"].text: volume for volume in pod["volumes"]}
     volume = volumes.get(mounts.get(SHM, ""))
@@ -73,7 +73,7 @@ def _check_shm(pod: Value, container: Value) -> Iterator[Hit]:
     if not size:
         fix = "sizeLimit: 1Gi"
         yield hit(Rule.SHM_UNBOUNDED, empty_dir, "a memory volume without sizeLimit", fix)
-    elif (parse_quantity(size.text) or 0) >= (parse_quantity(limit.text) or float("inf")):
+    elif (size.quantity or 0) >= (limit.quantity or float("inf")):
         what = f"sizeLimit {size.text} of {SHM}, memory limit {limit.text}"
         yield hit(Rule.SHM_OVER_MEMORY, size, what, "a memory limit above the sizeLimit")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.pods import check_pod, gpus_of, is_restricted
-from launcher.manifests.checks.rules import Hit, Rule, hit
+from launcher.manifests.checks.rules import Breach, Rule, hit
 from launcher.manifests.pytorchjob import (
     CONTAINER,
     DNS_1035,
@@ -35,7 +35,7 @@ ENGINES = re.compile(
 """Commands that start a worker for each process, or that may do so out of our sight."""
 
 
-def check_pytorchjob(item: Value, together: Together) -> Iterator[Hit]:
+def check_pytorchjob(item: Value, together: Together) -> Iterator[Breach]:
     """One job; ``together`` is all that is applied together with it."""
     job = PyTorchJob(item=item)
     yield from check_fields(item)
@@ -51,7 +51,7 @@ def check_pytorchjob(item: Value, together: Together) -> Iterator[Hit]:
     yield from _check_restricted(job, together)
 
 
-def _check_name(job: PyTorchJob) -> Iterator[Hit]:
+def _check_name(job: PyTorchJob) -> Iterator[Breach]:
     place, name = job.item["metadata"]["name"], job.name
     if not DNS_1035.fullmatch(name):
         fix = "small letters, digits and hyphens, a letter first"
@@ -61,7 +61,7 @@ def _check_name(job: PyTorchJob) -> Iterator[Hit]:
         yield hit(Rule.JOB_NAME, place, what, f"at most {MAX_NAME} characters")
 
 
-def _check_webhook(job: PyTorchJob) -> Iterator[Hit]:
+def _check_webhook(job: PyTorchJob) -> Iterator[Breach]:
     specs, managed_by = job.spec["pytorchReplicaSpecs"], job.run_policy["managedBy"]
     if not specs.keys():
         yield hit(Rule.REPLICA_SPECS, specs, "no replicas", "pytorchReplicaSpecs: {Worker: ...}")
@@ -84,7 +84,7 @@ def _check_webhook(job: PyTorchJob) -> Iterator[Hit]:
             yield hit(Rule.WORKER_REPLICAS, count, f"replicas {count.text}", "replicas: 1 or more")
 
 
-def _check_replica(job: PyTorchJob, replica: Replica) -> Iterator[Hit]:
+def _check_replica(job: PyTorchJob, replica: Replica) -> Iterator[Breach]:
     policy, pod = replica.spec["restartPolicy"], replica.pod
     if replica.restart_policy not in RESTART_POLICIES:
         fix = f"one of {', '.join(RESTART_POLICIES)}"
@@ -107,7 +107,7 @@ def _check_replica(job: PyTorchJob, replica: Replica) -> Iterator[Hit]:
         yield from _check_container(job, replica, replica.container)
 
 
-def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Iterator[Hit]:
+def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Iterator[Breach]:
     injected = dict(operator_env(job, replica, 0))
     for variable in container["env"]:
         name, value = variable["name"].text, variable["value"].text
@@ -122,7 +122,7 @@ def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Ite
         yield from _check_command(job, container)
 
 
-def _check_command(job: PyTorchJob, container: Value) -> Iterator[Hit]:
+def _check_command(job: PyTorchJob, container: Value) -> Iterator[Breach]:
     """A command that starts one process where the environment speaks of several."""
     if job.elastic:
         what = "an elastic job whose command is not torchrun"
@@ -138,7 +138,7 @@ def _has_engine(container: Value) -> bool:
     return not words or "python" not in " ".join(words) or bool(ENGINES.search(" ".join(words)))
 
 
-def _check_run_policy(job: PyTorchJob) -> Iterator[Hit]:
+def _check_run_policy(job: PyTorchJob) -> Iterator[Breach]:
     policy = job.run_policy
     clean, backoff = policy["cleanPodPolicy"], policy["backoffLimit"]
     if job.clean_pod_policy not in CLEAN_POD_POLICIES:
@@ -158,7 +158,7 @@ def _check_run_policy(job: PyTorchJob) -> Iterator[Hit]:
         yield hit(Rule.DEADLINE_IS_LATE, policy["activeDeadlineSeconds"], what, fix)
 
 
-def _check_world(job: PyTorchJob) -> Iterator[Hit]:
+def _check_world(job: PyTorchJob) -> Iterator[Breach]:
     if job.master is None and job.worker is not None and not job.elastic and job.worker.pods > 1:
         what = f"{job.worker.pods} workers, neither Master nor elasticPolicy"
         fix = "elasticPolicy: {minReplicas: ..., maxReplicas: ...}, or a Master"
@@ -177,7 +177,7 @@ def _check_world(job: PyTorchJob) -> Iterator[Hit]:
             return
 
 
-def _check_elastic(job: PyTorchJob) -> Iterator[Hit]:
+def _check_elastic(job: PyTorchJob) -> Iterator[Breach]:
     policy, (low, high) = job.elastic, job.bounds
     pods = job.worker.pods if job.worker else low
     if not 1 <= low <= pods <= high:
@@ -196,7 +196,7 @@ def _check_elastic(job: PyTorchJob) -> Iterator[Hit]:
         yield hit(Rule.STANDALONE, policy["standalone"], "standalone: true", "remove it")
 
 
-def _check_restricted(job: PyTorchJob, together: Together) -> Iterator[Hit]:
+def _check_restricted(job: PyTorchJob, together: Together) -> Iterator[Breach]:
     if job.master is None or job.worker is None:
         return
     if is_restricted(job.worker.pod, together.find("Namespace", job.namespace)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.gangs import check_length
 from launcher.manifests.checks.pods import check_env, check_pod
-from launcher.manifests.checks.rules import Hit, Rule, hit
+from launcher.manifests.checks.rules import Breach, Rule, hit
 from launcher.manifests.source import Together, Value, object_name
 
 NODE = "node"
@@ -18,7 +18,7 @@ RESERVED = (
 )
 
 
-def check_trainjob(item: Value, together: Together) -> Iterator[Hit]:
+def check_trainjob(item: Value, together: Together) -> Iterator[Breach]:
     """One TrainJob; its runtime is checked by itself, where it is in what is checked."""
     yield from check_fields(item)
     spec = item["spec"]
@@ -39,7 +39,7 @@ def check_trainjob(item: Value, together: Together) -> Iterator[Hit]:
     yield from check_env(trainer)
 
 
-def check_runtime(item: Value, together: Together) -> Iterator[Hit]:
+def check_runtime(item: Value, together: Together) -> Iterator[Breach]:
     """A TrainingRuntime or ClusterTrainingRuntime with a torch policy."""
     torch = item["spec"]["mlPolicy"]["torch"]
     if not torch:

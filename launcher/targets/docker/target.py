@@ -20,15 +20,15 @@ from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder, make_folders, write_agent_files
-from launcher.targets.agent_files import choose_agent
+from launcher.runs.folder import RunFolder, make_folders
+from launcher.targets.agent_files import choose_agent, write_agent_files
 from launcher.targets.capacity import plan_capacity
 from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
 from launcher.targets.docker.console import Consoles
 from launcher.targets.docker.engine import (
-    Ending,
+    ContainerEnding,
     Engine,
-    Held,
+    OwnContainer,
     at_once,
     engine_errors,
     gone_is_fine,
@@ -116,7 +116,7 @@ class DockerTarget:
             ),
         )
 
-    def _observe(self, node: NodePlan, held: Held | None) -> NodeObservation:
+    def _observe(self, node: NodePlan, held: OwnContainer | None) -> NodeObservation:
         state = NodeState.MISSING if held is None else held.state
         ending = None
         if held is not None and state is NodeState.EXITED:
@@ -146,12 +146,12 @@ class DockerTarget:
         containers = [c for c in self._engine.list_containers(run_id) if c.node_index in only]
         self._end(containers, _timeout_s(grace_s))
 
-    def _end(self, containers: list[Held], timeout_s: int) -> None:
+    def _end(self, containers: list[OwnContainer], timeout_s: int) -> None:
         at_once(lambda container: self._engine.end(container, timeout_s), containers)
         at_once(self._save, containers)
         self._engine.sweep(containers)
 
-    def _save(self, container: Held) -> None:
+    def _save(self, container: OwnContainer) -> None:
         folder = RunFolder(Path(container.run_dir))
         console = folder.console(container.node_index, container.incarnation)
         with engine_errors("read a container's output"), gone_is_fine():
@@ -179,7 +179,7 @@ def has_nvidia(info: Mapping[str, Any]) -> bool:
     )
 
 
-def describe(ending: Ending) -> str:
+def describe(ending: ContainerEnding) -> str:
     """The engine's word on how a container ended; empty where the exit code says it all."""
     if ending.error:
         return ending.error

@@ -10,7 +10,7 @@ from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.judge import LOOPBACK
 from launcher.job.spec import JobSpec
 from launcher.plan.hosts import Host
-from launcher.targets.hosts.doctor_answers import HostAnswer
+from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, Address, decide_addresses, decide_unshared
 from launcher.targets.hosts.reach import Met
@@ -57,16 +57,16 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     name, engine = answer.host.name, answer.engine
     if engine is None:
         return
-    if not engine["version"]:
+    if not engine.version:
         fix = f"ssh {name} docker version; start it, or add the user to the group docker"
         yield failed("Docker", name, "no engine answers", fix)
         return
-    yield ok("Docker", name, engine["version"])
+    yield ok("Docker", name, engine.version)
     if answer.found["gpus"]:
-        if engine["hook"] or any("nvidia" in runtime for runtime in engine["runtimes"]):
-            yield ok("NVIDIA runtime", name, ", ".join(engine["runtimes"]))
+        if engine.hook or any("nvidia" in runtime for runtime in engine.runtimes):
+            yield ok("NVIDIA runtime", name, ", ".join(engine.runtimes))
         else:
-            found = f"not among the engine's runtimes: {', '.join(engine['runtimes'])}"
+            found = f"not among the engine's runtimes: {', '.join(engine.runtimes)}"
             fix = (
                 "install nvidia-container-toolkit there, then: sudo nvidia-ctk runtime configure "
                 "--runtime=docker && sudo systemctl restart docker"
@@ -76,7 +76,7 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
 
 def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
     """The image of each host against ``own``, which is what a run would send."""
-    ids = {a.host.name: a.engine["image_id"] for a in answers if a.engine and a.engine["version"]}
+    ids = {a.host.name: a.engine.image_id for a in answers if a.engine and a.engine.version}
     known = [id for id in ids.values() if id]
     right = own.id or max(known, key=known.count, default="")
     for answer in answers:
@@ -84,8 +84,8 @@ def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]
             yield _judge_image(answer.host.name, answer.engine, own, right)
 
 
-def _judge_image(name: str, engine: Mapping[str, object], own: Image, right: str) -> Finding:
-    id, digests = str(engine["image_id"]), list(engine["digests"])  # type: ignore[call-overload]
+def _judge_image(name: str, engine: EngineFacts, own: Image, right: str) -> Finding:
+    id, digests = engine.image_id, engine.digests
     told = f"{own.name}: {_short(id)}" + (f", {digests[0].partition('@')[2]}" if digests else "")
     if id and id == right:
         return ok(IMAGE, name, told)
@@ -139,12 +139,12 @@ def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
     """Whether each host resolves the others' names to addresses that they have."""
     own = {a.found["host_name"]: {i[1] for i in a.found["interfaces"]} for a in answers}
     for answer in answers:
-        node = answer.node or {"names": {}}
-        loop = [n for n, found in node["names"].items() if _is_loopback(found)]
-        lost = [n for n, found in node["names"].items() if not found]
+        names = answer.node.names if answer.node else {}
+        loop = [name for name, found in names.items() if _is_loopback(found)]
+        lost = [name for name, found in names.items() if not found]
         odd = [
             f"{name} at {found[0]}"
-            for name, found in node["names"].items()
+            for name, found in names.items()
             if found and not _is_loopback(found) and not {*found} & own.get(name, {*found})
         ]
         where, fix = answer.host.name, "correct /etc/hosts there, or its DNS"

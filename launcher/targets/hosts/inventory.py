@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from launcher.contract.errors import InputError
 from launcher.plan.hosts import Host
-from launcher.yamlfile.source import KeyPath, YamlSource, parse_yaml, read_text
+from launcher.yamlfile.problem import KeyPath
+from launcher.yamlfile.source import YamlSource, parse_yaml, read_text
 
 MAX_HOSTS = 4096
 FORMS = "accepted: hosts.yaml, a hostfile with `host slots=N` lines, or names: gpu1,gpu[2-5]"

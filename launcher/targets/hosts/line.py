@@ -275,7 +275,7 @@ def _own_names(name: PurePosixPath) -> tuple[str, ...]:
     return NOT_COPIED_BACK if len(name.parts) == 1 else ()
 
 
-class Pulse:
+class LineRenewer:
     """Beats on all lines of a run, from one thread."""
 
     def __init__(self, lines: Callable[[], Iterable[HostLine]]) -> None:

@@ -69,7 +69,10 @@ def _unreached(
     name = hosts[place].name
     if not wanted:
         asked = hosts[place].interface or hosts[place].address or "address of another network"
-        return TargetError(f"{name}: it has no {asked}", "correct interface: or address: of it")
+        fix = (
+            f"correct interface: or address: of {name} in hosts.yaml: ssh {name} ip -brief address"
+        )
+        return TargetError(f"{name}: found no {asked}", fix)
     listed = ", ".join(f"{a.address} ({a.interface})" for a in wanted)
     missing = [
         other.name

@@ -71,7 +71,7 @@ if not os.path.exists(path):
         if not os.path.exists(path):
             raise
 sys.path.insert(0, path)
-from _launcher_node.host.__main__ import main
+from _launcher_node.targets.hosts.program.__main__ import main
 main([path])
 """
 
@@ -277,7 +277,9 @@ class Session:
             self.send({"op": op, "limit_s": limit_s, **asked}, blob)
             answer, _ = self.receive()
         if "error" in answer:
-            hint = "make room there" if answer.get("errno") in ("ENOSPC", "EDQUOT") else ""
+            is_full = answer.get("errno") in ("ENOSPC", "EDQUOT")
+            what = "make room" if is_full else "correct it"
+            hint = f"{what} there (ssh {self.host.name}), then the same command"
             raise RefusedByHostError(f"{self.host.name}: {answer['error']}", hint)
         return answer
 

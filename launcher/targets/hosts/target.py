@@ -26,7 +26,7 @@ from launcher.targets.code import Code, read_code
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory
 from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
-from launcher.targets.hosts.line import LEASE_TTL_S, HostLine, Pulse, copy_once
+from launcher.targets.hosts.line import LEASE_TTL_S, HostLine, LineRenewer, copy_once
 from launcher.targets.hosts.nodes import (
     ask_on,
     by_host,
@@ -77,7 +77,7 @@ class HostsTarget:
         self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
         self._lines: dict[str, HostLine] = {}
-        self._pulse: Pulse | None = None
+        self._pulse: LineRenewer | None = None
         self._late = LateStarts()
         self._refused: dict[int, str] = {}
         """Nodes that their host, though it is reached, could not start, and why."""
@@ -165,7 +165,9 @@ class HostsTarget:
         """Notes what a host said that is there and cannot do it: the run's own limit counts."""
         if not isinstance(error, RefusedByHostError):
             return False
-        self._refused |= {node.node.node_index: error.what for node in artifact.nodes}
+        self._refused |= {
+            node.node.node_index: f"{error.what}; {error.hint}" for node in artifact.nodes
+        }
         return True
 
     def _start(
@@ -235,7 +237,7 @@ class HostsTarget:
                 self._lines[host.host.name] = line
                 line.open()
         if self._pulse is None:
-            self._pulse = Pulse(lambda: tuple(self._lines.values()))
+            self._pulse = LineRenewer(lambda: tuple(self._lines.values()))
             self._pulse.open()
 
     def observe(self, plan: LaunchPlan) -> Observation:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from launcher.contract.errors import InputError
 from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster, Object, Place
-from launcher.targets.kubernetes.render import Manifest
+from launcher.targets.kubernetes.render import RenderedManifest
 
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesArtifact:
     """A plan as a manifest."""
 
-    manifest: Manifest
+    manifest: RenderedManifest
     namespace: str
 
     def shell(self, *, embed: bool = False) -> str:

@@ -10,11 +10,12 @@ from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
-from launcher.follow.loop import STOP_REQUEST_FILE, write_outcome
+from launcher.follow.loop import STOP_RUN_FILE, write_outcome
 from launcher.follow.scaling import read_withdrawn, take_request
 from launcher.follow.tails import Output, RunTails
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.pod_notes import PodNotes, StartLimit, same_words
 from launcher.targets.kubernetes.pod_states import (
@@ -166,7 +167,7 @@ class ClusterFollower:
         return tuple(newest_of_each(watch.seen()).values())
 
     def _asked_to_stop(self) -> Reason | None:
-        if self.stop_reason is None and (self._run.path / STOP_REQUEST_FILE).exists():
+        if self.stop_reason is None and (self._run.path / STOP_RUN_FILE).exists():
             self.stop_reason = Reason.STOP_REQUESTED
         return self.stop_reason
 
@@ -227,7 +228,7 @@ class ClusterFollower:
 
         Raises ``TargetError`` where it cannot be ended and runs on.
         """
-        request = self._run.path / STOP_REQUEST_FILE
+        request = self._run.path / STOP_RUN_FILE
         if request.exists() and request.read_text() == KEEP:
             self._insist(self._target.suspend, keep=True)
         elif self._ends_it or self.stop_reason is not None:

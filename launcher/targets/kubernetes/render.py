@@ -34,7 +34,7 @@ WIDTH = 88
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class RenderedManifest:
     """Objects in the order in which they are applied; ``opening`` says what they need."""
 
     opening: tuple[str, ...]
@@ -48,10 +48,10 @@ class Manifest:
 
 def render_manifest(
     plan: LaunchPlan, *, made_by: str = "launcher render", file: str = "FILE"
-) -> Manifest:
+) -> RenderedManifest:
     """The plan's objects. ``made_by`` and ``file`` are for the opening comment."""
     objects = RENDERERS[pods_of(plan).kind](plan)
-    return Manifest(opening=tuple(_opening(plan, made_by, file)), objects=objects)
+    return RenderedManifest(opening=tuple(_opening(plan, made_by, file)), objects=objects)
 
 
 def render_losses(pods: PodSettings) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env
+from launcher.job.quantity import render_bytes
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.pods import PodSettings, Toleration
@@ -39,7 +40,6 @@ echo "  fix: {fix}" >&2
 exit 2
 """
 """What a pod starts whose image holds the agent. No ``$(``, which Kubernetes replaces."""
-_MEMORY_UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
 
 
 def pods_of(plan: LaunchPlan) -> PodSettings:
@@ -242,20 +242,12 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
         milli = round(plan.resources.cpus * 1000)
         wanted["cpu"] = f"{milli}m" if milli % 1000 else str(milli // 1000)
     if plan.resources.memory_bytes is not None:
-        wanted["memory"] = render_quantity(plan.resources.memory_bytes)
+        wanted["memory"] = render_bytes(plan.resources.memory_bytes)
     if pods.gpus:
         wanted[GPU_RESOURCE] = str(pods.gpus)
     if pods.rdma_devices:
         wanted[pods.rdma_resource] = str(pods.rdma_devices)
     return {"resources": {"requests": wanted, "limits": dict(wanted)}} if wanted else {}
-
-
-def render_quantity(n_bytes: int) -> str:
-    """Bytes in the largest unit that gives a whole number."""
-    for unit, size in _MEMORY_UNITS:
-        if n_bytes % size == 0:
-            return f"{n_bytes // size}{unit}"
-    return str(n_bytes)
 
 
 def _probes(pods: PodSettings) -> Object:
@@ -313,7 +305,7 @@ def _mounts(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
 
 
 def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
-    shm = render_quantity(plan.resources.shm_bytes)
+    shm = render_bytes(plan.resources.shm_bytes)
     disks = (("run", pods.run), ("checkpoints", pods.checkpoint))
     return [
         {"name": "plan", "configMap": {"name": _config_map_name(plan)}},

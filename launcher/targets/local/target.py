@@ -26,8 +26,9 @@ from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder, full_disk, make_folders, write_agent_files
+from launcher.runs.folder import RunFolder, full_disk, make_folders
 from launcher.targets import proc
+from launcher.targets.agent_files import write_agent_files
 from launcher.targets.capacity import read_capacity
 from launcher.targets.gpus import read_gpus
 from launcher.targets.local.render import LocalArtifact, Process, render_local
@@ -274,5 +275,6 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
         if len(found) == count:
             return tuple(found)
     raise TargetError(
-        "no free TCP port between 20000 and 32000 on 127.0.0.1", "end what holds them"
+        "no free TCP port between 20000 and 32000 on 127.0.0.1",
+        "ss -ltnp lists the processes that listen there: end those that are not needed",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.roster import settings
-from launcher.agent.roster.settings import Settings, parse_settings
+from launcher.agent.roster.settings import RosterSettings, parse_settings
 
 
 def test_values_come_as_text_from_a_command_line_or_typed_from_code() -> None:
@@ -44,12 +44,14 @@ def test_all_problems_are_told_at_once() -> None:
 def test_beats_are_frequent_enough_to_end_detection_within_a_second_of_the_limit(
     limit_s: float, interval_s: float
 ) -> None:
-    assert Settings(node_index=0, detection_limit_s=limit_s).interval_s == interval_s
+    assert RosterSettings(node_index=0, detection_limit_s=limit_s).interval_s == interval_s
 
 
 def test_every_key_says_what_it_means() -> None:
     tree = ast.parse(Path(settings.__file__).read_text())
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
+    body = next(
+        n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "RosterSettings"
+    )
     documented = {
         node.target.id
         for node, text in itertools.pairwise(body)
@@ -57,4 +59,4 @@ def test_every_key_says_what_it_means() -> None:
         and isinstance(node.target, ast.Name)
         and isinstance(text, ast.Expr)
     }
-    assert documented == {field.name for field in fields(Settings)}
+    assert documented == {field.name for field in fields(RosterSettings)}

@@ -17,7 +17,8 @@ from launcher.follow.scaling import SCALE_FILE, SCALE_REQUEST_FILE
 from launcher.follow.target import LiveRun, NodeObservation, Observation
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome, RunFolder
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS = "runs"

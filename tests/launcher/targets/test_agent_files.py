@@ -18,7 +18,6 @@ from launcher.contract.errors import KeyInputError
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import write_agent_files
 from launcher.targets.agent_archive import (
     read_agent_sources,
     read_agent_version,
@@ -29,6 +28,7 @@ from launcher.targets.agent_files import (
     choose_agent,
     is_own_image,
     render_agent_files,
+    write_agent_files,
 )
 from launcher.targets.docker.render import render_docker
 from launcher.targets.local.render import render_local

@@ -16,17 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import fabric_train.checkpoint
+import fabric_train.commit
+import fabric_train.reduction
 import train.__main__ as program
-import train.checkpoint
-import train.commit
 import train.loop
-import train.reduction
 
 FOLDER = Path(os.environ["RUN_DIR"]) / "faults"
 SAVE_PHASES = {
-    "writing": (train.commit, "write_tensors"),
-    "unproven": (train.commit, "describe_files"),  # between the shards and the manifest
-    "unnamed": (train.checkpoint.CheckpointStore, "_point_latest_at"),  # renamed, not latest
+    "writing": (fabric_train.commit, "write_tensors"),
+    "unproven": (fabric_train.commit, "describe_files"),  # between the shards and the manifest
+    "unnamed": (fabric_train.checkpoint.CheckpointStore, "_point_latest_at"),  # renamed, not latest
 }
 WAIT_S = 30.0
 
@@ -97,7 +97,7 @@ def arm_collective(fault: Fault, mine: bool) -> None:
         else:
             fault.strike()
 
-    before(train.reduction.ExactReduction, "_exchange", enter, calls=4)
+    before(fabric_train.reduction.ExactReduction, "_exchange", enter, calls=4)
 
 
 def in_save(fault: Fault, mine: bool) -> None:

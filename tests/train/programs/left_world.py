@@ -5,10 +5,10 @@ import os
 import weakref
 
 import train.loop
+from fabric_train.ledger import open_ledger
+from fabric_train.strategies import leave_world
+from fabric_train.worker_env import parse_worker_env
 from train.config import parse_config
-from train.ledger import open_ledger
-from train.strategies import leave_world
-from train.worker_env import parse_worker_env
 
 models = []
 build = train.loop.build

@@ -15,9 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fabric_train.worker_env import parse_worker_env
 from train.config import parse_config
 from train.loop import train
-from train.worker_env import parse_worker_env
 
 
 def main() -> None:

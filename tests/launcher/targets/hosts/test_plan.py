@@ -14,13 +14,14 @@ import pytest
 from launcher.api import launch
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.keeper_record import write_record
 from launcher.job.spec import JobSpec
 from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
-from launcher.runs.summary import render_failure
+from launcher.runs.summary import render_clocks, render_failure
 from launcher.targets.hosts.line import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
     Address,
@@ -31,7 +32,6 @@ from launcher.targets.hosts.plan import (
     decide_hosts,
     plan_on_hosts,
 )
-from launcher.targets.hosts.program import keeper
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.target import HostsTarget
 
@@ -79,7 +79,7 @@ def test_a_pair_that_does_not_meet_is_named() -> None:
 
 
 def test_an_interface_that_a_host_lacks_is_told() -> None:
-    with pytest.raises(TargetError, match="gpu1: it has no wg0"):
+    with pytest.raises(TargetError, match="gpu1: found no wg0"):
         chosen((replace(HOSTS[0], interface="wg0"), HOSTS[1]))
 
 
@@ -262,10 +262,11 @@ def test_the_first_cause_is_found_by_the_launchers_clock(
         error = folder / "error.json"
         error.write_text(json.dumps({"message": {"message": f"ValueError: of {index}"}}))
         os.utime(error, (failed_at, failed_at))
-    told = read_report(RunFolder(tmp_path), plan).to_jsonable()
-    assert (told["first"]["host"], told["first"]["failed_at"]) == ("gpu2", 1025.0)
-    assert [other["failed_at"] for other in told["collateral"]] == [1030.0]
-    lines = render_failure(told, "training-failed")
+    told = read_report(RunFolder(tmp_path), plan)
+    assert told.first is not None
+    assert (told.first.host, told.first.failed_at) == ("gpu2", 1025.0)
+    assert [other.failed_at for other in told.collateral] == [1030.0]
+    lines = [*render_failure(told, "training-failed"), *render_clocks(told.clock_offsets_s)]
     assert lines[0].startswith("  first failure: rank 1 on node 1 (gpu2): ValueError: of 1")
     assert lines[-1] == (
         "  clocks, against this machine's: gpu1 30.0 s behind; times here are corrected"
@@ -295,11 +296,11 @@ def test_a_host_speaks_for_a_node_that_could_write_nothing(
     folder = tmp_path / "nodes/1/0"
     folder.mkdir(parents=True)
     record = {"pid": 7, "start": "x", "exit_code": 1, "detail": "No space left on device: /there"}
-    keeper.write_record(folder, record)
+    write_record(folder, record)
     told = read_report(RunFolder(tmp_path), plan)
     assert told.first is not None
     assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device: /there")
-    keeper.write_record(folder, {**record, "detail": protocol.LAUNCHER_GONE})
+    write_record(folder, {**record, "detail": protocol.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None
 
 

@@ -1,0 +1,119 @@
+"""What a training loop of your own can import: samplers, exact reduction, checkpoints, stopping.
+
+``import fabric_train`` is cheap: a module, and torch with it, is imported when one of its names is
+first used. Never imports ``launcher`` or ``train``; the names that ``launcher`` shares are repeated
+in ``worker_env`` and held equal by a test.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fabric_train.agreement import Agreement
+    from fabric_train.augmentation import Augmented
+    from fabric_train.commit import SaveResult
+    from fabric_train.continuity import Continuity
+    from fabric_train.environment import make_deterministic, read_environment
+    from fabric_train.errors import DivergedError, InputError, WorldMismatchError
+    from fabric_train.ledger import Ledger, open_ledger
+    from fabric_train.lineage import FencedError
+    from fabric_train.manifest import CheckpointManifest
+    from fabric_train.preemption import (
+        EXIT_PREEMPTED,
+        PreemptedError,
+        Preemption,
+        Wish,
+        exit_on_sigterm,
+        finish_before_exit,
+    )
+    from fabric_train.randomness import derive_seed, seed_generators
+    from fabric_train.reduction import ExactReduction, FastReduction, align
+    from fabric_train.retention import Interval, Keep
+    from fabric_train.sampler import GlobalBatchSampler, ShardSampler, fingerprint_tensors
+    from fabric_train.saver import Saver
+    from fabric_train.state import TrainState, digest_weights
+    from fabric_train.strategies import check_world, gather, launch_fabric, leave_world
+    from fabric_train.stream import SampleSource, StreamShards
+    from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
+
+__all__ = [
+    "EXIT_PREEMPTED",
+    "Agreement",
+    "Augmented",
+    "CheckpointManifest",
+    "Continuity",
+    "DivergedError",
+    "ExactReduction",
+    "FastReduction",
+    "FencedError",
+    "GlobalBatchSampler",
+    "InputError",
+    "Interval",
+    "Keep",
+    "Ledger",
+    "PreemptedError",
+    "Preemption",
+    "SampleSource",
+    "SaveResult",
+    "Saver",
+    "ShardSampler",
+    "StreamShards",
+    "TrainState",
+    "Wish",
+    "WorkerEnv",
+    "World",
+    "WorldMismatchError",
+    "align",
+    "check_world",
+    "derive_seed",
+    "digest_weights",
+    "exit_on_sigterm",
+    "fingerprint_tensors",
+    "finish_before_exit",
+    "gather",
+    "launch_fabric",
+    "leave_world",
+    "make_deterministic",
+    "open_ledger",
+    "parse_worker_env",
+    "read_environment",
+    "seed_generators",
+]
+
+_NAMES = {
+    "agreement": "Agreement",
+    "augmentation": "Augmented",
+    "commit": "SaveResult",
+    "continuity": "Continuity",
+    "environment": "make_deterministic read_environment",
+    "errors": "DivergedError InputError WorldMismatchError",
+    "ledger": "Ledger open_ledger",
+    "lineage": "FencedError",
+    "manifest": "CheckpointManifest",
+    "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
+    " exit_on_sigterm finish_before_exit",
+    "randomness": "derive_seed seed_generators",
+    "reduction": "ExactReduction FastReduction align",
+    "retention": "Interval Keep",
+    "sampler": "GlobalBatchSampler ShardSampler fingerprint_tensors",
+    "saver": "Saver",
+    "state": "TrainState digest_weights",
+    "strategies": "check_world gather launch_fabric leave_world",
+    "stream": "SampleSource StreamShards",
+    "worker_env": "WorkerEnv World parse_worker_env",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value  # so that this is asked once for each name
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

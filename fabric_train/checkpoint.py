@@ -1,0 +1,219 @@
+"""Checkpoints on the disk: each a folder that is committed as a whole and proves its own bytes.
+
+A checkpoint folder holds ``step-<step>-g<generation>-a<attempt>`` folders, a symbolic link
+``latest`` for people and tools, and the notes of ``lineage``. All else is left over from a killed
+writer and never read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric_train.durable import (
+    STAGING_PREFIX,
+    remove_folder,
+    staging_path,
+    sync_folder,
+    write_synced,
+)
+from fabric_train.errors import InputError
+from fabric_train.lineage import Commit, Lineage, Start, Writer, find_stranger
+from fabric_train.manifest import (
+    MANIFEST_FILE,
+    CheckpointManifest,
+    DamagedError,
+    check_files,
+    read_manifest,
+    render_manifest,
+)
+from fabric_train.retention import Keep, Scored, decide_removals
+
+LATEST_LINK = "latest"
+NAME = re.compile(r"step-(\d{10})-g(\d+)-a(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A committed checkpoint; its files agreed with ``manifest`` when it was found."""
+
+    path: Path
+    manifest: CheckpointManifest
+
+    @property
+    def commit(self) -> Commit:
+        """Its place in the history."""
+        manifest = self.manifest
+        return Commit(step=manifest.step, writer=Writer(manifest.generation, manifest.attempt))
+
+
+class CheckpointStore:
+    """The checkpoints of one training, in one folder that several groups may write into.
+
+    Only rank 0 may use it, and in this order: ``open``, ``read_newest``, ``begin``; then ``stage``
+    and ``commit`` for each checkpoint.
+    """
+
+    def __init__(self, folder: Path, *, keep: Keep | None = None) -> None:
+        self.folder = folder
+        self._keep = keep or Keep()
+        self._lineage = Lineage(folder)
+        self._writer: Writer | None = None
+
+    @property
+    def writer(self) -> Writer:
+        """Under what name this start commits; only after ``begin``."""
+        if self._writer is None:
+            raise RuntimeError("begin() comes first")
+        return self._writer
+
+    def open(self) -> None:
+        """Makes the folder; raises InputError where nothing can be written to it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = staging_path(self.folder / "probe")
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            raise InputError(
+                f"checkpoints cannot be written to {self.folder}: {error.strerror}",
+                "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
+            ) from error
+
+    def read_starts(self) -> tuple[Start, ...]:
+        """Every start of the training in this folder, by any group, oldest first."""
+        return self._lineage.read_starts()
+
+    def read_newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest undamaged checkpoint of the history, and a note on each that was skipped.
+
+        Reads every byte of it. Raises InputError for one that only a newer program can read.
+        """
+        skipped: list[str] = []
+        starts = self.read_starts()
+        for commit, path in sorted(self._committed(), key=_age, reverse=True):
+            try:
+                manifest = read_manifest(path)
+                if reason := find_stranger(commit, starts):
+                    skipped.append(f"skips the stale checkpoint {path}: {reason}")
+                    continue
+                check_files(path, manifest)
+            except DamagedError as error:
+                skipped.append(f"skips the damaged checkpoint {path}: {error}")
+                continue
+            return Checkpoint(path=path, manifest=manifest), skipped
+        return None, skipped
+
+    def begin(self, generation: int | None, base: Checkpoint | None) -> Writer:
+        """Goes on from ``base`` as the group of ``generation``, or of a new one where None.
+
+        From here on no earlier group's commit counts any more. Raises FencedError where a later
+        group has begun, InputError where nothing can be written.
+        """
+        try:
+            self._writer = self._lineage.begin(generation, base.commit if base else None)
+        except OSError as error:
+            raise InputError(
+                f"nothing can be written to {self.folder}: {error.strerror}",
+                "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
+            ) from error
+        self._remove_leftovers()
+        return self._writer
+
+    def check(self) -> None:
+        """Raises FencedError where a later group has begun; reads two folders' names."""
+        self._lineage.check(self.writer)
+
+    def path_of(self, step: int) -> Path:
+        """Where this start's checkpoint of ``step`` is, or will be."""
+        writer = self.writer
+        return self.folder / f"step-{step:010d}-g{writer.generation}-a{writer.attempt}"
+
+    def stage(self, step: int) -> Path:
+        """A new folder for the files of ``step``, which becomes the checkpoint by ``commit``."""
+        staging = staging_path(self.path_of(step))
+        staging.mkdir()
+        return staging
+
+    def commit(self, staging: Path, manifest: CheckpointManifest) -> Path:
+        """Makes a staged folder the newest checkpoint and deletes what is not kept; blocks.
+
+        The files must be on the disk already. The earlier one stays readable at every instant,
+        also through a power cut. Raises FencedError, and OSError where the disk refuses; the
+        staged folder is gone then.
+        """
+        path = self.path_of(manifest.step)
+        try:
+            content = render_manifest(manifest)
+            write_synced(staging / MANIFEST_FILE, lambda file: file.write(content))
+            sync_folder(staging)
+            self.check()
+            os.rename(staging, path)
+        except BaseException:
+            self.discard(staging)
+            raise
+        sync_folder(self.folder)
+        self._point_latest_at(path)
+        self._remove_old(manifest)
+        return path
+
+    def discard(self, staging: Path) -> None:
+        """Deletes a folder that will not be committed; never raises."""
+        shutil.rmtree(staging, ignore_errors=True)
+
+    def _committed(self) -> Iterator[tuple[Commit, Path]]:
+        for path in self.folder.iterdir():
+            commit = parse_name(path.name)
+            if commit and path.is_dir():
+                yield commit, path
+
+    def _point_latest_at(self, path: Path) -> None:
+        link = staging_path(self.folder / LATEST_LINK)
+        # Resuming does not need it, and some file systems have no links.
+        with contextlib.suppress(OSError):
+            link.symlink_to(path.name)
+            os.replace(link, self.folder / LATEST_LINK)
+            sync_folder(self.folder)
+
+    def _remove_old(self, newest: CheckpointManifest) -> None:
+        starts = self.read_starts()
+        paths: dict[Commit, Path] = {}
+        found = []
+        for commit, path in self._committed():
+            # Strangers and damaged ones are left to people: counted, they would push out good ones.
+            if commit.step > newest.step or find_stranger(commit, starts):
+                continue
+            with contextlib.suppress(DamagedError, InputError):
+                paths[commit] = path
+                found.append(Scored(commit=commit, score=read_manifest(path).score))
+        for commit in decide_removals(found, self._keep):
+            with contextlib.suppress(OSError):
+                remove_folder(paths[commit])
+
+    def _remove_leftovers(self) -> None:
+        for path in self.folder.glob(f"{STAGING_PREFIX}*"):
+            owner = parse_name(path.name.removeprefix(STAGING_PREFIX).rpartition("-")[0])
+            # A group that has begun after this one may be writing already.
+            if owner and owner.writer > self.writer:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def parse_name(name: str) -> Commit | None:
+    """What a checkpoint's folder name says; None where it is none. Pure."""
+    found = NAME.fullmatch(name)
+    return (
+        Commit(step=int(found[1]), writer=Writer(int(found[2]), int(found[3]))) if found else None
+    )
+
+
+def _age(entry: tuple[Commit, Path]) -> tuple[int, Writer]:
+    return entry[0].step, entry[0].writer

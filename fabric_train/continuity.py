@@ -1,0 +1,148 @@
+"""Checkpoints, stop requests and ledger events of one loop, behind four calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fabric_train.agreement import Agreement
+from fabric_train.commit import SaveResult
+from fabric_train.errors import DivergedError
+from fabric_train.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
+from fabric_train.preemption import Preemption, Wish, finish_before_exit
+from fabric_train.saver import Saver
+from fabric_train.state import TrainState
+from fabric_train.worker_env import WorkerEnv
+
+CLOSE_LIMIT_S = 10.0
+"""What a save in flight gets when the training ends with an error."""
+
+
+class Continuity:
+    """Saves, resumes and stops one training; all ranks call the same methods in the same order.
+
+    With ``each_epoch`` a checkpoint follows each epoch, whatever the saver's interval. ``refresh``
+    arguments bring the state's ``epoch_loss`` up to date over all ranks, and may block.
+    """
+
+    def __init__(
+        self,
+        env: WorkerEnv,
+        state: TrainState,
+        saver: Saver,
+        ledger: Ledger,
+        *,
+        each_epoch: bool = True,
+    ) -> None:
+        self.saver = saver
+        self._state, self._ledger, self._each_epoch = state, ledger, each_epoch
+        speaks = env.world is None or env.world.local_rank == 0
+        self._preemption = Preemption(env.node_dir if speaks else None)
+        self._agreement = Agreement(2)
+        finish_before_exit(self.saver.join)
+
+    def resume(self) -> Path | None:
+        """Loads the newest checkpoint, and tells the agent that stop requests will be answered."""
+        state = self._state
+        found = self.saver.resume(state.model, state.optimizer)
+        if found:
+            state.step, state.sample = found.step, found.trainer["sample"]
+            state.train_loss = _number(found.trainer["train_loss"])
+            state.epoch_loss = found.trainer["epoch_loss"]
+            state.epoch_steps = found.trainer["epoch_steps"]
+        self._preemption.announce()
+        self._ledger.write(Loaded(step=state.step))
+        return self.saver.newest
+
+    def after_step(self, refresh: Callable[[], object]) -> None:
+        """Commits when all ranks agree that a checkpoint is due or that a node asks for one.
+
+        Raises PreemptedError after a commit on request, FencedError where a later group has begun.
+        """
+        wish, due = self._agreement.settle()
+        if wish:
+            self._answer(Wish(wish), refresh)
+        elif due or self.saver.is_step_due(self._state.step):
+            refresh()
+            self.save()
+        else:
+            self._tell(self.saver.poll())
+        self._agreement.propose((self._preemption.look(), int(self.saver.is_time_due())))
+
+    def on_epoch_end(self) -> None:
+        """Commits with the epoch's loss as the score, if ``each_epoch``."""
+        if self._each_epoch:
+            self.save(score=self._state.train_loss)
+
+    def save(self, *, score: float | None = None, block: bool = False) -> None:
+        """Begins to save the present state; raises DivergedError if its loss is not finite."""
+        state = self._state
+        check_finite(state.epoch_loss, state.step)
+        result = self.saver.save(
+            state.step,
+            state.model,
+            state.optimizer,
+            trainer={
+                "train_loss": state.train_loss if math.isfinite(state.train_loss) else None,
+                "sample": state.sample,
+                "epoch_loss": state.epoch_loss,
+                "epoch_steps": state.epoch_steps,
+            },
+            score=score,
+            block=block,
+        )
+        self._ledger.on_stall(self.saver.blocked_s)
+        self._tell(result)
+
+    def finish(self) -> Path | None:
+        """Commits the final state and gives its path; blocks. All ranks must call it."""
+        self._agreement.settle()
+        self.save(score=self._state.train_loss, block=True)
+        settled = self.saver.settle()
+        return settled[1] if settled else None
+
+    def close(self) -> None:
+        """Waits up to CLOSE_LIMIT_S for a save in flight; never raises."""
+        self.saver.join(CLOSE_LIMIT_S)
+
+    def _answer(self, wish: Wish, refresh: Callable[[], object]) -> None:
+        step = self._state.step
+        self._ledger.write(StopAgreed(step=step, reason=wish.name.lower()))
+        refresh()
+        self.save(block=True)
+        settled = self.saver.settle()
+        committed = settled is not None and settled[0] == step
+        self._preemption.answer(step, settled[1] if settled and committed else None)
+        if wish is Wish.STOP:
+            self._preemption.wait_for_sigterm()
+
+    def _tell(self, result: SaveResult | None) -> None:
+        if result is None:
+            return
+        if result.path is None:
+            self._ledger.write(SaveFailed(step=result.step, error=result.error))
+            return
+        self._ledger.write(
+            Saved(
+                step=result.step,
+                blocked_s=round(result.blocked_s, 6),
+                write_s=round(result.write_s, 6),
+                bytes=result.total_bytes,
+            )
+        )
+
+
+def check_finite(loss: float, step: int) -> float:
+    """The loss; raises DivergedError if it is not finite."""
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the training loss is {loss} after step {step}, so no checkpoint of it was written. "
+            "Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
+        )
+    return loss
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)

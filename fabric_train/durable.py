@@ -1,0 +1,64 @@
+"""Files that are either wholly there or not there, whatever is killed or loses power.
+
+``fabric.save`` is not that: it stages in the temporary folder, moves across devices and never
+asks for the bytes to reach the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+STAGING_PREFIX = ".staging-"
+"""Names that are being written or deleted; no reader takes them for finished."""
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replaces ``path`` with what ``write`` puts into the file it is handed; blocks on the disk.
+
+    A reader sees the old bytes or the new ones, never a mixture.
+    """
+    staging = staging_path(path)
+    try:
+        write_synced(staging, write)
+        os.replace(staging, path)
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Writes a file of a folder that is not yet visible, and waits until it is on the disk."""
+    with path.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def remove_folder(path: Path) -> None:
+    """Deletes a folder so that no half of it is ever seen under its name; absent is fine."""
+    doomed = staging_path(path)
+    try:
+        os.rename(path, doomed)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(doomed)
+
+
+def staging_path(path: Path) -> Path:
+    """A name of its own beside ``path``: a rename is atomic only within one file system."""
+    return path.with_name(f"{STAGING_PREFIX}{path.name}-{uuid.uuid4().hex}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in ``folder`` are on the disk; a rename is not, otherwise."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,188 @@
+"""Which checkpoints belong to one history, however many groups wrote into the folder.
+
+A *generation* is one membership of nodes, a number that only one group can take. An *attempt*
+counts that generation's starts of the training. Each start notes which checkpoint it went on from,
+once, in a file that can be made only once: so the newest note decides what the history is, and
+whatever an older group commits after it (a node that was frozen and woke) is in no history.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fabric_train.durable import sync_folder
+
+GENERATIONS_DIR = "generations"
+"""Below the checkpoint folder; ``<8 digits>.json``, made by the node agent or by us."""
+LINEAGE_DIR = "lineage"
+"""Below the checkpoint folder; ``<8 digits>-<4 digits>.json``, a note for each start."""
+
+
+class FencedError(RuntimeError):
+    """A later group has taken over; this one may commit nothing any more."""
+
+
+@dataclass(frozen=True, order=True)
+class Writer:
+    """Who commits: the group of one generation, in its ``attempt``-th start (0-based)."""
+
+    generation: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"generation {self.generation}, attempt {self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A checkpoint's name in the history."""
+
+    step: int
+    writer: Writer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start's note: what it went on from (None: from nothing) and when (epoch seconds)."""
+
+    writer: Writer
+    base: Commit | None
+    at: float
+
+
+class Lineage:
+    """The notes and generations of one checkpoint folder; for rank 0 alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._generations = folder / GENERATIONS_DIR
+        self._notes = folder / LINEAGE_DIR
+
+    def read_starts(self) -> tuple[Start, ...]:
+        """All notes, oldest writer first; one that was cut off is none: it committed nothing."""
+        found = []
+        for path in self._list(self._notes):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found.append(_parse_start(json.loads(path.read_bytes())))
+        return tuple(sorted(found, key=lambda start: start.writer))
+
+    def begin(self, generation: int | None, base: Commit | None) -> Writer:
+        """Notes that a start goes on from ``base``; without a generation it takes the next.
+
+        Raises FencedError where a later generation exists, OSError where nothing can be written.
+        """
+        if generation is None or not self._generation_path(generation).exists():
+            generation = self._take_generation()
+        for path in (self._notes, self._generations):
+            path.mkdir(parents=True, exist_ok=True)
+        while True:
+            writer = Writer(generation, self._newest_attempt(generation) + 1)
+            self.check(writer)
+            start = Start(writer=writer, base=base, at=time.time())
+            name = f"{writer.generation:08d}-{writer.attempt:04d}.json"
+            if _create(self._notes / name, _render_start(start)):
+                return writer
+
+    def check(self, writer: Writer) -> None:
+        """Raises FencedError unless ``writer`` is the newest there is."""
+        newest = self._newest_generation()
+        if newest > writer.generation:
+            raise FencedError(
+                f"generation {newest} has taken over: generation {writer.generation} commits "
+                "no more checkpoints and has to end"
+            )
+        if self._newest_attempt(writer.generation) > writer.attempt:
+            raise FencedError(f"a later start than {writer} goes on: this one has to end")
+
+    def _take_generation(self) -> int:
+        self._generations.mkdir(parents=True, exist_ok=True)
+        while True:
+            number = self._newest_generation() + 1
+            if _create(self._generation_path(number), {"run_id": "", "origin": "training"}):
+                return number
+
+    def _newest_generation(self) -> int:
+        stems = (path.stem for path in self._list(self._generations))
+        return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+
+    def _newest_attempt(self, generation: int) -> int:
+        names = (path.stem for path in self._notes.glob(f"{generation:08d}-*.json"))
+        return max((int(name.partition("-")[2]) for name in names), default=-1)
+
+    def _generation_path(self, number: int) -> Path:
+        return self._generations / f"{number:08d}.json"
+
+    def _list(self, folder: Path) -> list[Path]:
+        return sorted(folder.glob("[0-9]*.json")) if folder.is_dir() else []
+
+
+def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
+    """Why a commit is not of the history that the newest start leads to; None where it is.
+
+    A folder without any note, such as a copy of one checkpoint, has one history. Pure.
+    """
+    if not starts:
+        return None
+    by_writer = {start.writer: start for start in starts}
+    current: Start | None = starts[-1]
+    last_step: int | None = None
+    while current and current.writer > commit.writer:
+        base = current.base
+        current, last_step = (by_writer.get(base.writer), base.step) if base else (None, 0)
+        if base and current is None:
+            # Its note is gone; its commits up to the base are still the history.
+            current = Start(writer=base.writer, base=None, at=0.0)
+    if current is None or current.writer != commit.writer:
+        return f"no later group went on from {commit.writer}"
+    if last_step is not None and commit.step > last_step:
+        return f"the group that followed {commit.writer} went on from step {last_step}"
+    return None
+
+
+def _create(path: Path, content: Mapping[str, Any]) -> bool:
+    """Makes a file that must not exist yet; False where somebody was faster."""
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    # Some file systems refuse to sync a folder, and then keep names in order by themselves.
+    with contextlib.suppress(OSError):
+        sync_folder(path.parent)
+    return True
+
+
+def _render_start(start: Start) -> dict[str, Any]:
+    base = start.base
+    return {
+        "generation": start.writer.generation,
+        "attempt": start.writer.attempt,
+        "at": start.at,
+        "base": base
+        and {
+            "step": base.step,
+            "generation": base.writer.generation,
+            "attempt": base.writer.attempt,
+        },
+    }
+
+
+def _parse_start(content: Mapping[str, Any]) -> Start:
+    base = content["base"]
+    return Start(
+        writer=Writer(content["generation"], content["attempt"]),
+        base=Commit(step=base["step"], writer=Writer(base["generation"], base["attempt"]))
+        if base
+        else None,
+        at=content["at"],
+    )

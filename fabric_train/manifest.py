@@ -1,0 +1,126 @@
+"""What makes a folder a checkpoint: a manifest that names every file by its size and checksum.
+
+Standard library only, so that tools can read it where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fabric_train.errors import InputError
+
+FORMAT = 2
+"""Raised when an older program could misread what a newer one wrote."""
+MANIFEST_FILE = "manifest.json"
+
+
+class DamagedError(Exception):
+    """A checkpoint whose bytes are not those that were committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest:
+    """A checkpoint's own description, JSON values throughout.
+
+    ``files``: name -> ``{"bytes", "sha256"}`` of all files but this one. ``tensors``: name ->
+    shape, unsharded. ``trainer``: the state that is not a tensor, as the training gave it.
+    ``config``: what the training that resumes must have in common. ``score``: lower is better.
+    ``world_size``, ``versions``: of the writers; a reader's may differ.
+    """
+
+    step: int
+    generation: int
+    attempt: int
+    world_size: int
+    files: Mapping[str, Mapping[str, Any]]
+    tensors: Mapping[str, list[int]] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    score: float | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(int(entry["bytes"]) for entry in self.files.values())
+
+
+def render_manifest(manifest: CheckpointManifest) -> bytes:
+    """The file's content; ``config_sha256`` lets people compare trainings at a glance."""
+    content = {
+        "format": FORMAT,
+        **asdict(manifest),
+        "config_sha256": hashlib.sha256(
+            json.dumps(manifest.config, sort_keys=True, default=str).encode()
+        ).hexdigest(),
+    }
+    return json.dumps(content, indent=1, default=str).encode() + b"\n"
+
+
+def read_manifest(folder: Path) -> CheckpointManifest:
+    """The manifest of a checkpoint, its files not yet compared with it.
+
+    Raises DamagedError where it cannot be read, and InputError for one that only a newer program
+    can read: skipping it would train again, without a word, what had been trained.
+    """
+    try:
+        content = json.loads((folder / MANIFEST_FILE).read_bytes())
+        found_format = content.pop("format")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{MANIFEST_FILE} cannot be read") from error
+    if found_format != FORMAT:
+        raise InputError(
+            f"checkpoint {folder} has format {found_format}, this program reads {FORMAT}",
+            "resume with the program that wrote it, or choose another --checkpoint_dir",
+        )
+    try:
+        content.pop("config_sha256")
+        return CheckpointManifest(**content)
+    except (KeyError, TypeError) as error:
+        raise DamagedError(f"{MANIFEST_FILE} lacks what it has to say") from error
+
+
+def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of files that are wholly written."""
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)}
+        for name in names
+    }
+
+
+def check_files(folder: Path, manifest: CheckpointManifest) -> None:
+    """Compares every byte with the manifest; raises DamagedError that names the first bad file.
+
+    torch reads a file with flipped bits without complaint, a digest does not.
+    """
+    for name, entry in manifest.files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                raise DamagedError(f"{name} has {size} bytes, not {entry['bytes']}")
+            if digest(path) != entry["sha256"]:
+                raise DamagedError(f"{name} is not what {MANIFEST_FILE} says")
+        except OSError as error:
+            raise DamagedError(f"{name}: {error.strerror}") from error
+
+
+def find_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """One line for each key whose values are not equal, sorted by key; compared as JSON."""
+    current = json.loads(json.dumps(current, default=str))
+    return [
+        f"{key} is {current.get(key, 'absent')}, was {saved.get(key, 'absent')}"
+        for key in sorted(saved.keys() | current.keys())
+        if saved.get(key, "absent") != current.get(key, "absent")
+    ]
+
+
+def digest(path: Path) -> str:
+    """The file's SHA-256, as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,205 @@
+"""Leaving in time: the conversation with the node agent before a stop, and SIGTERM without one.
+
+The agent writes ``stop-request`` into the node's folder; the training commits a checkpoint at a
+step that all ranks agreed on and answers in ``stop-ack``; SIGTERM follows. SIGTERM without a
+request means: exit now. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric_train.durable import write_file
+from fabric_train.worker_env import (
+    STOP_ACK_FILE,
+    STOP_READY_FILE,
+    STOP_REASON_RESIZE,
+    STOP_REQUEST_FILE,
+)
+
+EXIT_PREEMPTED = 143
+"""Worth a retry, as schedulers see it: 128 + SIGTERM."""
+LOOK_INTERVAL_S = 0.1
+"""Between two looks for a request: folders on a network are slow to ask."""
+GRACE_S = 1.0
+"""What a commit in flight gets after a SIGTERM that nobody announced."""
+LAST_WORD_S = 1.0
+"""Of a deadline, what is left for leaving after the commit."""
+WAIT_FOR_SIGTERM_S = 30.0
+"""How long a rank whose node was not asked to stop waits to be ended."""
+
+
+class PreemptedError(Exception):
+    """The training was asked to stop and has committed what it could; exit code 143."""
+
+
+class Wish(enum.IntEnum):
+    """What a rank's node asks for; the highest of all ranks' counts."""
+
+    NOTHING = 0
+    COMMIT = 1
+    """A checkpoint, because nodes wait to come in; the training goes on."""
+    STOP = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the agent asked; ``deadline`` in seconds since the epoch."""
+
+    reason: str
+    at: float
+    deadline: float
+
+    @property
+    def wish(self) -> Wish:
+        """What it comes to for the training."""
+        return Wish.COMMIT if self.reason == STOP_REASON_RESIZE else Wish.STOP
+
+
+def _tell(path: Path, content: bytes) -> None:
+    # A disk that has no room for the word must not end the training that gives it.
+    with contextlib.suppress(OSError):
+        write_file(path, lambda file: file.write(content))
+
+
+class Preemption:
+    """One rank's part of the conversation; ``node_dir`` None, or any but the node's first rank,
+    hears nothing and says nothing.
+    """
+
+    def __init__(
+        self,
+        node_dir: Path | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._node_dir, self._clock, self._wall_clock = node_dir, clock, wall_clock
+        self._looked_at = -LOOK_INTERVAL_S
+        self._answered_at: float | None = None
+        self._request: Request | None = None
+        self._committed: tuple[int, Path | None] = (0, None)
+
+    def announce(self) -> None:
+        """Tells the agent that requests will be answered."""
+        if self._node_dir is not None:
+            _tell(self._node_dir / STOP_READY_FILE, b"")
+
+    def look(self) -> Wish:
+        """What is asked for and not answered yet; cheap enough for every step."""
+        now = self._clock()
+        if now - self._looked_at >= LOOK_INTERVAL_S:
+            self._looked_at = now
+            self._request = self._read_request()
+        return self._request.wish if self._request else Wish.NOTHING
+
+    def answer(self, step: int, checkpoint: Path | None) -> None:
+        """Tells the agent, if it asked, what was committed; None: nothing could be, be silent."""
+        self._committed = step, checkpoint
+        self._answer()
+
+    def _answer(self) -> None:
+        self._request = self._read_request()
+        if self._request is None or self._node_dir is None:
+            return
+        self._answered_at, self._request = self._request.at, None
+        step, checkpoint = self._committed
+        if checkpoint is not None:
+            text = json.dumps({"step": step, "checkpoint": str(checkpoint)}).encode()
+            _tell(self._node_dir / STOP_ACK_FILE, text)
+
+    def time_left_s(self) -> float:
+        """Until the deadline of the present request; 0 where there is none."""
+        request = read_request(self._node_dir)
+        return max(0.0, request.deadline - self._wall_clock()) if request else 0.0
+
+    def wait_for_sigterm(self) -> None:
+        """Waits to be ended by SIGTERM; raises PreemptedError if nobody does.
+
+        A node that is asked later than its peers gets its answer here: the commit was everybody's.
+        """
+        limit = time.monotonic() + WAIT_FOR_SIGTERM_S
+        while left_s := max(
+            self.time_left_s(), 0.0 if self._answered_at else limit - time.monotonic(), 0.0
+        ):
+            time.sleep(min(LOOK_INTERVAL_S, left_s))
+            self._answer()
+        raise PreemptedError("stopped on request, after a commit")
+
+    def _read_request(self) -> Request | None:
+        request = read_request(self._node_dir)
+        return None if request is None or request.at == self._answered_at else request
+
+
+def read_request(node_dir: Path | None) -> Request | None:
+    """The agent's present request; None where there is none that can be read."""
+    if node_dir is None:
+        return None
+    try:
+        found = json.loads((node_dir / STOP_REQUEST_FILE).read_bytes())
+        return Request(
+            reason=str(found["reason"]), at=float(found["at"]), deadline=float(found["deadline"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# Weak: a saver that is done must not keep its process group from ending.
+_unfinished: list[weakref.WeakMethod[Callable[[float], object]]] = []
+
+
+def finish_before_exit(finish: Callable[[float], object]) -> None:
+    """Has a method called before SIGTERM ends the process, with the seconds that it may take."""
+    _unfinished.append(weakref.WeakMethod(finish))
+
+
+def _finish_all(limit_s: float) -> None:
+    for reference in _unfinished:
+        if finish := reference():
+            finish(limit_s)
+
+
+def exit_on_sigterm(node_dir: Path | None = None) -> None:
+    """From now on SIGTERM ends this process with 143, also while it is stuck in C code.
+
+    What is to be finished before gets the rest of a deadline where a stop was requested, else
+    ``GRACE_S``. Only from the main thread. A handler that sets a flag would wait for the next step,
+    which never comes where a peer has died. Children are left alone: they have no part in this, and
+    SIGTERM ends them as ever.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def wait() -> None:
+        while signal.SIGTERM not in os.read(reader, 64):
+            pass
+        request = read_request(node_dir)
+        limit_s = GRACE_S
+        if request and request.wish is Wish.STOP:
+            limit_s = max(GRACE_S, request.deadline - time.time() - LAST_WORD_S)
+        # In a thread of its own: whatever it waits for, the end must not wait for it.
+        last = threading.Thread(target=_finish_all, args=(limit_s,), daemon=True)
+        last.start()
+        last.join(limit_s)
+        os._exit(EXIT_PREEMPTED)
+
+    def forget() -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    threading.Thread(target=wait, name="sigterm", daemon=True).start()
+    # The byte is written by the interpreter's own C handler, in whatever thread the signal comes:
+    # a blocked signal and sigwait would do too, but children would inherit the block.
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,187 @@
+"""Model and optimizer as named tensors, and those tensors as files that any world can read.
+
+Built on ``torch.distributed.checkpoint`` (DCP): a replicated state is written by one rank, a
+sharded one (FSDP2) by all, and both load at every world size.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import pickle
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from fabric_train.manifest import DamagedError
+
+MODEL, OPTIMIZER = "model.", "optimizer."
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """``tensors`` by name, live or staged; ``values``: the optimizer's numbers, fit for JSON."""
+
+    tensors: Mapping[str, torch.Tensor]
+    values: Mapping[str, Any]
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The model's shapes, unsharded."""
+        return {
+            name: list(tensor.shape)
+            for name, tensor in self.tensors.items()
+            if name.startswith(MODEL)
+        }
+
+
+def capture(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> Snapshot:
+    """The present state by reference; wrappers such as DDP leave no trace in the names.
+
+    An optimizer that has made no step yet is left out: torch would have to make one to tell its
+    state, which ``whole`` lets it do, for a state that is overwritten afterwards.
+    """
+    weights, moments = get_state_dict(
+        model, optimizer if whole or optimizer.state else [], options=_OPTIONS
+    )
+    flat: dict[str, Any] = {MODEL + name: value for name, value in weights.items()}
+    flat |= {OPTIMIZER + name: value for name, value in moments.items()}
+    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    return Snapshot(
+        tensors=tensors,
+        values={name: value for name, value in flat.items() if name not in tensors},
+    )
+
+
+def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Puts a state back; its tensors must be shaped and sharded as those of ``capture``."""
+    flat: dict[str, Any] = {**snapshot.tensors, **snapshot.values}
+    set_model_state_dict(model, _below(flat, MODEL))
+    # JSON has no tuples, and torch compares some of these by type.
+    moments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in _below(flat, OPTIMIZER).items()
+    }
+    if moments:
+        set_optimizer_state_dict(model, optimizer, moments, options=_OPTIONS)
+
+
+def write_tensors(
+    tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None
+) -> list[str]:
+    """Writes the files of a state and waits for the disk; gives the names of this rank's files.
+
+    ``group``: the CPU group of all ranks that hold shards; None where one rank holds all.
+    """
+    before = set(folder.iterdir()) if group is None else set()
+    save(
+        dict(tensors),
+        storage_writer=FileSystemWriter(folder, overwrite=False),
+        process_group=group,
+        no_dist=group is None,
+    )
+    if group is None:
+        return sorted(path.name for path in set(folder.iterdir()) - before)
+    rank = dist.get_rank(group)
+    mine = [path.name for path in folder.iterdir() if path.name.startswith(f"__{rank}_")]
+    return sorted(mine + ([".metadata"] if rank == 0 else []))
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, whole, in CPU memory; by one rank, whoever wrote them."""
+    reader = SafeReader(folder)
+    entries = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
+def read_shards(
+    tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None
+) -> None:
+    """Fills these tensors, each rank its own shards, in place; all ranks must call it."""
+    reader = SafeReader(folder)
+    known = reader.read_metadata().state_dict_metadata
+    wanted = {name: tensor for name, tensor in tensors.items() if name in known}
+    load(wanted, storage_reader=reader, process_group=group)
+
+
+class SafeReader(FileSystemReader):
+    """Reads DCP's index without running what a stranger may have put into its pickle."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Raises DamagedError for an index that needs more than DCP's own types."""
+        content = (Path(self.path) / ".metadata").read_bytes()
+        try:
+            metadata = _SafeUnpickler(io.BytesIO(content)).load()
+        except Exception as error:
+            raise DamagedError(f".metadata cannot be read: {error}") from error
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata  # type: ignore[no-any-return]
+
+
+class _SafeUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
+        allowed = name in _ALLOWED.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        )
+        if not allowed:
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
+        return super().find_class(module, name)
+
+
+def _member(owner: Any, name: str) -> Any:
+    """Some versions of Python (3.11.2, for one) pickle a member of an enum as a getattr."""
+    if not (isinstance(owner, type) and issubclass(owner, enum.Enum)):
+        raise pickle.UnpicklingError(f"getattr of {owner!r} does not belong there")
+    return owner[name]
+
+
+_ALLOWED = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "pathlib._local": ("PosixPath", "PurePosixPath", "WindowsPath"),  # Python 3.13
+    "pathlib": ("PosixPath", "PurePosixPath", "WindowsPath"),
+}
+
+
+def _below(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)
+    }

@@ -1,0 +1,126 @@
+"""Fabric, built from the world that torchrun describes and from nothing else."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.strategies.ddp import DDPStrategy
+
+from fabric_train.errors import InputError, WorldMismatchError
+from fabric_train.worker_env import WorkerEnv, World
+
+T = TypeVar("T")
+Accelerator = Literal["auto", "cpu", "cuda"]
+Precision = Literal["32-true", "bf16-mixed"]
+
+# Lightning announces every process that joins; the hardware table says it once for all of them.
+# Two loggers: rank-zero messages go to whichever of its packages was imported last.
+for package in ("lightning.fabric", "lightning.pytorch"):
+    logging.getLogger(package).setLevel(logging.WARNING)
+
+
+def launch_fabric(
+    env: WorkerEnv, *, accelerator: Accelerator = "auto", precision: Precision = "32-true"
+) -> Fabric:
+    """Fabric with its process group, which is left out without torchrun.
+
+    Blocks until all workers of the world are there. Raises WorldMismatchError where what came about
+    is not the world of ``env``.
+    """
+    world = env.world
+    chosen = choose_accelerator(accelerator, world)
+    if chosen == "cpu" and env.omp_num_threads is None:
+        # As torchrun does for several workers: else the number of cores changes the result, and on
+        # a busy machine threads that wait for each other make small models several times slower.
+        torch.set_num_threads(1)
+    if world is None:
+        # The environment is explicit, or Fabric would follow a batch system's leftover variables.
+        fabric = Fabric(
+            accelerator=chosen,
+            devices=1,
+            precision=precision,
+            plugins=[LightningEnvironment()],
+        )
+    else:
+        fabric = Fabric(
+            accelerator=chosen,
+            devices=world.local_world_size,
+            num_nodes=world.num_nodes,
+            strategy=build_ddp(chosen),
+            precision=precision,
+            plugins=[TorchElasticEnvironment()],
+        )
+    fabric.launch()
+    check_world(fabric, world)
+    return fabric
+
+
+def build_ddp(accelerator: Literal["cpu", "cuda"]) -> DDPStrategy:
+    """Data-parallel training of a model that uses all its weights in every step."""
+    return DDPStrategy(
+        process_group_backend="nccl" if accelerator == "cuda" else "gloo",
+        gradient_as_bucket_view=True,
+        # No static_graph: with it, a first step that holds syncs back fails an assertion of torch.
+        # The ranks' shares of the test set may differ by a batch; a broadcast would then hang.
+        forward_sync_buffers=False,
+    )
+
+
+def choose_accelerator(asked: Accelerator, world: World | None) -> Literal["cpu", "cuda"]:
+    """``cuda`` or ``cpu``; raises InputError where a node has fewer CUDA devices than workers."""
+    devices = torch.cuda.device_count()
+    if asked == "cpu" or (asked == "auto" and not devices):
+        return "cpu"
+    wanted = world.local_world_size if world else 1
+    if devices < wanted:
+        raise InputError(
+            f"this node has {wanted} workers, but {devices} CUDA devices are visible",
+            f"--accelerator cpu, or nproc_per_node {devices}" if devices else "--accelerator cpu",
+        )
+    return "cuda"
+
+
+def check_world(fabric: Fabric, world: World | None) -> None:
+    """Raises WorldMismatchError unless Fabric and its process group agree with the environment.
+
+    Without this, ``Fabric(accelerator="cpu")`` under torchrun trains as many separate models as
+    there are workers, each of them rank 0, and ends with exit code 0.
+    """
+    expected = (world.rank, world.local_rank, world.world_size) if world else (0, 0, 1)
+    built = (fabric.global_rank, fabric.local_rank, fabric.world_size)
+    group = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if built != expected or group != (expected[0], expected[2]):
+        raise WorldMismatchError(
+            f"the environment says rank {expected[0]} of {expected[2]}, but Fabric built "
+            f"rank {built[0]} of {built[2]} over a process group of {group[1]}: "
+            "the workers would train separate models"
+        )
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's value in the order of ranks; all ranks must call it."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
+
+
+def leave_world() -> None:
+    """Ends the process group; nothing may be left that refers to a model wrapped by Fabric.
+
+    DistributedDataParallel's reducer is freed with the interpreter's lock held. If it is the last
+    to refer to a gloo group, the group's threads are joined under that lock while they wait for it:
+    the process hangs at its very end (torch 2.13; within a few tries where a barrier has just gone
+    by).
+
+    Only after success: while an error is on its way up, the other ranks may never arrive here.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,87 @@
+"""Virtual shards of data that is read in its own order and cannot be looked up by index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from fabric_train.sampler import plan_rank_shards, plan_shard_size, split_at_epochs
+
+
+class SampleSource(Protocol):
+    """Samples in a fixed order that can be entered anywhere, such as files with an offset table."""
+
+    fingerprint: str
+    """Changes with the samples or their order; belongs into a checkpoint, to be compared."""
+
+    def __len__(self) -> int:
+        """Samples of one pass."""
+
+    def read_from(self, position: int) -> Iterator[Any]:
+        """The samples from ``position`` in [0, len) to the end of the pass; seeks, reads no more.
+
+        Called anew for each pass and in each worker process.
+        """
+
+
+class StreamShards(IterableDataset[Any]):
+    """Yields one collated batch for each virtual shard of this rank, as GlobalBatchSampler does.
+
+    Samples come in the source's order, pass after pass, with a batch that a pass does not fill
+    going on in the next. For ``DataLoader(..., batch_size=None)``, with any number of worker
+    processes: each takes every n-th shard, which is the order that the loader asks them in.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        *,
+        global_batch_size: int,
+        virtual_shards: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self.shards = plan_rank_shards(virtual_shards, rank, world_size)
+        self._source = source
+        self._global_batch_size = global_batch_size
+        self._shard_size = plan_shard_size(global_batch_size, virtual_shards)
+        self._steps = range(0)
+
+    def seek(self, *, first_step: int, stop_step: int) -> None:
+        """Makes the next iteration cover these steps; what lies before is not read."""
+        self._steps = range(first_step, stop_step)
+
+    def __iter__(self) -> Iterator[Any]:
+        reader = Reader(self._source)
+        worker = get_worker_info()
+        first, every = (worker.id, worker.num_workers) if worker else (0, 1)
+        places = ((step, shard) for step in self._steps for shard in self.shards)
+        for step, shard in islice(places, first, None, every):
+            start = step * self._global_batch_size + shard * self._shard_size
+            yield default_collate(reader.read(start, start + self._shard_size))
+
+
+class Reader:
+    """Reads spans of the endless row of passes; seeks only where a span does not follow the last.
+
+    Not for several threads.
+    """
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+        self._samples: Iterator[Any] = iter(())
+        self._next = -1
+
+    def read(self, start: int, stop: int) -> list[Any]:
+        """The samples [start, stop), counted over all passes."""
+        found: list[Any] = []
+        for epoch, places in split_at_epochs(start, stop, len(self._source)):
+            first = epoch * len(self._source) + places.start
+            if first != self._next or not places.start:
+                self._samples = self._source.read_from(places.start)
+            found += [next(self._samples) for _ in places]
+            self._next = first + len(places)
+        return found

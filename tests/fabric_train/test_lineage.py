@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+
+from fabric_train.lineage import (
+    GENERATIONS_DIR,
+    Commit,
+    FencedError,
+    Lineage,
+    Start,
+    Writer,
+    find_stranger,
+)
+from launcher.agent.roster import fencing
+
+
+def at(step: int, generation: int, attempt: int = 0) -> Commit:
+    return Commit(step=step, writer=Writer(generation, attempt))
+
+
+def start(generation: int, base: Commit | None, attempt: int = 0) -> Start:
+    return Start(writer=Writer(generation, attempt), base=base, at=0.0)
+
+
+def test_the_agents_generations_lie_where_the_training_looks():
+    assert fencing.FOLDER == GENERATIONS_DIR
+
+
+def test_a_start_without_a_generation_takes_the_next(tmp_path):
+    fence = fencing.Fence(tmp_path, "run")
+    assert fence.take("store") == 1
+    assert Lineage(tmp_path).begin(None, None) == Writer(2, 0)
+    assert fence.newest().number == 2
+
+
+def test_a_start_goes_by_the_generation_that_the_agent_took(tmp_path):
+    number = fencing.Fence(tmp_path, "run").take("store")
+    assert Lineage(tmp_path).begin(number, None) == Writer(1, 0)
+
+
+def test_a_generation_of_another_folder_does_not_count(tmp_path):
+    assert Lineage(tmp_path).begin(7, None) == Writer(1, 0)
+
+
+def test_each_start_in_one_generation_is_an_attempt_of_its_own(tmp_path):
+    fencing.Fence(tmp_path, "run").take("store")
+    lineage = Lineage(tmp_path)
+    assert [lineage.begin(1, None) for _ in range(3)] == [Writer(1, n) for n in range(3)]
+
+
+def test_what_a_start_went_on_from_is_read_back(tmp_path):
+    lineage = Lineage(tmp_path)
+    lineage.begin(None, None)
+    lineage.begin(None, at(30, 1))
+    assert [(each.writer, each.base) for each in lineage.read_starts()] == [
+        (Writer(1, 0), None),
+        (Writer(2, 0), at(30, 1)),
+    ]
+
+
+def test_a_note_that_was_cut_off_is_no_start(tmp_path):
+    lineage = Lineage(tmp_path)
+    lineage.begin(None, None)
+    lineage.begin(None, None)
+    (tmp_path / "lineage" / "00000002-0000.json").write_text('{"gen')
+    assert [each.writer for each in lineage.read_starts()] == [Writer(1, 0)]
+
+
+@pytest.mark.parametrize("later", ["a generation of the agent's", "a start", "an attempt"])
+def test_a_writer_is_fenced_by_whatever_begins_later(tmp_path, later):
+    fence, lineage = fencing.Fence(tmp_path, "run"), Lineage(tmp_path)
+    writer = lineage.begin(fence.take("store"), None)
+    lineage.check(writer)
+    if later == "a start":
+        lineage.begin(None, None)
+    elif later == "an attempt":
+        lineage.begin(1, None)
+    else:
+        fence.take("another store")
+    with pytest.raises(FencedError, match="has to end"):
+        lineage.check(writer)
+
+
+def test_an_earlier_generation_cannot_begin_any_more(tmp_path):
+    fence = fencing.Fence(tmp_path, "run")
+    for _ in range(2):
+        fence.take("store")
+    with pytest.raises(FencedError, match="generation 2 has taken over"):
+        Lineage(tmp_path).begin(1, None)
+
+
+HISTORY = (start(1, None), start(2, at(30, 1)), start(2, at(30, 1), 1), start(4, at(50, 2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("commit", "belongs"),
+    [
+        (at(60, 4), True),
+        (at(50, 2, 1), True),
+        (at(40, 2, 1), True),
+        (at(60, 2, 1), False),  # committed late, by a group that had been followed
+        (at(45, 2), False),  # of a start that nobody went on from
+        (at(30, 1), True),
+        (at(31, 1), False),
+        (at(55, 3), False),
+        (at(99, 5), False),  # of a start whose note was lost
+    ],
+    ids=str,
+)
+def test_only_what_leads_to_the_newest_start_belongs_to_the_history(commit, belongs):
+    assert (find_stranger(commit, HISTORY) is None) is belongs
+
+
+def test_a_start_from_nothing_begins_another_history():
+    assert find_stranger(at(30, 1), (*HISTORY, start(5, None)))
+
+
+def test_without_notes_every_checkpoint_is_of_one_history():
+    assert find_stranger(at(30, 1), ()) is None
+
+
+def test_a_lost_note_ends_the_history_at_the_base_that_is_known():
+    known = HISTORY[-1:]
+    assert find_stranger(at(50, 2, 1), known) is None
+    assert find_stranger(at(51, 2, 1), known)
+    assert find_stranger(at(30, 1), known)

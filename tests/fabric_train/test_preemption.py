@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fabric_train.preemption import GRACE_S, PreemptedError, Preemption, Wish
+from launcher.agent.stopping import StopFiles
+from launcher.contract.reasons import Reason
+
+PROGRAM = Path(__file__).parent / "programs" / "leaving.py"
+
+
+@pytest.fixture
+def files(tmp_path) -> StopFiles:
+    """The agent's side."""
+    return StopFiles(tmp_path)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def preemption(tmp_path) -> Preemption:
+    return Preemption(tmp_path, clock=Clock())
+
+
+def test_the_agent_hears_that_the_training_speaks(files, preemption):
+    assert not files.training_speaks()
+    preemption.announce()
+    assert files.training_speaks()
+
+
+def test_a_stop_is_heard_and_answered_with_the_committed_step(files, preemption):
+    assert preemption.look() is Wish.NOTHING
+    files.ask(Reason.PREEMPTED, at=10.0, deadline=40.0)
+    assert preemption.look() is Wish.STOP
+    preemption.answer(7, Path("step-7"))
+    assert files.read_answer() == {"step": 7, "checkpoint": "step-7"}
+    assert preemption.look() is Wish.NOTHING
+
+
+def test_room_for_newcomers_asks_for_a_commit_alone(tmp_path, preemption):
+    (tmp_path / "stop-request").write_text(
+        json.dumps({"reason": "resize", "at": 1.0, "deadline": 60.0})
+    )
+    assert preemption.look() is Wish.COMMIT
+
+
+def test_a_later_request_is_heard_after_an_answered_one(files, preemption):
+    files.ask(Reason.PREEMPTED, at=10.0, deadline=40.0)
+    preemption.answer(1, Path("a"))
+    files.ask(Reason.INTERRUPTED, at=20.0, deadline=50.0)
+    assert preemption.look() is Wish.STOP
+
+
+def test_where_nothing_was_committed_nothing_is_acknowledged(files, preemption):
+    files.ask(Reason.PREEMPTED, at=10.0, deadline=40.0)
+    preemption.answer(1, None)
+    assert files.read_answer() is None
+    assert preemption.look() is Wish.NOTHING
+
+
+def test_a_rank_whose_node_was_not_asked_answers_nothing(files, preemption):
+    preemption.answer(1, Path("a"))
+    assert files.read_answer() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"reason": "x", "at": "y"}'])
+def test_a_request_that_cannot_be_read_is_none(tmp_path, preemption, text):
+    (tmp_path / "stop-request").write_text(text)
+    assert preemption.look() is Wish.NOTHING
+
+
+def test_without_an_agent_nothing_is_heard_and_nothing_said():
+    preemption = Preemption(None)
+    preemption.announce()
+    assert preemption.look() is Wish.NOTHING
+    preemption.answer(1, Path("a"))
+
+
+def test_who_is_not_ended_in_time_ends_as_preempted(files, preemption):
+    files.ask(Reason.PREEMPTED, at=time.time(), deadline=time.time() + 0.2)
+    preemption.answer(1, Path("a"))
+    with pytest.raises(PreemptedError):
+        preemption.wait_for_sigterm()
+
+
+def test_a_node_that_is_asked_after_its_peers_is_answered_while_it_waits(files, preemption):
+    preemption.answer(7, Path("step-7"))
+    ask = threading.Timer(
+        0.2, lambda: files.ask(Reason.PREEMPTED, at=time.time(), deadline=time.time() + 0.5)
+    )
+    ask.start()
+    with pytest.raises(PreemptedError):
+        preemption.wait_for_sigterm()
+    ask.join()
+    assert files.read_answer() == {"step": 7, "checkpoint": "step-7"}
+
+
+# -- SIGTERM ---------------------------------------------------------------------------------
+
+
+def begin(processes, how: str, file: Path, **env: str):
+    process = processes.start("-u", str(PROGRAM), how, str(file), **env)
+    return process, process.stdout.readline().decode().strip()
+
+
+@pytest.mark.parametrize("how", ["stuck", "held"])
+def test_sigterm_ends_a_process_that_is_stuck_in_c_code(processes, finish, tmp_path, how):
+    process, _ = begin(processes, how, tmp_path / "finished")
+    process.terminate()
+    assert finish(process)[0] == 143
+    assert float((tmp_path / "finished").read_text()) == GRACE_S
+
+
+def test_what_takes_longer_than_the_grace_is_left_undone(processes, finish, tmp_path):
+    process, _ = begin(processes, "endless", tmp_path / "finished")
+    process.terminate()
+    assert finish(process)[0] == 143
+    assert not (tmp_path / "finished").exists()
+
+
+def test_after_a_request_a_commit_may_take_the_rest_of_the_deadline(processes, finish, tmp_path):
+    StopFiles(tmp_path).ask(Reason.PREEMPTED, at=time.time(), deadline=time.time() + 3600)
+    process, _ = begin(processes, "stuck", tmp_path / "finished", NODE=str(tmp_path))
+    process.terminate()
+    assert finish(process)[0] == 143
+    assert float((tmp_path / "finished").read_text()) > 3000
+
+
+def test_sigterm_to_a_child_ends_the_child_alone(processes, finish, tmp_path):
+    process, pid = begin(processes, "child", tmp_path / "finished")
+    os.kill(int(pid), signal.SIGTERM)
+    code, out, _ = finish(process)
+    assert (code, out.strip()) == (0, "child ended with -15")

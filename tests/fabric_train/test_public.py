@@ -1,0 +1,58 @@
+"""``import fabric_train``: cheap, complete, and the same to people and to type checkers."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fabric_train
+
+
+def test_importing_the_library_imports_neither_torch_nor_numpy():
+    program = (
+        "import fabric_train, sys; from fabric_train import Preemption, parse_worker_env;"
+        "sys.exit(bool({'torch', 'numpy', 'lightning'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_saving_and_exact_reduction_need_no_lightning():
+    program = (
+        "from fabric_train import Continuity, ExactReduction, Saver, make_deterministic;"
+        "import sys; sys.exit('lightning' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", fabric_train.__all__)
+def test_each_public_name_is_there_and_documented(name):
+    value = getattr(fabric_train, name)
+    assert name in dir(fabric_train)
+    assert isinstance(value, int) or value.__doc__
+
+
+def test_what_type_checkers_see_is_what_can_be_imported():
+    (block,) = (
+        node
+        for node in ast.parse(Path(fabric_train.__file__).read_text()).body
+        if isinstance(node, ast.If)
+    )
+    seen = {
+        (alias.name, (node.module or "").removeprefix("fabric_train."))
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == set(fabric_train._MODULE_OF.items())
+    assert {name for name, _ in seen} == set(fabric_train.__all__)
+
+
+def test_another_name_is_refused_as_python_does():
+    with pytest.raises(AttributeError, match="no attribute 'Savor'"):
+        fabric_train.Savor  # noqa: B018
+    with pytest.raises(ImportError, match="Savor"):
+        from fabric_train import Savor  # noqa: F401

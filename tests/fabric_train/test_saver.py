@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fabric_train import commit
+from fabric_train.errors import InputError
+from fabric_train.lineage import FencedError
+from fabric_train.retention import Interval, Keep
+from fabric_train.saver import Saver
+
+PROGRAM = Path(__file__).parent / "programs" / "saving.py"
+
+
+def build(width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(width, 2)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(1, model.in_features)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Training:
+    """A saver, and the model that it saves; ``said`` is what it told people."""
+
+    def __init__(self, folder: Path, width: int = 4, **options) -> None:
+        self.said: list[str] = []
+        self.saver = Saver(folder, say=self.said.append, **options)
+        self.model, self.optimizer = build(width)
+        self.resumed = self.saver.resume(self.model, self.optimizer)
+        self.step = self.resumed.step if self.resumed else 0
+
+    def train(self) -> None:
+        step(self.model, self.optimizer)
+        self.step += 1
+
+    def save(self, **options):
+        return self.saver.save(self.step, self.model, self.optimizer, **options)
+
+
+@pytest.fixture
+def training(tmp_path) -> Training:
+    started = Training(tmp_path, keep=Keep(last=2))
+    started.train()
+    return started
+
+
+def test_a_save_does_not_wait_for_the_disk_and_what_it_wrote_is_of_its_step(
+    training, tmp_path, monkeypatch
+):
+    go = threading.Event()
+    write = commit.write_tensors
+
+    def write_late(*arguments):
+        assert go.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(commit, "write_tensors", write_late)
+    saved = training.model.weight.detach().clone()
+    training.save()
+    training.train()
+    assert training.saver.poll() is None
+    go.set()
+    assert training.saver.wait().path.name == "step-0000000001-g1-a0"
+    assert torch.equal(Training(tmp_path).model.weight, saved)
+
+
+def test_at_most_one_save_is_in_flight(training, monkeypatch):
+    running, most = [], []
+    write = commit.write_tensors
+
+    def count(*arguments):
+        running.append(1)
+        most.append(len(running))
+        names = write(*arguments)
+        running.pop()
+        return names
+
+    monkeypatch.setattr(commit, "write_tensors", count)
+    for _ in range(4):
+        training.save()
+        training.train()
+    training.saver.wait()
+    assert most == [1] * 4
+
+
+def test_the_trainers_own_values_and_the_score_come_back(training, tmp_path):
+    training.save(trainer={"loss": 0.5}, score=0.5, block=True)
+    resumed = Training(tmp_path).resumed
+    assert (resumed.step, resumed.trainer["loss"], resumed.score) == (1, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full disk", "read-only"])
+def test_a_disk_that_refuses_is_told_and_the_last_good_checkpoint_stays(
+    training, tmp_path, monkeypatch, number
+):
+    training.save(block=True)
+
+    def refuse(tensors, folder, group):
+        (folder / "half").write_bytes(b"x")
+        raise OSError(number, "the disk refuses")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "write_tensors", refuse)
+        training.train()
+        result = training.save(block=True)
+    assert (result.path, result.step) == (None, 2)
+    assert "the disk refuses" in training.said[-1]
+    assert "step-0000000001-g1-a0" in training.said[-1]
+    assert not list(tmp_path.glob(".*"))
+    # And the next one is written again.
+    training.train()
+    assert training.save(block=True).path
+    assert Training(tmp_path).step == 3
+
+
+def test_a_disk_that_is_really_full_is_told_by_its_reason(training):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    stage = training.saver.store.stage
+
+    def stage_on_full_disk(step):
+        folder = stage(step)
+        (folder / "__0_0.distcp").symlink_to(full)
+        return folder
+
+    training.saver.store.stage = stage_on_full_disk
+    result = training.save(block=True)
+    assert result.path is None
+    assert "space" in result.error.lower() or "write" in result.error.lower()
+
+
+def test_a_group_that_was_followed_stops_with_a_message(training, tmp_path):
+    training.save(block=True)
+    later = Training(tmp_path)
+    later.train()
+    later.save(block=True)
+    training.train()
+    with pytest.raises(FencedError, match="generation 2 has taken over"):
+        training.save(block=True)
+    assert Training(tmp_path).step == 2
+
+
+def test_a_checkpoint_of_another_config_is_refused_with_the_differing_keys(training, tmp_path):
+    training.save(block=True)
+    with pytest.raises(InputError, match=r"another training: lr is 0.1, was absent"):
+        Training(tmp_path, config={"lr": 0.1})
+    # The refused start has fenced nobody.
+    training.train()
+    assert training.save(block=True).path
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_differing_shapes(training, tmp_path):
+    training.save(block=True)
+    with pytest.raises(InputError, match=r"model.weight is \[2, 6\], was \[2, 4\]"):
+        Training(tmp_path, width=6)
+
+
+def test_a_skipped_checkpoint_is_named_with_the_reason(training, tmp_path):
+    training.save(block=True)
+    training.train()
+    path = training.save(block=True).path
+    (path / "__0_0.distcp").write_bytes(b"")
+    again = Training(tmp_path)
+    assert again.step == 1
+    assert str(path) in again.said[0]
+    assert "has 0 bytes" in again.said[0]
+
+
+def test_a_synchronous_saver_has_committed_when_save_returns(tmp_path):
+    training = Training(tmp_path, asynchronous=False, interval=Interval(steps=1))
+    training.train()
+    assert training.saver.is_due(1)
+    assert training.save().path.is_dir()
+
+
+# -- several ranks ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_many_worlds_saved_others_resume_to_the_bit(processes, finish, tmp_path, kind):
+    walk(processes, finish, tmp_path, kind, ((2, 3), (3, 5), (1, 6), (2, 6)))
+
+
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+def test_what_one_world_saved_another_size_resumes_to_the_bit(processes, finish, tmp_path, kind):
+    walk(processes, finish, tmp_path, kind, ((2, 3), (1, 3)))
+
+
+def walk(processes, finish, tmp_path, kind, worlds):
+    """Every world begins with the very weights and moments that the one before it ended with."""
+    folder = str(tmp_path / "checkpoints")
+    digest = "fresh"
+    for workers, steps in worlds:
+        started = processes.start_torchrun(workers, str(PROGRAM), folder, kind, str(steps))
+        code, out, err = finish(started)
+        assert code == 0, err
+        began, ended = (line.split() for line in out.splitlines()[-2:])
+        assert began[2] == digest
+        digest = ended[2]
+    # The last one had nothing left to do.
+    assert (began[1], began[2]) == (ended[1], ended[2])

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import enum
+import os
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from fabric_train.manifest import DamagedError
+from fabric_train.snapshot import capture, read_tensors, restore, write_tensors
+
+
+def build(optimizer=torch.optim.AdamW, **options) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    return model, optimizer(model.parameters(), lr=0.1, **options)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(step)
+        model(torch.randn(6, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.AdamW, {"amsgrad": True}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {}),
+    ],
+    ids=["fused AdamW", "AMSGrad", "momentum", "plain SGD"],
+)
+def test_a_restored_state_trains_on_as_if_nothing_had_happened(tmp_path, optimizer, options):
+    first, expected = build(optimizer, **options), build(optimizer, **options)
+    train(*expected, range(6))
+    train(*first, range(3))
+    state = capture(*first)
+    write_tensors(state.tensors, tmp_path, None)
+
+    second = build(optimizer, **options)
+    restore(type(state)(tensors=read_tensors(tmp_path), values=state.values), *second)
+    train(*second, range(3, 6))
+    for name, weight in expected[0].state_dict().items():
+        assert torch.equal(second[0].state_dict()[name], weight), name
+
+
+def test_capturing_before_the_first_step_changes_nothing():
+    model, optimizer = build()
+    assert not any(name.startswith("optimizer.") for name in capture(model, optimizer).tensors)
+    assert not optimizer.state
+
+
+def test_an_index_that_pickles_enums_as_some_pythons_do_is_read(tmp_path, monkeypatch):
+    def reduce_by_getattr(member, protocol):
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", reduce_by_getattr)
+    write_tensors({"w": torch.ones(3)}, tmp_path, None)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    assert read_tensors(tmp_path)["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_getattr_reaches_nothing_but_enums(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return getattr, (torch.Size, "__init__")
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(DamagedError, match="does not belong there"):
+        read_tensors(tmp_path)
+
+
+def test_an_index_that_would_run_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(DamagedError, match="system"):
+        read_tensors(tmp_path)
+    assert not (tmp_path / "ran").exists()
