@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.pods import PodSettings
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.render_indexed_job import render_indexed_job
-from launcher.targets.kubernetes.render_jobset import render_jobset
+from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import Object, has_own_agent, pods_of
-from launcher.targets.kubernetes.render_pytorchjob import render_pytorchjob
-from launcher.targets.kubernetes.render_trainjob import render_trainjob
 
-RENDERERS: Mapping[str, Callable[[LaunchPlan], tuple[Object, ...]]] = {
-    "pytorchjob": render_pytorchjob,
-    "trainjob": render_trainjob,
-    "jobset": render_jobset,
-    "job": render_indexed_job,
-}
 CONTROLLERS = {
     "pytorchjob": "Kubeflow's training operator (v1.9)",
     "trainjob": "Kubeflow Trainer (v2.3) with JobSet",
