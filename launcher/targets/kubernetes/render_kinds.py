@@ -15,6 +15,7 @@ from launcher.contract.reasons import RETRY_FROM
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.render_pod import (
     Object,
+    given,
     pods_of,
     render_config_map,
     render_metadata,
@@ -81,10 +82,8 @@ def _elastic_policy(plan: LaunchPlan) -> Object:
     node = plan.nodes[0]
     rendezvous = node.rendezvous
     assert isinstance(rendezvous, Elastic), "a static rendezvous has a Master"
-    port = {"rdzvPort": rendezvous.endpoint_port} if rendezvous.endpoint_port else {}
     return {
-        "rdzvBackend": "c10d",
-        **port,
+        **given(rdzvBackend="c10d", rdzvPort=rendezvous.endpoint_port),
         "rdzvId": rendezvous.id,
         "minReplicas": node.min_nodes,
         "maxReplicas": node.max_nodes,
@@ -100,12 +99,12 @@ def _run_policy(plan: LaunchPlan) -> Object:
         # A failure restarts every container in its place, and each of them counts.
         policy["backoffLimit"] = node.max_restarts * len(plan.nodes)
     if pods.gang in SCHEDULER_NAMES:
-        policy["schedulingPolicy"] = {
-            "minAvailable": node.min_nodes,
-            "scheduleTimeoutSeconds": WAIT_LIMIT_S,
-            **({"queue": pods.queue} if pods.queue else {}),
-            **({"priorityClass": pods.priority_class} if pods.priority_class else {}),
-        }
+        policy["schedulingPolicy"] = given(
+            minAvailable=node.min_nodes,
+            scheduleTimeoutSeconds=WAIT_LIMIT_S,
+            queue=pods.queue,
+            priorityClass=pods.priority_class,
+        )
     return policy
 
 
@@ -245,8 +244,7 @@ def _pod_group(plan: LaunchPlan) -> list[Object]:
     spec: Object = {"minMember": plan.nodes[0].min_nodes}
     if pods.gang == "volcano":
         api = "scheduling.volcano.sh/v1beta1"
-        spec |= {"queue": pods.queue} if pods.queue else {}
-        spec |= {"priorityClassName": pods.priority_class} if pods.priority_class else {}
+        spec |= given(queue=pods.queue, priorityClassName=pods.priority_class)
     elif pods.gang == "coscheduling":
         api = "scheduling.x-k8s.io/v1alpha1"
         spec |= {"scheduleTimeoutSeconds": WAIT_LIMIT_S}
