@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import PodSettings
 from launcher.targets.agent_archive import read_agent_version
+from launcher.targets.kubernetes.pods import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import Object, has_own_agent, pods_of
 

@@ -13,10 +13,11 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import Env
 from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import PodSettings
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.agent_files import OTHER_AGENT_FIX
+from launcher.targets.container import PYTHON
 from launcher.targets.kubernetes.plan import render_kept_plan
+from launcher.targets.kubernetes.pods import PodSettings
 
 Object = dict[str, Any]
 
@@ -43,8 +44,7 @@ exit 2
 
 def pods_of(plan: LaunchPlan) -> PodSettings:
     """The plan's pod settings; a plan for Kubernetes has them."""
-    assert plan.kubernetes is not None, "planned by plan_kubernetes"
-    return plan.kubernetes
+    return PodSettings.of(plan)
 
 
 def given(**fields: Any) -> Object:
@@ -187,7 +187,7 @@ def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) 
 
 
 def _command(plan: LaunchPlan) -> list[str]:
-    agent = [plan.python, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK]
+    agent = [PYTHON, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK]
     if not has_own_agent(plan):
         return agent
     check = CHECK.format(

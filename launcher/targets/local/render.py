@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_settings import TargetSettings
 from launcher.targets.agent_files import AgentFiles, render_agent_files, start_argv
 from launcher.targets.shell import render_block, render_start
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings(TargetSettings):
+    """``python`` is the program that runs the nodes' agents."""
+
+    python: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +103,11 @@ def _process(plan: LaunchPlan, node: NodePlan) -> Process:
         (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),) if plan.accelerator == "cuda" else ()
     )
     assert node.workdir is not None, "the planner gives local nodes a folder"
+    archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
     return Process(
         node_index=node.node_index,
         incarnation=node.incarnation,
-        argv=start_argv(plan, node, plan.python, f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"),
+        argv=start_argv(plan, node, LocalSettings.of(plan).python, archive),
         cwd=node.workdir,
         env=(*node.env, *devices),
         unset=protocol.STALE_VARIABLES,

@@ -250,6 +250,8 @@ def test_only_the_roster_keeps_its_run_id_because_stock_agents_close_theirs() ->
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
         (Reason.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
+        # Asked to end: it must not join the others for the rest of its grace.
+        (Reason.PREEMPTED, STORES, (0.0,), True, False),
         (Reason.TRAINING_FAILED, STORES, (0.0,), False, False),
     ],
 )
@@ -481,7 +483,7 @@ def test_a_task_of_another_kind_is_refused(change: dict[str, Any]) -> None:
 def test_fabric_is_preloaded_where_the_script_mentions_it(
     named: tuple[str, ...], source: bytes, modules: tuple[str, ...]
 ) -> None:
-    assert plan_preload(AgentSettings(preload=named), {"script": source}) == modules
+    assert plan_preload(AgentSettings(preload=named), [source]) == modules
 
 
 def test_equal_sources_give_equal_archives_without_the_public_name() -> None:
