@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
+from launcher.contract.records import dump_record
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.nodes import plan_node_like
@@ -101,9 +102,10 @@ def render_kept_plan(plan: LaunchPlan) -> str:
     """
     assert plan.agent is not None, "pods need the agent"
     task = json.loads(NodeTask(node=plan.nodes[0], settings=plan.agent).to_json())
-    rest = json.loads(replace(plan, agent=None, detached=False, nodes=()).to_json())
+    rest = json.loads(replace(plan, agent=None, detached=False, nodes=(), own=None).to_json())
     del rest["run_dir"], rest["nodes"]
-    return wrap_json({**task, "plan": rest}) + "\n"
+    pods = json.loads(dump_record(PodSettings.of(plan)))
+    return wrap_json({**task, "plan": rest, "pods": pods}) + "\n"
 
 
 def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
@@ -111,38 +113,37 @@ def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
 
     Raises ``ValueError`` for anything else.
     """
+    from pydantic import TypeAdapter
+
     try:
         data = json.loads(text)
         rest = {**data["plan"], "agent": data["settings"], "nodes": [data["node"]]}
+        pods = TypeAdapter(PodSettings).validate_python(data["pods"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"it has no {error}") from error
+        raise ValueError(f"it is no plan for Kubernetes: {error}") from error
     kept = parse_plan(json.dumps({**rest, "run_dir": run_dir}))
-    pods, first = kept.own, kept.nodes[0]
-    if not isinstance(pods, PodSettings):
-        raise ValueError("it is no plan for Kubernetes")
+    first = kept.nodes[0]
     count, master = first.max_nodes, pods.has_master
     names = names_of_pods(kept.job_name, pods.kind, count, has_master=master)
     nodes = tuple(
         plan_node_like(first, index, name, first.incarnation) for index, name in enumerate(names)
     )
-    return replace(kept, nodes=nodes)
+    return replace(kept, nodes=nodes, own=pods)
 
 
-def wrap_json(value: Any, indent: str = "") -> str:
+def wrap_json(value: Any, indent: str = "", name: str = "") -> str:
     """JSON with as many items on a line as fit into ``WIDTH``: short, and still to be read."""
-    text = json.dumps(value)
+    key = f"{json.dumps(name)}: " if name else ""
+    text = key + json.dumps(value)
     if len(indent + text) <= WIDTH or not isinstance(value, dict | list):
         return text
     deeper = indent + "  "
-    if isinstance(value, dict):
-        items = [f"{json.dumps(name)}: {wrap_json(one, deeper)}" for name, one in value.items()]
-    else:
-        items = [wrap_json(one, deeper) for one in value]
+    items = value.items() if isinstance(value, dict) else [("", one) for one in value]
     lines = [""]
-    for item in items:
+    for item in (wrap_json(one, deeper, str(of)) for of, one in items):
         if lines[-1] and len(f"{deeper}{lines[-1]}, {item}") <= WIDTH and "\n" not in item:
             lines[-1] += f", {item}"
         else:
             lines.append(item)
-    opened, closed = text[0], text[-1]
-    return f"{opened}\n{deeper}" + f",\n{deeper}".join(lines[1:]) + f"\n{indent}{closed}"
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    return f"{key}{opened}\n{deeper}" + f",\n{deeper}".join(lines[1:]) + f"\n{indent}{closed}"
