@@ -1,4 +1,4 @@
-"""The run's ledger: what the agents, the training and a cluster wrote down while it ran."""
+"""The run's ledger: events that agents, training and clusters recorded while it ran."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 
 
 def parse_event(data: object, source: str = "agent") -> LedgerEvent | None:
-    """None for a line of another source, and for one that lacks place, name or time."""
+    """None for a line of another source, and for one without place, name or time."""
     if not isinstance(data, dict) or data.get("source") != source:
         return None
     name = data.get("event")
@@ -90,11 +90,11 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
 
 def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
     """Each node's wall clock less the launcher's, in seconds, as measured before the run. Pure."""
-    return {index: facts.clock_offset_s for index, facts in enumerate(plan.hosts)}
+    return {index: machine.clock_offset_s for index, machine in enumerate(plan.machines)}
 
 
 def by_launchers_clock(
     events: Iterable[LedgerEvent], offsets: Mapping[int, float]
 ) -> tuple[LedgerEvent, ...]:
-    """Events with the times at which the launcher's own clock would have seen them. Pure."""
+    """The same events with times of the launcher's clock. Pure."""
     return tuple(replace(e, at=e.at - offsets.get(e.node_index, 0.0)) for e in events)

@@ -234,11 +234,11 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     def admit(self) -> None:
         """The running group has committed: the waiting newcomers may come in now."""
-        self._shell.post(words.Wish.ADMIT)
+        self._shell.post(words.PlainEvent.ADMIT)
 
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
-        self._shell.post(words.Wish.LEAVE)
+        self._shell.post(words.PlainEvent.LEAVE)
         return self._shell.settle(has_parted, PARTING_LIMIT_S)
 
     def finish(self) -> None:
@@ -246,7 +246,7 @@ class RosterHandler(rdzv.RendezvousHandler):
 
         Idempotent, takes <= 2 s.
         """
-        self._shell.post(words.Wish.FINISH)
+        self._shell.post(words.PlainEvent.FINISH)
         self._shell.settle(is_known_to_have_finished, PARTING_LIMIT_S)
 
     def leave_finished(self) -> None:

@@ -46,7 +46,7 @@ def step(state: State, event: words.Event, now: float) -> tuple[State, tuple[wor
     if state.asked is not None:
         return state, word
     state, action = _next(note_arrivals(state, now), now) if state.head else _begin(state)
-    if isinstance(action, words.Write | words.Enlist | words.Read | words.Swap):
+    if isinstance(action, words.Write | words.Enlist | words.Fetch | words.Swap):
         state = replace(state, asked=action)
     return state, (*word, action) if action else word
 
@@ -54,18 +54,18 @@ def step(state: State, event: words.Event, now: float) -> tuple[State, tuple[wor
 # -- taking in ---------------------------------------------------------------------------------
 def _take_in(state: State, event: words.Event, now: float) -> State:
     match event:
-        case words.Wish.PULSE:
+        case words.PlainEvent.PULSE:
             return _pulse(state)
         case words.Join(card):
             return _pulse(replace(state, waiting=True, card=card, carded="", waited_s=0.0))
-        case words.Wish.LEAVE:
+        case words.PlainEvent.LEAVE:
             return _pulse(replace(state, leaving=True))
-        case words.Wish.FINISH:
+        case words.PlainEvent.FINISH:
             at = state.finishing_at if state.finishing else now
             return _pulse(replace(state, finishing=True, finishing_at=at))
         case words.Close(reason):
             return _pulse(replace(state, closing=reason))
-        case words.Wish.ADMIT:
+        case words.PlainEvent.ADMIT:
             return replace(state, admitted=state.entered)
         case words.Fenced(foreign):
             closing = heads.FENCED_OUT if foreign else state.closing
@@ -157,9 +157,9 @@ def _next(state: State, now: float) -> tuple[State, words.Action | None]:
     if state.finishing and not state.told_finished:
         return state, words.Enlist(FINISHED_MARK + state.seat)
     if not state.looked:
-        return state, words.Read(keys_to_look_at(state))
+        return state, words.Fetch(keys_to_look_at(state))
     if head.members != state.ring_key:
-        return state, words.Read((head.members,))
+        return state, words.Fetch((head.members,))
     if state.swaps >= MAX_SWAPS_PER_PULSE:
         return state, None
     if desired := decide_change(state, now):
@@ -182,7 +182,7 @@ def _seal(state: State, now: float) -> tuple[State, words.Action | None]:
     if chosen != state.sealing:
         state = replace(state, sealing=chosen, cards={}, written="")
     if not state.cards:
-        return state, words.Read(tuple(card_key(s) for s in chosen))
+        return state, words.Fetch(tuple(card_key(s) for s in chosen))
     key = f"members/{head.epoch}-{state.seat}-{head.version}"
     if state.written != key:
         members = tuple(state.cards[s] for s in chosen)

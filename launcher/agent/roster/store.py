@@ -73,7 +73,7 @@ class StoreClient:
             case words.Enlist(seat):
                 self.store.append(self._prefix + SEATS, seat + " ")
                 return words.Done()
-            case words.Read(keys):
+            case words.Fetch(keys):
                 values = self.store.multi_get([self._prefix + key for key in keys])
                 return words.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
             case words.Swap(expected, desired):
@@ -86,7 +86,7 @@ class StoreClient:
 
     def beats_of(self, seats: Sequence[str]) -> dict[str, str]:
         """The last beats of seats that exist."""
-        answer = self.carry_out(words.Read(tuple(beat_key(seat) for seat in seats)))
+        answer = self.carry_out(words.Fetch(tuple(beat_key(seat) for seat in seats)))
         assert isinstance(answer, words.Values)
         return {seat: answer.values[beat_key(seat)] for seat in seats}
 

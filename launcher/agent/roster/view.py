@@ -235,12 +235,12 @@ def answered(state: State, event: words.Done | words.Values | words.Swapped, now
             return replace(state, enlisted=seat)
         case words.Swap(), words.Swapped(text):
             return _after_swap(state, asked, text, now)
-        case words.Read((key,)), words.Values(values) if key.startswith("members/"):
+        case words.Fetch((key,)), words.Values(values) if key.startswith("members/"):
             return replace(state, ring=heads.parse_members(values[key]), ring_key=key)
-        case words.Read(keys), words.Values(values) if keys[0].startswith("card/"):
+        case words.Fetch(keys), words.Values(values) if keys[0].startswith("card/"):
             cards = {k.removeprefix("card/"): v for k, v in values.items()}
             return replace(state, cards={s: heads.parse_card(s, c) for s, c in cards.items()})
-        case words.Read(), words.Values(values):
+        case words.Fetch(), words.Values(values):
             return see(state, values, now)
     raise AssertionError(f"{event} does not answer {asked}")
 

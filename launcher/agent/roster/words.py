@@ -38,7 +38,7 @@ class Rules:
 
 
 # -- events ------------------------------------------------------------------------------------
-class Wish(enum.Enum):
+class PlainEvent(enum.Enum):
     """Events that carry nothing."""
 
     PULSE = "pulse"
@@ -86,7 +86,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Values:
-    """The answer to a ``Read``."""
+    """The answer to a ``Fetch``."""
 
     values: Mapping[str, str]
 
@@ -98,7 +98,7 @@ class Swapped:
     text: str
 
 
-Event = Wish | Join | Close | Fenced | Generation | Done | Values | Swapped
+Event = PlainEvent | Join | Close | Fenced | Generation | Done | Values | Swapped
 
 
 # -- actions -----------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Enlist:
 
 
 @dataclass(frozen=True)
-class Read:
+class Fetch:
     """Get all ``keys``, which exist."""
 
     keys: tuple[str, ...]
@@ -152,5 +152,5 @@ class Refuse:
     text: str
 
 
-Action = Write | Enlist | Read | Swap | TakeGeneration | Deliver | Refuse
-StoreAction = Write | Enlist | Read | Swap
+Action = Write | Enlist | Fetch | Swap | TakeGeneration | Deliver | Refuse
+StoreAction = Write | Enlist | Fetch | Swap

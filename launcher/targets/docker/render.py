@@ -10,7 +10,7 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import Env
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import AgentFiles, render_agent_files
-from launcher.targets.container import Container, run_labels, shared_options
+from launcher.targets.container import Container, ContainerSettings, run_labels, shared_options
 from launcher.targets.shell import render_lines
 
 
@@ -33,8 +33,8 @@ class DockerArtifact:
         """Arguments of the SDK's ``create_network``."""
         return {"name": self.network, "driver": "bridge", "labels": dict(self.labels)}
 
-    def shell(self) -> str:
-        """A script that does the same by hand, without this project."""
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that does the same by hand; ``embed``: on a machine without this project too."""
         return "\n".join(
             [
                 "#!/bin/sh",
@@ -46,7 +46,7 @@ class DockerArtifact:
                     for name in sorted({n for c in self.containers for n in c.node.secrets})
                 ),
                 render_lines((("mkdir", "-p"), *((folder,) for folder in self.folders))),
-                *(self.agent.shell() if self.agent else ()),
+                *(self.agent.shell(embed=embed) if self.agent else ()),
                 "",
                 "# Fails where the run is already there, before anything of it could be touched.",
                 self._network(),
@@ -103,7 +103,8 @@ class DockerArtifact:
 def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
     """The plan's nodes (or ``only`` those) as containers. Each is named as its host is."""
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
-    shared = tuple(shared_options(plan, plan.run_id))
+    own = ContainerSettings.of(plan)
+    shared = tuple(shared_options(plan, own, plan.run_id))
     containers = tuple(Container(plan=plan, node=node, shared=shared) for node in chosen)
     return DockerArtifact(
         run_id=plan.run_id,

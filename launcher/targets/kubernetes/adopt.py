@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.follow.scaling import SCALE_FILE
+from launcher.follow.requests import write_size
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.targets.kubernetes.api import Cluster, Object
@@ -73,7 +72,7 @@ def adopt_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
     write_atomically(path / BORROWED_FILE, "")
     size = count_nodes(found.item, found.kind)
     if size < len(plan.nodes):
-        write_atomically(path / SCALE_FILE, json.dumps({"nodes": size}))
+        write_size(run, size)
     return run
 
 
@@ -81,7 +80,7 @@ def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
     """The plan that the cluster keeps of a run. Raises ``InputError`` where there is none."""
     selector = f"{protocol.LABEL_RUN_ID}={found.run_id}"
     maps = cluster.list_objects("v1", "ConfigMap", selector)["items"]
-    kept = [one for one in maps if protocol.PLAN_FILE in (one.get("data") or {})]
+    kept = [one for one in maps if protocol.NODE_TASK_FILE in (one.get("data") or {})]
     if not kept:
         raise InputError(
             f"the cluster keeps no plan of {found.run_id}: another version has submitted it",
@@ -91,7 +90,7 @@ def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
     # Applied again after a change, a manifest has left one for each version.
     newest = max(kept, key=lambda one: str(one["metadata"]["creationTimestamp"]))
     try:
-        return parse_kept_plan(newest["data"][protocol.PLAN_FILE], run_dir)
+        return parse_kept_plan(newest["data"][protocol.NODE_TASK_FILE], run_dir)
     except ValueError as error:
         raise InputError(
             f"the plan in ConfigMap {newest['metadata']['name']} cannot be read here: "

@@ -34,7 +34,7 @@ class Store:
             case words.Enlist(seat):
                 self.data["seats"] = self.data.get("seats", "") + seat + " "
                 return words.Done()
-            case words.Read(keys):
+            case words.Fetch(keys):
                 missing = [key for key in keys if key not in self.data]
                 assert not missing, f"a read of {missing} would block"
                 return words.Values({key: self.data[key] for key in keys})
@@ -103,7 +103,7 @@ class Node:
 
     def send(self, action: words.StoreAction) -> None:
         self.operations[type(action).__name__] += 1
-        self.operations["keys"] += len(action.keys) if isinstance(action, words.Read) else 1
+        self.operations["keys"] += len(action.keys) if isinstance(action, words.Fetch) else 1
 
         def arrive() -> None:
             if self.world.now < self.world.store_frozen_until:
@@ -118,7 +118,7 @@ class Node:
         if self.left or self.refused:
             return
         if self.state.asked is None:
-            self.handle(words.Wish.PULSE)
+            self.handle(words.PlainEvent.PULSE)
         self.at(pause_s(self.state, self.clock()) / self.rate, self.pulse)
 
     def monitor(self) -> None:
@@ -157,13 +157,13 @@ class Node:
 
     def leave(self) -> None:
         self.running = None
-        self.handle(words.Wish.LEAVE)
+        self.handle(words.PlainEvent.LEAVE)
         self.at(2.0, lambda: setattr(self, "left", True))
 
     def finish(self) -> None:
         """Its workers have all succeeded: it waits at the exit barrier."""
         self.running, self.finished = None, True
-        self.handle(words.Wish.FINISH)
+        self.handle(words.PlainEvent.FINISH)
 
     def has_ended(self) -> bool:
         """Whether its agent's process would be gone by now."""
@@ -172,7 +172,7 @@ class Node:
         return self.dead or self.refused is not None or (self.finished and not waits)
 
     def admit(self) -> None:
-        self.handle(words.Wish.ADMIT)
+        self.handle(words.PlainEvent.ADMIT)
 
     def close(self, reason: str) -> None:
         self.handle(words.Close(reason))

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeFacts
+from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import Address, decide_unshared
 from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.settings import Host
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
 CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]
@@ -31,11 +31,10 @@ EVERY_WAY = frozenset(
 LEASE = {"run_id": "digits-1", "owner": "anna@desk", "gpus": ["0"], "slots": 0, "live": True}
 
 
-def known(names: dict[str, list[str]]) -> NodeFacts:
+def known(names: dict[str, list[str]]) -> NodeAnswer:
     """A node of which only this matters."""
-    rest = {field.name: None for field in fields(NodeFacts)}
-    nothing = {"addresses": [], "gpus": [], "xids": []}
-    return NodeFacts.from_jsonable({**rest, **nothing, "names": names})
+    rest: dict[str, Any] = {field.name: None for field in fields(NodeAnswer)}
+    return NodeAnswer(**{**rest, "names": {name: tuple(found) for name, found in names.items()}})
 
 
 def rows(findings: Any) -> list[tuple[str, str, str]]:
