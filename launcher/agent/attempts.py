@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent import disk, reserve
-from launcher.agent.faults import WorkerEnd
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.report import ExitRecord, has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
+from launcher.contract.worker_end import WorkerEnd
 
 
 @dataclass(frozen=True, kw_only=True)

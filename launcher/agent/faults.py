@@ -1,84 +1,27 @@
-"""Why workers ended, and whether to start them again. Pure."""
+"""Whether to start workers that have ended again. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from launcher.agent import disk
-from launcher.contract.errors import ExitCode, name_ending
+from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason
-
-COLLATERAL = re.compile(
-    r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
-    r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
-    r"|remote process exited|ncclRemoteError|Connection closed"
-)
-"""What a worker says when another one is gone. It is not the cause."""
+from launcher.contract.worker_end import WorkerEnd, describe
 
 LOST_PEER = "lost-peer"
 """Cause of a restart after failures that all name another worker."""
-_LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 _REASON_OF_CAUSE = {"out-of-memory": Reason.OUT_OF_MEMORY, disk.CAUSE: Reason.DISK_FULL}
 PEERS_FACTOR = 3
 """Lost peers without progress are tolerated this many times more often than own failures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerEnd:
-    """One worker that ended otherwise than with exit code 0; ``at`` is seconds since the epoch."""
-
-    attempt: int
-    rank: int
-    local_rank: int
-    exit_code: int
-    at: float
-    cause: str
-    message: str
-    log: str
-    steps: int = 0
-
-    @property
-    def is_collateral(self) -> bool:
-        """Whether it only follows from another worker's failure."""
-        return self.cause == "terminated" or bool(COLLATERAL.search(self.message))
-
-    @property
-    def has_left(self) -> bool:
-        """Whether it says itself that it was asked to leave."""
-        return self.exit_code in _LEFT
-
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
-
-
-def is_own_failure(message: str) -> bool:
-    """Whether an exception speaks neither of another worker nor of being asked to end."""
-    return bool(message) and not COLLATERAL.search(message) and not _ASKED.search(message)
-
-
-_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15")
 
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """Causes before collateral, those ended by the agent last, then by time and rank."""
     order = lambda end: (end.is_collateral, end.cause == "terminated", end.at, end.rank)  # noqa: E731
     return tuple(sorted(ends, key=order))
-
-
-def name_cause(exit_code: int, *, terminated: bool, hung: bool, out_of_memory: bool) -> str:
-    """One word for why a worker ended."""
-    if hung:
-        return "hang"
-    if terminated:
-        return "terminated"
-    if out_of_memory and exit_code == -9:
-        return "out-of-memory"
-    return "signal" if exit_code < 0 else "exit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,13 +111,3 @@ class FaultBook:
             reason=Reason.DISK_FULL if is_disk else Reason.RESTARTS_EXHAUSTED,
             detail=f"the same failure {self._same} times without progress: {what}",
         )
-
-
-def describe(end: WorkerEnd) -> str:
-    """One worker's ending in words."""
-    how = name_ending(end.exit_code)
-    if end.cause == "hang":
-        how = "it hung"
-    if end.cause == "out-of-memory":
-        how = "out of memory"
-    return f"rank {end.rank}: {how}" + (f" ({end.message})" if end.message else "")

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.agent import disk
 from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, WorkerEnd, describe
+from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import AgentLedger
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
     from launcher.agent.link import Link

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
-from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause, sort_ends
+from launcher.agent.faults import sort_ends
 from launcher.agent.reserve import write_atomically
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause
 
 TAIL_BYTES = 4096
 _FATAL = "Fatal Python error: "

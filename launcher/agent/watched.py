@@ -24,13 +24,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.admission import Admission
-from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp, WorkerEnd, describe
+from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp
 from launcher.agent.link import Link, register
 from launcher.agent.roster.exit_barrier import ARRIVED_KEY
 from launcher.agent.stopping import StopFiles
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
     from launcher.agent.node import Node

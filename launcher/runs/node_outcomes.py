@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.agent.faults import WorkerEnd
 from launcher.contract import protocol
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.contract.worker_end import WorkerEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
