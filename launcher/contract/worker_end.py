@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from launcher.contract.errors import ExitCode, name_ending
 
@@ -21,7 +20,11 @@ _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """One worker that ended otherwise than with exit code 0; ``at`` is seconds since the epoch."""
+    """One worker that ended otherwise than with exit code 0.
+
+    ``exit_code`` is negative for a signal; ``at`` is in seconds since the epoch; ``cause`` is exit,
+    signal, hang, out-of-memory, disk-full or terminated; ``log`` is relative to RUN_DIR.
+    """
 
     attempt: int
     rank: int
@@ -42,10 +45,6 @@ class WorkerEnd:
     def has_left(self) -> bool:
         """Whether it says itself that it was asked to leave."""
         return self.exit_code in _LEFT
-
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
 
 
 def is_own_failure(message: str) -> bool:
