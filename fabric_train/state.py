@@ -1,4 +1,4 @@
-"""The training state: what changes with every step, and all that a resumed run needs."""
+"""The training state: what changes with every step and is saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 class TrainState:
     """What changes while training; everything else follows from the config.
 
-    ``model`` and ``optimizer`` are the bare ones, so that a checkpoint does not depend on what
-    Fabric wraps around them. ``step`` counts optimizer steps since the very first start, ``sample``
-    the samples that they took; epoch and place within it follow from that. ``train_loss`` is the
-    mean of the newest whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the present one.
+    ``model`` and ``optimizer`` are not wrapped, so that a checkpoint does not depend on Fabric's
+    wrappers. ``step`` counts optimizer steps and ``sample`` counts samples since the first start;
+    the epoch and the place in it follow from ``sample``. ``train_loss`` is the mean of the last
+    whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the current one.
     """
 
     model: nn.Module
@@ -31,7 +31,7 @@ class TrainState:
 def digest_weights(model: nn.Module) -> str:
     """SHA-256 over a replicated model's weights and buffers: names, types, shapes and bytes.
 
-    In the order of names, so that neither the world nor the strategy has a say in it.
+    Sorted by name, so that it depends on neither the world nor the strategy.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
