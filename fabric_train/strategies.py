@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,6 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from fabric_train.errors import InputError, WorldMismatchError
 from fabric_train.worker_env import WorkerEnv, World
 
-T = TypeVar("T")
 Accelerator = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -101,15 +100,6 @@ def check_world(fabric: Fabric, world: World | None) -> None:
             f"rank {built[0]} of {built[2]} over a process group of {group[1]}: "
             "the workers would train separate models"
         )
-
-
-def gather(value: T) -> list[T]:
-    """Every rank's value in the order of ranks; all ranks must call it."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values  # type: ignore[return-value]
 
 
 def leave_world() -> None:

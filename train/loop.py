@@ -22,7 +22,7 @@ from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.reduction import align
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.state import digest_weights
-from fabric_train.strategies import gather, launch_fabric, leave_world
+from fabric_train.strategies import launch_fabric, leave_world
 from fabric_train.worker_env import WorkerEnv
 from train.build import Run, build, say
 from train.config import TrainConfig
@@ -113,7 +113,7 @@ def resume(run: Run) -> tuple[int, Path | None]:
 
 def show_hardware(run: Run) -> None:
     """Prints what the run computes on; all ranks must call it."""
-    devices = gather(read_rank_device(run.fabric, run.env))
+    devices = run.continuity.saver.ranks.gather(read_rank_device(run.fabric, run.env))
     run.say(
         format_hardware_table(
             run.config,
