@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +29,22 @@ class TrainState:
     train_loss: float = float("nan")
     epoch_loss: float = 0.0
     epoch_steps: int = 0
+
+    def to_json(self) -> dict[str, float | None]:
+        """What a checkpoint keeps beside the tensors and the step; JSON has no NaN."""
+        return {
+            "train_loss": self.train_loss if math.isfinite(self.train_loss) else None,
+            "sample": self.sample,
+            "epoch_loss": self.epoch_loss,
+            "epoch_steps": self.epoch_steps,
+        }
+
+    def load_json(self, values: Mapping[str, Any]) -> None:
+        """The reverse of ``to_json``."""
+        loss = values["train_loss"]
+        self.train_loss = math.nan if loss is None else loss
+        self.sample, self.epoch_loss = values["sample"], values["epoch_loss"]
+        self.epoch_steps = values["epoch_steps"]
 
 
 def digest_weights(model: nn.Module) -> str:
