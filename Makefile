@@ -26,7 +26,7 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak lint format bench chaos docs k8s clean
+.PHONY: help setup run-local test soak lint format lines bench chaos docs k8s clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
@@ -63,6 +63,10 @@ lint: $(READY) ## check style and types
 format: $(READY) ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+lines: ## count the lines of Python in each room of launcher/, and in the other packages
+	@for room in launcher/*/ launcher fabric_train train; do [[ ! -d $$room ]] || \
+	  printf '%7d  %s\n' $$(find $$room -name '*.py' -exec cat {} + | wc -l) $$room; done
 
 # In an environment of its own: TorchX holds back packages that this project needs newer.
 $(TORCHX)/.ready:

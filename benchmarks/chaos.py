@@ -24,8 +24,8 @@ from benchmarks.commands import ROOT
 from fabric_train.lineage import Lineage
 from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
-from launcher.runs.goodput import measure_goodput
-from launcher.runs.node_outcomes import agent_ledger, read_ledger, read_train_ledger
+from launcher.runs.goodput import Goodput, measure_goodput
+from launcher.runs.ledger import agent_ledger, read_ledger, read_train_ledger
 from launcher.runs.plot import write_plot
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -109,7 +109,7 @@ class Experiment:
 
     def first_steps(self) -> int:
         """How often the training has got under way so far."""
-        return sum(event["event"] == "first-step" for event in read_train_ledger(self.run))
+        return sum(event.name == "first-step" for event in read_train_ledger(self.run))
 
     def is_unmoved(self, since: float) -> bool:
         """Whether the training has committed long after ``since``, in seconds since the epoch.
@@ -118,7 +118,7 @@ class Experiment:
         """
         later = since + UNMOVED_S
         ledger = read_train_ledger(self.run)
-        return any(event["event"] == "saved" and float(event["at"]) > later for event in ledger)
+        return any(event.name == "saved" and event.at > later for event in ledger)
 
     def wait_for_training(self, starts: int) -> bool:
         """Until the training has got under way ``starts`` times, or never noticed.
@@ -286,17 +286,17 @@ def count_samples(run: RunFolder, batch_size: int) -> tuple[int, int]:
         for start in Lineage(run.path / protocol.CHECKPOINTS_DIR).read_starts()
     }
     generation, lost, repeated = None, 0, 0
-    for event in sorted(read_train_ledger(run), key=lambda each: float(each["at"])):
-        if event["event"] == "train-started":
-            generation = event["generation"]
-        elif event["event"] == "loaded" and generation in bases:
-            gap = int(event["step"]) - bases[generation]
+    for event in sorted(read_train_ledger(run), key=lambda each: each.at):
+        if event.name == "train-started":
+            generation = event.values["generation"]
+        elif event.name == "loaded" and generation in bases:
+            gap = int(event.values["step"]) - bases[generation]
             lost, repeated = lost + max(0, gap), repeated + max(0, -gap)
     return lost * batch_size, repeated * batch_size
 
 
-def read_told(run: RunFolder) -> dict[str, Any]:
-    """What the picture needs of a run that has ended."""
+def read_goodput(run: RunFolder) -> Goodput:
+    """What the time of a run that has ended went to."""
     outcome = run.read_outcome()
     if outcome is None:
         raise ChaosError(f"{run.run_id} has no outcome")
@@ -306,22 +306,23 @@ def read_told(run: RunFolder) -> dict[str, Any]:
     goodput = measure_goodput(
         read_train_ledger(run), agents, outcome.started_at, outcome.finished_at
     )
-    return {"run_id": run.run_id, "goodput": goodput.to_jsonable() if goodput else None}
+    if goodput is None:
+        raise ChaosError(f"{run.run_id} has no training ledger")
+    return goodput
 
 
 def render_result(
-    experiment: Experiment, told: dict[str, Any], quiet: str, metrics: dict[str, Any]
+    experiment: Experiment, goodput: Goodput, quiet: str, metrics: dict[str, Any]
 ) -> Iterator[str]:
     """The lines that are printed at the end."""
-    goodput = told["goodput"]
     lost, repeated = count_samples(experiment.run, int(metrics["global_batch_size"]))
     disturbed = metrics["weights_sha256"]
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(experiment.survived.items()))
     yield f"failures survived     {experiment.survived.total()} ({kinds})"
-    yield f"starts of training    {goodput['starts']}, {goodput['lost_steps']} steps made again"
+    yield f"starts of training    {goodput.starts}, {goodput.lost_steps} steps made again"
     yield f"samples lost          {lost}"
     yield f"samples repeated      {repeated}"
-    yield f"goodput               {goodput['share']:.1%} of {goodput['wall_s']:.0f} s"
+    yield f"goodput               {goodput.share:.1%} of {goodput.wall_s:.0f} s"
     yield f"weights, undisturbed  {quiet}"
     yield f"weights, disturbed    {disturbed}"
     yield "the weights are the same" if disturbed == quiet else "THE WEIGHTS DIFFER"
@@ -360,15 +361,15 @@ def main(arguments: Sequence[str]) -> int:
             say(f"{steps} steps undisturbed, then with {options.faults} failures")
             quiet = train_quietly(folder)
             experiment = train_in_chaos(folder, plan_faults(options.faults, dice), dice)
-            told = read_told(experiment.run)
+            goodput = read_goodput(experiment.run)
         except ChaosError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         metrics = read_outcome(folder)["metrics"]
-        for line in render_result(experiment, told, quiet, metrics):
+        for line in render_result(experiment, goodput, quiet, metrics):
             say(line)
         if options.png:
-            write_plot(told, options.png)
+            write_plot(experiment.run.run_id, goodput, options.png)
     met = experiment.survived.total()
     if met < options.faults:
         print(f"error: the training ended after {met} failures", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterator
 
@@ -14,11 +13,10 @@ FEW, MANY = 1_000, 10_000
 def measure_plan(repetitions: int) -> Iterator[Row]:
     """A row for each number of nodes, and one that compares the time of one node in both."""
     few, many = interleave(repetitions, lambda: plan_and_render(FEW), lambda: plan_and_render(MANY))
-    what = f"for {choose_target()}"
-    yield Row(benchmark="plan", what=f"{what}, {FEW:,} nodes", ours=few)
+    yield Row(benchmark="plan", what=f"for docker, {FEW:,} nodes", ours=few)
     yield Row(
         benchmark="plan",
-        what=f"{what}, {MANY:,} nodes",
+        what=f"for docker, {MANY:,} nodes",
         ours=many,
         goal=Goal(of="seconds", most=1.0),
     )
@@ -31,34 +29,28 @@ def measure_plan(repetitions: int) -> Iterator[Row]:
     )
 
 
-def choose_target() -> str:
-    """Docker's renderer, whose output is the larger one, where this version has it."""
-    return "docker" if importlib.util.find_spec("launcher.targets.docker.render") else "local"
-
-
 def plan_and_render(nodes: int) -> float:
     """Seconds from a validated job to the text that would start so many nodes."""
     from launcher.job.spec import JobSpec
     from launcher.plan.launch_plan import plan_run
-    from launcher.plan.target_facts import TargetFacts
+    from launcher.plan.target_facts import MachineFacts, TargetFacts
+    from launcher.targets.container import ContainerSettings
+    from launcher.targets.docker.render import render_docker
 
-    target = choose_target()
-    renderer = importlib.import_module(f"launcher.render.{target}")
-    render = getattr(renderer, f"render_{target}")
     job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], "nnodes": nodes})
     facts = TargetFacts(
-        target=target,
+        target="docker",
         accelerator="cpu",
-        cpu_count=1,
+        machine=MachineFacts(cpu_count=1),
         image="fabric-train:cpu",
         torch_version="2.13.0",
         run_root="/runs",
         cwd="/work",
-        free_port=23456,
-        user="1000:1000",
+        ports=(23456,),
+        own=ContainerSettings(user="1000:1000"),
     )
     began = time.perf_counter()
-    text = render(plan_run(job, facts, run_id="digits-0a1b2c")).shell()
+    text = render_docker(plan_run(job, facts, run_id="digits-0a1b2c")).shell()
     duration_s = time.perf_counter() - began
     assert text.count("\n") > nodes, "every node has lines of its own"
     return duration_s

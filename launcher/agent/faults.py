@@ -17,14 +17,14 @@ COLLATERAL = re.compile(
     r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
     r"|remote process exited|ncclRemoteError|Connection closed"
 )
-"""What a worker says when another one has gone: true of it, but not the cause."""
+"""What a worker says when another one is gone. It is not the cause."""
 
 LOST_PEER = "lost-peer"
 """Cause of a restart after failures that all name another worker."""
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 _REASON_OF_CAUSE = {"out-of-memory": Reason.OUT_OF_MEMORY, disk.CAUSE: Reason.DISK_FULL}
 PEERS_FACTOR = 3
-"""Losing peers without progress may take this much longer to be given up than an own failure."""
+"""Lost peers without progress are tolerated this many times more often than own failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class WorkerEnd:
 
     @property
     def is_collateral(self) -> bool:
-        """Whether it only fell with another one."""
+        """Whether it only follows from another worker's failure."""
         return self.cause == "terminated" or bool(COLLATERAL.search(self.message))
 
     @property
@@ -82,7 +82,7 @@ def name_cause(exit_code: int, *, terminated: bool, hung: bool, out_of_memory: b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restart:
+class RestartWorkers:
     """Start the workers again; ``counts`` where it uses up one of the user's restarts."""
 
     cause: str
@@ -122,26 +122,26 @@ class FaultBook:
 
     def judge(
         self, ends: tuple[WorkerEnd, ...], steps: int, *, regroups: bool = False
-    ) -> Restart | GiveUp:
+    ) -> RestartWorkers | GiveUp:
         """What follows an attempt of ``steps`` optimizer steps that ended so.
 
-        ``regroups``: the agent itself ended the workers, because the group is another one now.
+        ``regroups``: the agent itself ended the workers, because the group changed.
         """
         causes = [end for end in sort_ends(ends) if not end.is_collateral]
         if regroups and all(end.cause == "terminated" for end in ends):
-            return Restart(cause="membership")
+            return RestartWorkers(cause="membership")
         if causes and all(end.has_left for end in causes):
-            return Restart(cause="preempted")
+            return RestartWorkers(cause="preempted")
         if causes and causes[0].exit_code == ExitCode.BAD_INPUT:
             return GiveUp(reason=Reason.BAD_INPUT, detail=describe(causes[0]))
         first = causes[0] if causes else None
         if give_up := self._judge_progress(first, steps):
             return give_up
         if first is None:
-            # As the workers say. Whether a node went is known when the group has formed again.
-            return Restart(cause=LOST_PEER)
+            # The workers say so. Whether a node left is known once the group has formed again.
+            return RestartWorkers(cause=LOST_PEER)
         cause = first.cause if first.cause in ("hang", disk.CAUSE) else "worker-fault"
-        return Restart(cause=cause, counts=True)
+        return RestartWorkers(cause=cause, counts=True)
 
     def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
         """Ends the run once the whole job has had more worker faults than the user allows."""
@@ -177,7 +177,7 @@ class FaultBook:
 
 
 def _are_same(one: _Failure, other: _Failure) -> bool:
-    # A failure that repeats itself comes after about the same number of steps.
+    # The same failure comes after about the same number of steps.
     near = abs(one.steps - other.steps) <= max(one.steps, other.steps) // 10
     return one.signature == other.signature and near
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from launcher.agent import processes
 from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.agent.heartbeat import Beat
-from launcher.agent.node import say
-from launcher.agent.report import Ledger
+from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.report import AgentLedger
+from launcher.agent.streams import say
 from launcher.agent.worker import STACKS_SIGNAL
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
@@ -25,9 +25,9 @@ POLL_S = 0.25
 STACKS_LIMIT_S = 1.0
 """How long stacks may take to be written before the workers are killed."""
 BUSY_SHARE = 0.05
-"""Of one processor: a worker tree that uses more is computing, not waiting for ever."""
+"""Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
-"""No verdict from one look: all beats must be the same ones in a second look so much later."""
+"""A hang is decided by two looks that are at least this far apart and see the same beats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Look:
     """What was read at one instant at which all workers were silent; ``at`` is monotonic."""
 
     at: float
-    beats: Mapping[int, Beat]
+    beats: Mapping[int, WorkerBeat]
     cpu_s: float
 
 
@@ -89,7 +89,7 @@ class SilenceBook:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._longest_s: dict[str, float] = {}
-        self._last: dict[int, Beat] = {}
+        self._last: dict[int, WorkerBeat] = {}
 
     def new_attempt(self) -> None:
         """The workers are others now."""
@@ -100,7 +100,7 @@ class SilenceBook:
         learned = self._longest_s.get(phase, 0.0) * self._limits.factor
         return min(max(learned, self._limits.min_s), self._limits.max_s)
 
-    def find_silent(self, beats: Mapping[int, Beat], now: float) -> tuple[Silence, ...]:
+    def find_silent(self, beats: Mapping[int, WorkerBeat], now: float) -> tuple[Silence, ...]:
         """The workers over their limit; ``now`` is of the clock of the beats."""
         if self._limits.min_s <= 0:
             return ()
@@ -109,7 +109,7 @@ class SilenceBook:
             self._learn(rank, beat)
             limit_s = self.limit_s(beat.phase)
             allowed_until = max(beat.until, beat.at + limit_s)
-            # Before the first step nothing is known: data may load, a compiler may run.
+            # Before the first step nothing is known yet: data may be loading, a compiler running.
             if beat.steps and now > allowed_until:
                 found = Silence(
                     rank=rank, phase=beat.phase, silent_s=now - beat.at, limit_s=limit_s
@@ -117,7 +117,7 @@ class SilenceBook:
                 silent.append(found)
         return tuple(silent)
 
-    def _learn(self, rank: int, beat: Beat) -> None:
+    def _learn(self, rank: int, beat: WorkerBeat) -> None:
         last = self._last.get(rank)
         self._last[rank] = beat
         if last is not None and last.pid == beat.pid and last.steps and beat.at > last.at:
@@ -130,8 +130,8 @@ def decide_hung(
 ) -> Silence | None:
     """The worker that has been silent longest, if the group hangs.
 
-    All of the node's workers must be silent. While one of them computes, the others may be
-    waiting for it rightly, so only the upper bound counts.
+    All of the node's workers must be silent. While one of them computes, the others may wait for
+    it, so only the upper bound counts.
     """
     if not silent or len(silent) < workers:
         return None
@@ -145,7 +145,7 @@ class Watchdog:
     """Watches the present attempt from a thread of the agent."""
 
     def __init__(
-        self, attempts: Attempts, settings: AgentSettings, ledger: Ledger, clock: Clock
+        self, attempts: Attempts, settings: AgentSettings, ledger: AgentLedger, clock: Clock
     ) -> None:
         self._limits = Limits(
             factor=settings.hang_factor, min_s=settings.hang_min_s, max_s=settings.hang_max_s
@@ -177,10 +177,10 @@ class Watchdog:
             self.book.new_attempt()
         beats = self._attempts.beats()
         if self._ended_attempt == self._attempt:
-            # Its heartbeats stay as they are until the next attempt begins.
+            # Its heartbeats do not change until the next attempt begins.
             return
         self._note_first_step(beats)
-        # One that has ended is silent rightly, while it waits for other nodes to end.
+        # A worker that has ended is silent, but does not hang.
         workers = self._attempts.running()
         beats = {worker.rank: beats[worker.rank] for worker in workers if worker.rank in beats}
         silent = self.book.find_silent(beats, self._clock.monotonic())
@@ -192,12 +192,12 @@ class Watchdog:
         if proof and hung:
             self._end(hung, proof, beats, workers)
 
-    def _note_first_step(self, beats: Mapping[int, Beat]) -> None:
+    def _note_first_step(self, beats: Mapping[int, WorkerBeat]) -> None:
         if not self._has_stepped and any(beat.steps for beat in beats.values()):
             self._has_stepped = True
             self._ledger.write("first-step", attempt=self._attempt)
 
-    def _look_again(self, beats: Mapping[int, Beat]) -> Proof | None:
+    def _look_again(self, beats: Mapping[int, WorkerBeat]) -> Proof | None:
         """What this look proves together with an earlier one, which it then takes the place of."""
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]
         cpu_s = sum(processes.cpu_seconds(tree) for tree in trees)
@@ -212,7 +212,7 @@ class Watchdog:
         self,
         hung: Silence,
         proof: Proof,
-        beats: Mapping[int, Beat],
+        beats: Mapping[int, WorkerBeat],
         workers: tuple[WorkerPlace, ...],
     ) -> None:
         self._tell(hung, proof, beats[hung.rank])
@@ -226,7 +226,7 @@ class Watchdog:
             processes.send(beat.pid, signal.SIGKILL)
         self._ended_attempt = self._attempt
 
-    def _tell(self, hung: Silence, proof: Proof, beat: Beat) -> None:
+    def _tell(self, hung: Silence, proof: Proof, beat: WorkerBeat) -> None:
         limit_s = self._limits.max_s if proof.is_busy else hung.limit_s
         first, second = proof.read_at
         say(

@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from launcher.manifests.check import check_manifests, render_findings
+    from launcher.manifests.check import check_manifests, render_checked
     from launcher.yamlfile.source import read_text
 
     texts = [
@@ -33,7 +33,7 @@ def _check(arguments: argparse.Namespace) -> int:
     ]
     checked = check_manifests(texts)
     if arguments.json:
-        print(json.dumps([finding.to_jsonable() for finding in checked.findings], indent=2))
+        print(json.dumps([breach.to_jsonable() for breach in checked.breaches], indent=2))
     else:
-        sys.stdout.write(render_findings(checked))
+        sys.stdout.write(render_checked(checked))
     return int(ExitCode.OK if checked.is_good else ExitCode.BAD_INPUT)

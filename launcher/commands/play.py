@@ -15,7 +15,7 @@ from launcher.contract.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from launcher.follow.console import Console
-    from launcher.follow.lines import Block
+    from launcher.follow.lines import LineBlock
     from launcher.follow.tails import Stream
     from launcher.manifests.play import Play, PlayOutcome
     from launcher.manifests.player import Player, Stage
@@ -102,7 +102,7 @@ class _Stage:
     def note(self, text: str) -> None:
         self._console.note(text)
 
-    def show(self, pod: str, stream: Stream, block: Block) -> None:
+    def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
         lines = replace(block, data=block.data + b"\n") if block.is_progress else block
         self._console.show(
             lines,

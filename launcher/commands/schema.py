@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    from launcher.job.file import render_schema
+    from launcher.job.schema import render_schema
 
     sys.stdout.write(render_schema())
     return int(ExitCode.OK)

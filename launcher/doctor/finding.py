@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from launcher.follow.table import render_columns
+from launcher.runs.records import Jsonable
 
 
 class Status(enum.Enum):
@@ -26,34 +28,31 @@ class Finding:
     found: str
     fix: str = ""
 
-    def to_jsonable(self) -> dict[str, Any]:
+    def to_jsonable(self) -> Jsonable:
         """Plain data for ``--json``."""
         return {**asdict(self), "status": self.status.value}
 
 
 def ok(check: str, where: str, found: str) -> Finding:
-    """A check that found what it should."""
+    """The check found what it should."""
     return Finding(check=check, where=where, status=Status.OK, found=found)
 
 
 def warning(check: str, where: str, found: str, fix: str) -> Finding:
-    """Something that works, but worse than it could."""
+    """The job will run, but slower or less safely; or the check could not look."""
     return Finding(check=check, where=where, status=Status.WARNING, found=found, fix=fix)
 
 
 def failed(check: str, where: str, found: str, fix: str) -> Finding:
-    """Something that a job would fail by."""
+    """The job would fail."""
     return Finding(check=check, where=where, status=Status.FAILED, found=found, fix=fix)
 
 
-def render_findings(findings: Iterable[Finding]) -> str:
-    """A line for each finding, and beneath it the fix where there is one."""
-    rows = [(f, (f.status.value, f.check, f.where)) for f in findings]
-    widths = [max((len(cells[i]) for _, cells in rows), default=0) for i in range(3)]
-    lines = []
-    for finding, cells in rows:
-        padded = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{padded}  {finding.found}".rstrip())
-        if finding.fix:
-            lines.append(f"{'':>{widths[0] + 2}}fix: {finding.fix}")
-    return "".join(f"{line}\n" for line in lines)
+def render_findings(findings: Sequence[Finding]) -> str:
+    """A line for each finding, and below it the fix where there is one."""
+    lines = render_columns([(f.status.value, f.check, f.where, f.found) for f in findings])
+    indent = " " * (max((len(f.status.value) for f in findings), default=0) + 2)
+    return "".join(
+        f"{line}\n" + (f"{indent}fix: {finding.fix}\n" if finding.fix else "")
+        for finding, line in zip(findings, lines, strict=True)
+    )

@@ -1,23 +1,21 @@
-"""What follows from the nodes' answers. Pure: answers in, findings out."""
+"""Turns the nodes' answers into findings. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from launcher.doctor.answers import AllReduce, GpuFacts, NodeFacts
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 
-Facts = Mapping[str, Any]
-"""What ``probes/program.py`` wrote of one node."""
-Nodes = Mapping[str, Facts]
+Nodes = Mapping[str, NodeFacts]
 """By what people call them: ``node 0``, or a host's name."""
 
 LEAST_SHM_BYTES = 1 << 30
 """Data loaders with worker processes and NCCL both exchange through shared memory."""
 LEAST_FREE_BYTES = 10 << 30
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
-"""Below a tenth of what 10 Gbit/s Ethernet carries, or 10 Gbit/s itself where GPUs wait."""
+"""10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
 SAME_EVERYWHERE = ("python", "torch", "cuda", "nccl")
 BUSY_MIB = 500
 LOOPBACK = ("127.", "::1")
@@ -28,8 +26,8 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
     """Each node by itself, then what must be equal on all.
 
-    ``meets_others``: nodes find each other by name or address, so that a name of this machine
-    that leads to loopback matters.
+    ``meets_others``: nodes find each other by name or address, so a name that resolves to
+    loopback matters.
     """
     for where, facts in nodes.items():
         yield from judge_environment(facts, where)
@@ -38,165 +36,140 @@ def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
     yield from judge_equal_gpus(nodes)
 
 
-def judge_environment(facts: Facts, where: str) -> Iterator[Finding]:
-    """What a container has of its own: versions, limits, folders."""
+def judge_environment(facts: NodeFacts, where: str) -> Iterator[Finding]:
+    """What each container has for itself: versions, limits, folders."""
     check = "python, torch"
-    if facts["torch"]:
-        yield ok(check, where, _versions(facts))
+    if facts.torch:
+        cuda = f", CUDA {facts.cuda}" if facts.cuda else ""
+        nccl = f", NCCL {facts.nccl}" if facts.nccl else ""
+        yield ok(check, where, f"Python {facts.python}, torch {facts.torch}{cuda}{nccl}")
     else:
         fix = "install torch there, or name another Python: python: of the host, or an image"
-        yield failed(check, where, f"Python {facts['python']} has no torch", fix)
+        yield failed(check, where, f"Python {facts.python} has no torch", fix)
     yield from _judge_folder(facts, where)
     yield from _judge_memory(facts, where)
 
 
 def judge_machine(
-    facts: Facts, where: str, *, meets_others: bool, by_address: bool = False
+    facts: NodeFacts, where: str, *, meets_others: bool, by_address: bool = False
 ) -> Iterator[Finding]:
     """What all containers of a machine share: its GPUs and its name.
 
     ``by_address``: the run tells nodes each other's addresses, so that a wrong name harms only
     what the training itself looks up.
     """
-    yield from _judge_gpus(facts, where)
+    for gpu in facts.gpus:
+        yield _judge_gpu(gpu, facts, where)
+    if facts.gpus and facts.infiniband:
+        yield _judge_infiniband(facts, where)
     if meets_others:
         yield from _judge_name(facts, where, by_address=by_address)
 
 
 def judge_shared(shared: Mapping[str, bool]) -> Iterator[Finding]:
     """Whether all nodes see the same checkpoint folder."""
-    alone = [where for where, sees in shared.items() if not sees]
-    for where in alone:
-        yield failed(
-            "shared checkpoints",
-            where,
-            "does not see what the others wrote into checkpoint_dir",
-            "set checkpoint_dir of the job to a folder that is mounted on all nodes",
-        )
-    if shared and not alone:
-        yield ok("shared checkpoints", "all nodes", "one folder")
+    check, found = "shared checkpoints", "does not see what the others wrote into checkpoint_dir"
+    fix = "set checkpoint_dir of the job to a folder that is mounted on all nodes"
+    if shared and all(shared.values()):
+        yield ok(check, "all nodes", "one folder")
+    yield from (failed(check, where, found, fix) for where, sees in shared.items() if not sees)
 
 
-def judge_all_reduce(measured: Mapping[str, Any] | None, world: str) -> Finding:
+def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
     """How fast the whole group exchanges gradients over the job's own rendezvous."""
     check = "all-reduce"
-    if not measured or not measured["rates"]:
+    if not measured or not measured.rates:
         return failed(check, world, "did not finish", "see the rows above, and the run's output")
-    best = max(measured["rates"], key=lambda rate: float(rate["bytes_per_s"]))
-    latency_us = measured["rates"][0]["took_s"] * 1e6
+    first, best = measured.rates[0], max(measured.rates, key=lambda rate: rate.bytes_per_s)
     found = (
-        f"{measured['backend']}: {best['bytes_per_s'] / 1e6:.0f} MB/s per node at "
-        f"{best['bytes'] / 1e6:.0f} MB, {latency_us:.0f} us for {measured['rates'][0]['bytes']} B"
+        f"{measured.backend}: {best.bytes_per_s / 1e6:.0f} MB/s per node at "
+        f"{best.bytes / 1e6:.0f} MB, {first.took_s * 1e6:.0f} us for {first.bytes} B"
     )
-    alone = best["bytes_per_s"] == 0
-    if alone or best["bytes_per_s"] >= SLOW_BYTES_PER_S.get(measured["backend"], 0):
+    alone = best.bytes_per_s == 0
+    if alone or best.bytes_per_s >= SLOW_BYTES_PER_S.get(measured.backend, 0):
         return ok(check, world, found)
     return warning(check, world, found, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
 
 
-def is_slow(measured: Mapping[str, Any] | None) -> bool:
+def is_slow(measured: AllReduce | None) -> bool:
     """Whether an all-reduce was slow for its backend, or did not finish."""
-    finding = judge_all_reduce(measured, "")
-    return finding.status is not Status.OK
+    return judge_all_reduce(measured, "").status is not Status.OK
 
 
-def _versions(facts: Facts) -> str:
-    cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""
-    nccl = f", NCCL {facts['nccl']}" if facts["nccl"] else ""
-    return f"Python {facts['python']}, torch {facts['torch']}{cuda}{nccl}"
-
-
-def _judge_folder(facts: Facts, where: str) -> Iterator[Finding]:
-    check, free = "checkpoint folder", facts["checkpoint_free_bytes"]
-    if facts["checkpoint_error"]:
-        yield failed(
-            check,
-            where,
-            f"cannot be written: {facts['checkpoint_error']}",
-            "chown the folder that checkpoint_dir names, or name another one",
-        )
+def _judge_folder(facts: NodeFacts, where: str) -> Iterator[Finding]:
+    check, free = "checkpoint folder", facts.checkpoint_free_bytes
+    if facts.checkpoint_error:
+        fix = "chown the folder that checkpoint_dir names, or name another one"
+        yield failed(check, where, f"cannot be written: {facts.checkpoint_error}", fix)
     elif free is not None and free < LEAST_FREE_BYTES:
         yield warning(check, where, f"{_gib(free)} free", "free space, or name another folder")
     else:
         yield ok(check, where, "can be written" + (f", {_gib(free)} free" if free else ""))
 
 
-def _judge_memory(facts: Facts, where: str) -> Iterator[Finding]:
-    shm, memlock = facts["shm_bytes"], facts["memlock_bytes"]
+def _judge_memory(facts: NodeFacts, where: str) -> Iterator[Finding]:
+    shm, memlock = facts.shm_bytes, facts.memlock_bytes
     if shm is not None and shm < LEAST_SHM_BYTES:
-        # On a host without containers no limit of the job's holds.
+        # Without containers the job's own limit has no effect.
         fix = "resources: {shm: 2Gi} in the job; on a host: mount -o remount,size=2G /dev/shm"
         yield warning("/dev/shm", where, _gib(shm), fix)
     elif shm is not None:
         yield ok("/dev/shm", where, _gib(shm))
-    if facts["infiniband"]:
-        devices = ", ".join(facts["infiniband"])
-        if memlock is not None:
-            found = f"{memlock >> 10} KiB, with {devices}"
-            fix = (
-                "resources: {rdma: true} in the job; without containers: '* - memlock unlimited' "
-                "in /etc/security/limits.d/rdma.conf, and a new log-in"
-            )
-            yield failed("memlock", where, found, fix)
-        else:
-            yield ok("memlock", where, f"unlimited, for {devices}")
+    devices = ", ".join(facts.infiniband)
+    if devices and memlock is not None:
+        fix = (
+            "resources: {rdma: true} in the job; without containers: '* - memlock unlimited' "
+            "in /etc/security/limits.d/rdma.conf, and a new log-in"
+        )
+        yield failed("memlock", where, f"{memlock >> 10} KiB, with {devices}", fix)
+    elif devices:
+        yield ok("memlock", where, f"unlimited, for {devices}")
 
 
-def _judge_gpus(facts: Facts, where: str) -> Iterator[Finding]:
-    for gpu in facts["gpus"]:
-        yield _judge_gpu(gpu, _xids_of(gpu, facts["xids"]), where)
-    if facts["gpus"] and facts["infiniband"]:
-        yield _judge_infiniband(facts, where)
-
-
-def _judge_gpu(gpu: Mapping[str, str], xids: list[int], where: str) -> Finding:
-    used, total = gpu["memory.used"], gpu["memory.total"]
-    found = f"{gpu['name']}, driver {gpu['driver_version']}, {used} of {total} MiB used"
-    errors, index = gpu["ecc.errors.uncorrected.volatile.total"], gpu["index"]
-    place = f"{where}, GPU {index}"
-    fix = f"nvidia-smi --gpu-reset -i {index} as root, or take the node out"
-    if errors.isdigit() and int(errors) > 0:
-        return failed("GPU", place, f"{found}, {errors} uncorrected ECC errors", fix)
+def _judge_gpu(gpu: GpuFacts, facts: NodeFacts, where: str) -> Finding:
+    found = (
+        f"{gpu.name}, driver {gpu.driver_version}, {gpu.memory_used} of {gpu.memory_total} MiB used"
+    )
+    place = f"{where}, GPU {gpu.index}"
+    fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
+    if gpu.ecc_errors.isdigit() and int(gpu.ecc_errors) > 0:
+        return failed("GPU", place, f"{found}, {gpu.ecc_errors} uncorrected ECC errors", fix)
+    # nvidia-smi has 00000000:3B:00.0 for what the kernel's log has as 0000:3b:00.
+    own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
+    xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
     if xids:
-        numbers = ", ".join(map(str, xids))
-        # Since the boot: a GPU that was reset since then may be sound again.
-        told = f"{found}, XID {numbers} in the kernel's log"
+        # The log goes back to the boot: a GPU that was reset since then may be sound again.
+        told = f"{found}, XID {', '.join(xids)} in the kernel's log"
         return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
-    if used.isdigit() and int(used) > BUSY_MIB:
+    if gpu.memory_used.isdigit() and int(gpu.memory_used) > BUSY_MIB:
         return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, found)
 
 
-def _xids_of(gpu: Mapping[str, str], xids: list[tuple[str, int]]) -> list[int]:
-    """Numbers of errors that tell of a broken GPU, of this one."""
-    # nvidia-smi has 00000000:3B:00.0 for what the kernel's log has as 0000:3b:00.
-    own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu["pci.bus_id"].lower())
-    return [number for bus, number in xids if bus == own and number not in APPLICATION_XIDS]
-
-
-def _judge_infiniband(facts: Facts, where: str) -> Finding:
-    """Whether NCCL would use it, or fall back to sockets without a word."""
-    check, devices = "InfiniBand", facts["infiniband"]
-    names = ", ".join(devices)
-    for variable, value in facts["nccl_env"].items():
-        if (variable, value) in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket")):
-            found = f"{names} not used: {variable}={value}, so that NCCL falls back to sockets"
-            return warning(check, where, found, f"take {variable} out of env of the job")
-    if not any(devices.values()):
-        found = f"no port of {names} is active, so that NCCL falls back to sockets"
-        return warning(check, where, found, "ibstat there says why; is the cable in?")
-    if not facts["verbs_devices"]:
-        found = f"{names} without /dev/infiniband, so that NCCL falls back to sockets"
+def _judge_infiniband(facts: NodeFacts, where: str) -> Finding:
+    """Whether NCCL would use it, or silently fall back to sockets."""
+    names = ", ".join(facts.infiniband)
+    reasons = [
+        (f"{names} not used: {variable}={value}", f"take {variable} out of env of the job")
+        for variable, value in facts.nccl_env.items()
+        if (variable, value) in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"))
+    ]
+    if not any(facts.infiniband.values()):
+        reasons.append((f"no port of {names} is active", "ibstat there says why; is the cable in?"))
+    if not facts.verbs_devices:
         fix = "resources: {rdma: true} in the job; without containers: modprobe ib_uverbs"
-        return warning(check, where, found, fix)
-    if not facts["verbs_library"]:
-        found = f"{names} without libibverbs, so that NCCL falls back to sockets"
-        return warning(check, where, found, "apt-get install libibverbs1 ibverbs-providers")
-    return ok(check, where, ", ".join(name for name, active in devices.items() if active))
+        reasons.append((f"{names} without /dev/infiniband", fix))
+    if not facts.verbs_library:
+        fix = "apt-get install libibverbs1 ibverbs-providers"
+        reasons.append((f"{names} without libibverbs", fix))
+    for why, fix in reasons:
+        return warning("InfiniBand", where, f"{why}, so that NCCL falls back to sockets", fix)
+    active = ", ".join(name for name, is_active in facts.infiniband.items() if is_active)
+    return ok("InfiniBand", where, active)
 
 
-def _judge_name(facts: Facts, where: str, *, by_address: bool) -> Iterator[Finding]:
-    check, host, addresses = "own name", facts["host"], facts["addresses"]
+def _judge_name(facts: NodeFacts, where: str, *, by_address: bool) -> Iterator[Finding]:
+    check, host, addresses = "own name", facts.host, facts.addresses
     fix = f"give {host} the node's own address in /etc/hosts there"
     if not addresses:
         yield warning(check, where, f"{host} has no address", fix)
@@ -208,9 +181,9 @@ def _judge_name(facts: Facts, where: str, *, by_address: bool) -> Iterator[Findi
 
 
 def judge_equal(nodes: Nodes) -> Iterator[Finding]:
-    """What makes nodes fail together, or compute differently, where it is not the same."""
+    """Versions that must be the same: else nodes fail together, or compute differently."""
     for key in SAME_EVERYWHERE:
-        values = {where: facts[key] for where, facts in nodes.items()}
+        values = {where: getattr(facts, key) for where, facts in nodes.items()}
         if len(set(values.values())) > 1:
             usual = max(values.values(), key=list(values.values()).count)
             for where, odd in values.items():
@@ -221,7 +194,7 @@ def judge_equal(nodes: Nodes) -> Iterator[Finding]:
 
 def judge_equal_gpus(nodes: Nodes) -> Iterator[Finding]:
     """One kind of accelerator on all nodes."""
-    kinds = {where: tuple(gpu["name"] for gpu in facts["gpus"]) for where, facts in nodes.items()}
+    kinds = {where: tuple(gpu.name for gpu in facts.gpus) for where, facts in nodes.items()}
     if len(set(kinds.values())) > 1:
         found = "; ".join(f"{where}: {', '.join(kind) or 'none'}" for where, kind in kinds.items())
         yield warning("same GPUs", "all nodes", found, "the slowest GPU sets the pace of all")

@@ -1,4 +1,4 @@
-"""Runs the probe in the job's place, on the job's nodes, rendezvous and backend."""
+"""Runs the probe in place of the job, on the job's nodes, rendezvous and backend."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from launcher.api import launch
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
+from launcher.doctor.answers import AllReduce, NodeFacts
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
-from launcher.follow.loop import Follower
+from launcher.follow.loop import Follower, create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import Outcome
+from launcher.runs.outcome import Outcome
+from launcher.runs.records import Record, parse_record
 
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
@@ -32,17 +32,17 @@ OWN_FOLDER = ".doctor"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeAnswers:
-    """What the nodes told, by index; None where one did not. ``failure`` is the first cause."""
+    """The nodes' answers by index; None where a node gave none. ``failure`` is the first cause."""
 
-    nodes: Mapping[int, Any]
+    nodes: Mapping[int, NodeFacts | None]
     shared: Mapping[int, bool]
-    all_reduce: Mapping[str, Any] | None
+    all_reduce: AllReduce | None
     failure: str
 
 
 def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> JobSpec:
-    """The job with the probe in place of its training; all else is the job's own."""
-    # A folder of its own: an agent's generation in the job's would fence out a run that goes on.
+    """The job with the probe as its command."""
+    # In the job's own folder the probe's generation would fence out a run of the job.
     checkpoint_dir = None if job.checkpoint_dir is None else f"{job.checkpoint_dir}/{OWN_FOLDER}"
     own = []
     if mounts_program:
@@ -59,21 +59,23 @@ def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> Job
 
 
 def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
-    """Blocks ``limit_s`` and the nodes' grace at most. Raises ``LauncherError`` for no start."""
+    """Blocks for ``limit_s`` and the nodes' grace at most.
+
+    Raises ``LauncherError`` if the run cannot be started."""
     outcome = _run(plan, target, limit_s)
     found = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
-    shared = {index: _read(found / f"shared-{index}.json") for index in indices}
+    shared = {index: _read(found / f"shared-{index}.json", bool) for index in indices}
     return ProbeAnswers(
-        nodes={index: _read(found / f"node-{index}.json") for index in indices},
+        nodes={index: _read(found / f"node-{index}.json", NodeFacts) for index in indices},
         shared={index: sees for index, sees in shared.items() if sees is not None},
-        all_reduce=_read(found / "all-reduce.json"),
+        all_reduce=_read(found / "all-reduce.json", AllReduce),
         failure=_first_cause(outcome) if outcome.failure else "",
     )
 
 
 def judge_start(answers: ProbeAnswers, names: Mapping[int, str], limit_s: float) -> list[Finding]:
-    """A finding for every node of which nothing was heard."""
+    """A finding for every node that did not answer."""
     return [
         failed("start", names[i], f"no answer within {limit_s:g} s", "see the last row")
         for i, facts in answers.nodes.items()
@@ -90,7 +92,7 @@ def judge_speed(answers: ProbeAnswers, plan: LaunchPlan) -> Finding:
 
 
 def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
-    run = launch.create_run(plan, target)
+    run = create_run(plan, target)
     console = Console(io.StringIO(), terminal=False, colour=False)
     follower = Follower(run, plan, target, console, SystemClock())
 
@@ -107,12 +109,11 @@ def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
 
 
 def _first_cause(outcome: Outcome) -> str:
-    failure = outcome.failure or {}
-    first = failure.get("first") or {}
-    return str(first.get("message") or outcome.detail or outcome.reason)
+    first = outcome.failure.first if outcome.failure else None
+    return (first.exception if first else "") or outcome.detail or outcome.reason
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, kind: type[Record]) -> Record | None:
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text())
+        return parse_record(kind, json.loads(path.read_text()))
     return None

@@ -48,14 +48,14 @@ class Restart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
+class EndRun:
     """The run is over."""
 
     reason: Reason
     detail: str = ""
 
 
-Action = Wait | Replace | Restart | Finish
+Action = Wait | Replace | Restart | EndRun
 
 
 def decide_action(
@@ -81,7 +81,7 @@ def decide_action(
         return Wait()
     if not bad:
         if len(ended) == len(observation.nodes):
-            return Finish(reason=Reason.COMPLETED)
+            return EndRun(reason=Reason.COMPLETED)
         return _decide_left_over(plan, observation) if late else Wait()
     if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
@@ -148,15 +148,15 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
     if worst.out_of_memory:
-        return Finish(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
+        return EndRun(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
         reason = _reason_of_loss(worst) if plan.agent is not None else Reason.NODE_LOST
-        return Finish(reason=reason, detail=describe(worst))
+        return EndRun(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
     reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
     # The report names the rank, which says more than the exit code of the first node to be seen;
     # only what the target itself has to say is kept.
-    return Finish(reason=reason, detail=worst.detail)
+    return EndRun(reason=reason, detail=worst.detail)
 
 
 # -- nodes under the agent: exit codes are those of ``state.EXIT_CODE_OF_REASON`` ---------------
@@ -194,11 +194,11 @@ def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
     """A node has finished, and those that live can have no work to do: frozen, or too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
-        return Finish(reason=Reason.COMPLETED)
+        return EndRun(reason=Reason.COMPLETED)
     if _is_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
         return _restart_all(plan, sorted(away, key=_has_ended))
-    return Finish(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
+    return EndRun(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
 
 
 def _decide_partly_finished(
@@ -218,7 +218,7 @@ def _decide_partly_finished(
         return _decide_left_over(plan, observation) if late else Wait()
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if not away or finished >= plan.nodes[0].min_nodes:
-        return Finish(reason=Reason.COMPLETED)
+        return EndRun(reason=Reason.COMPLETED)
     return _restart_all(plan, away)
 
 
@@ -253,11 +253,11 @@ def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
     return limit - plan.nodes[node.node_index].incarnation
 
 
-def _give_up(node: NodeObservation) -> Finish:
+def _give_up(node: NodeObservation) -> EndRun:
     if _is_permanent(node) and not node.out_of_memory:
         # The node's own report names rank and cause, which says more than its exit code.
-        return Finish(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
-    return Finish(reason=_reason_of_loss(node), detail=describe_agent(node))
+        return EndRun(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
+    return EndRun(reason=_reason_of_loss(node), detail=describe_agent(node))
 
 
 def _reason_of_loss(node: NodeObservation) -> Reason:

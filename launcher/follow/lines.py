@@ -9,7 +9,7 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class LineBlock:
     """Whole lines as UTF-8, each with its end; or one progress update, which has none.
 
     As many lines as one read brought: work for each of them would cost more than the output.
@@ -37,34 +37,34 @@ class BlockSplitter:
         self._rest = b""
         self._keeps_returns = keeps_returns
 
-    def feed(self, data: bytes) -> list[Block]:
+    def feed(self, data: bytes) -> list[LineBlock]:
         """What ``data`` completes."""
         buffer = self._rest + data
         if self._keeps_returns or b"\r" not in buffer:
             end = buffer.rfind(b"\n") + 1
-            blocks = [Block(data=_as_utf8(buffer[:end]))] if end else []
+            blocks = [LineBlock(data=_as_utf8(buffer[:end]))] if end else []
         else:
             blocks, end = _cut_at_returns(buffer)
         while len(buffer) - end > MAX_LINE_BYTES:
             piece = buffer[end : end + MAX_LINE_BYTES]
-            blocks.append(Block(data=_as_utf8(piece) + b"\n"))
+            blocks.append(LineBlock(data=_as_utf8(piece) + b"\n"))
             end += MAX_LINE_BYTES
         self._rest = buffer[end:]
         return blocks
 
-    def flush(self) -> list[Block]:
+    def flush(self) -> list[LineBlock]:
         """What is left of a stream that has ended."""
         rest, self._rest = self._rest, b""
         if not rest:
             return []
         if rest.endswith(b"\r") and not self._keeps_returns:
-            return [Block(data=_as_utf8(rest[:-1]), is_progress=True)]
-        return [Block(data=_as_utf8(rest) + b"\n")]
+            return [LineBlock(data=_as_utf8(rest[:-1]), is_progress=True)]
+        return [LineBlock(data=_as_utf8(rest) + b"\n")]
 
 
-def _cut_at_returns(buffer: bytes) -> tuple[list[Block], int]:
+def _cut_at_returns(buffer: bytes) -> tuple[list[LineBlock], int]:
     """Blocks of whole lines with the progress updates between them, and where the rest begins."""
-    blocks: list[Block] = []
+    blocks: list[LineBlock] = []
     lines: list[bytes] = []
     start = 0
     # By position: to cut each line off would copy all that follows it, for every line.
@@ -77,12 +77,12 @@ def _cut_at_returns(buffer: bytes) -> tuple[list[Block], int]:
             continue
         blocks += _joined(lines)
         lines = []
-        blocks.append(Block(data=_as_utf8(text), is_progress=True))
+        blocks.append(LineBlock(data=_as_utf8(text), is_progress=True))
     return blocks + _joined(lines), start
 
 
-def _joined(lines: list[bytes]) -> list[Block]:
-    return [Block(data=_as_utf8(b"".join(lines)))] if lines else []
+def _joined(lines: list[bytes]) -> list[LineBlock]:
+    return [LineBlock(data=_as_utf8(b"".join(lines)))] if lines else []
 
 
 def _end_of_line(buffer: bytes, start: int) -> tuple[int, int, bool] | None:

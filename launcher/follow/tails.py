@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from launcher.follow.lines import Block, BlockSplitter
+from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.plan.torchrun import WorkerLog, split_console
 from launcher.runs.folder import RunFolder
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
-"""Of one file: whoever follows a run has more to do than to read."""
+"""For one file: the follower has more to do than to read."""
 
 Stream = Literal["stdout", "stderr"]
 HasRoom = Callable[[Stream], bool]
-"""Whether more of a stream can be taken; what cannot stays in its file."""
+"""Whether more of a stream can be shown; the rest stays in its file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Output:
     node_index: int
     worker: WorkerLog | None
     stream: Stream
-    block: Block
+    block: LineBlock
 
 
 class _Tail:
@@ -39,14 +39,14 @@ class _Tail:
         self._file = file
         self._splitter = BlockSplitter(keeps_returns=keeps_returns)
 
-    def poll(self, has_room: HasRoom) -> Iterator[Block]:
+    def poll(self, has_room: HasRoom) -> Iterator[LineBlock]:
         for _ in range(CHUNKS_A_TURN):
             if not has_room(self.stream) or not (data := self._file.read(CHUNK_BYTES)):
                 return
             yield from self._splitter.feed(data)
 
-    def close(self, has_room: HasRoom) -> Iterator[Block]:
-        # Of a process that was not ended it is the rest as it is now.
+    def close(self, has_room: HasRoom) -> Iterator[LineBlock]:
+        # A process that still runs may write on: read up to the present size.
         left = os.fstat(self._file.fileno()).st_size - self._file.tell()
         while has_room(self.stream):
             data = self._file.read(min(left, CHUNK_BYTES)) if left > 0 else b""
@@ -123,11 +123,11 @@ class RunTails:
                     tail = _Tail(file, stream, keeps_returns=keeps_returns)
                     self._workers[key] = (worker, tail)
 
-    def _console_outputs(self, node_index: int, block: Block) -> Iterator[Output]:
+    def _console_outputs(self, node_index: int, block: LineBlock) -> Iterator[Output]:
         """Lines of a node's own output, each to whom it belongs."""
         data = block.data + b"\n" if block.is_progress else block.data
         for rank, text in split_console(data, node_index):
-            own = Block(data=text)
+            own = LineBlock(data=text)
             if rank is None and self._agents:
                 yield Output(node_index=node_index, worker=None, stream="stderr", block=own)
             elif rank is not None and self._in_consoles:
@@ -141,7 +141,7 @@ _STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 """In the order of ``WorkerLog.streams``."""
 
 
-def _worker_output(worker: WorkerLog, tail: _Tail, block: Block) -> Output:
+def _worker_output(worker: WorkerLog, tail: _Tail, block: LineBlock) -> Output:
     return Output(node_index=worker.node_index, worker=worker, stream=tail.stream, block=block)
 
 

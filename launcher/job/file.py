@@ -1,49 +1,29 @@
-"""From a job file and the options on the command line to a JobSpec, or to all that is wrong."""
+"""Reads a job file and command-line options into a JobSpec, or finds all that is wrong."""
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.json_schema import GenerateJsonSchema
 
 from launcher.contract.errors import InputError
 from launcher.job.conflicts import find_conflicts
-from launcher.job.problems import (
-    JobFileError,
-    Problem,
-    find_problems,
-    is_secret,
-    render_key,
-    render_value,
-)
+from launcher.job.problems import find_problems, is_secret
 from launcher.job.spec import JobSpec
-from launcher.job.types import Section
-from launcher.job.values import NodeRange, dump_nodes
-from launcher.yamlfile.source import (
-    Entry,
-    Flaw,
-    KeyPath,
-    YamlError,
-    YamlSource,
-    parse_fragment,
-    parse_yaml,
-    read_text,
-)
+from launcher.yamlfile.problem import FileError, KeyPath, Problem, render_value
+from launcher.yamlfile.source import Entry, YamlSource, parse_fragment, parse_yaml, read_text
 
 _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
     *(("env", "*"), ("docker", "labels", "*"), ("command", "*")),
     ("kubernetes", "node_selector", "*"),
     *(("rdzv", "id"), ("torch_version",)),
 )
-"""Values taken as they are written: ``1.10`` is not 1.1 in a version or a variable."""
+"""Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1."""
 _VERBATIM = (("env", "*"), ("docker", "labels", "*"), ("kubernetes", "node_selector", "*"))
-"""Text keys whose overrides are not read as YAML: ``--set env.PATTERN=*.py`` means just that."""
+"""Keys whose overrides are not read as YAML, so that ``--set env.PATTERN=*.py`` works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +46,7 @@ def parse_override(setting: str) -> Override:
 
 
 def option_override(option: str, text: str) -> Override:
-    """The value of an option that is named as its key is: ``--nproc-per-node 2``."""
+    """An option that has the name of its key, such as ``--nproc-per-node 2``."""
     key = option.removeprefix("--").replace("-", "_")
     return Override(option=f"{option} {render_value(text)}", path=(key,), text=text)
 
@@ -78,18 +58,18 @@ def read_job(path: Path | str, overrides: Sequence[Override] = ()) -> JobSpec:
 
 def parse_job(text: str, file: str, overrides: Sequence[Override] = ()) -> JobSpec:
     """Checks the text of a job file; raises ``InputError`` with every problem in it."""
-    flaws: tuple[Flaw, ...] = ()
+    problems: list[Problem] = []
     try:
         source = parse_yaml(text, file)
-    except YamlError as error:
+    except FileError as error:
         if error.source is None:
             raise
-        source, flaws = error.source, error.flaws
-    return _build(source, flaws, overrides)
+        source, problems = error.source, [*error.problems]
+    return _build(source, problems, overrides)
 
 
 def find_place(key: KeyPath, path: str, overrides: Sequence[Override] = ()) -> str:
-    """Where a key's value comes from: ``file:line``, the option, or the file if nothing gave it."""
+    """Where a key's value comes from: ``file:line``, the option, or the file if it is not set."""
     source = parse_yaml(read_text(path), path)
     for override in overrides:
         source = _overridden(source, override)
@@ -97,58 +77,12 @@ def find_place(key: KeyPath, path: str, overrides: Sequence[Override] = ()) -> s
     return path if entry is None else entry.where
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a job file, for editors and for the reference.
-
-    It accepts all that ``parse_job`` accepts; rules between keys and a few others (the bytes of
-    a quantity, MIN not above MAX) are known to ``parse_job`` alone.
-    """
-    made = JobSpec.model_json_schema(schema_generator=_JobSchema)
-    for section in (made, *made["$defs"].values()):
-        for key, field in section["properties"].items():
-            if key not in section.get("required", ()):
-                _allow_empty(field)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
-
-
-def render_schema() -> str:
-    """``schema()`` as the text of a file."""
-    return json.dumps(schema(), indent=2) + "\n"
-
-
-class _JobSchema(GenerateJsonSchema):
-    def field_title_should_be_set(self, schema: object) -> bool:
-        return False  # "Stop Grace S" says less than the key
-
-    def encode_default(self, dft: Any) -> Any:
-        if isinstance(dft, NodeRange):
-            return dump_nodes(dft)
-        return None if isinstance(dft, Section) else super().encode_default(dft)
-
-
-def _allow_empty(field: dict[str, Any]) -> None:
-    """An empty key counts as not given, so ``null`` is accepted wherever there is a default."""
-    if field.get("default", 0) is None or field.get("default") in ((), [], {}):
-        del field["default"]
-    about = ("description", "default", "examples")
-    shape = {key: field.pop(key) for key in list(field) if key not in about}
-    if {"type": "null"} not in shape.get("anyOf", ()):
-        shape = {"anyOf": [shape, {"type": "null"}]}
-    field.update(shape)
-
-
-@functools.cache
-def _schema() -> dict[str, Any]:
-    return schema()
-
-
-def _build(source: YamlSource, flaws: tuple[Flaw, ...], overrides: Sequence[Override]) -> JobSpec:
-    problems = [Problem.of_flaw(flaw) for flaw in flaws]
+def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Override]) -> JobSpec:
     for override in overrides:
         try:
             source = _overridden(source, override)
-        except YamlError as error:
-            problems.append(_of_override(override, error))
+        except FileError as error:
+            problems += [replace(one, path=override.path + one.path) for one in error.problems]
     data = _as_written(source.data, (), source)
     conflicts = find_conflicts(data)
     try:
@@ -156,20 +90,14 @@ def _build(source: YamlSource, flaws: tuple[Flaw, ...], overrides: Sequence[Over
     except ValidationError as error:
         job, refused = None, error
     if refused is not None or conflicts:
-        problems += find_problems(refused, conflicts, source, _schema())
+        problems += find_problems(refused, conflicts, source)
     if job is None or problems:
-        raise JobFileError(problems)
+        raise FileError(problems)
     return job
 
 
-def _of_override(override: Override, error: YamlError) -> Problem:
-    says = error.what.removeprefix(f"{override.option}: ")
-    key = render_key(override.path)
-    return Problem(where=override.option, line=0, key=key, says=says, fix=error.hint)
-
-
 def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:
-    """The data with text in place of the numbers and truth values that are meant as text."""
+    """The data, with the written text in place of numbers and truth values where text is meant."""
     if isinstance(value, dict):
         return {key: _as_written(item, (*path, key), source) for key, item in value.items()}
     if isinstance(value, list):
@@ -212,9 +140,7 @@ def _child(data: Any, part: str | int) -> Any:
 def _fragment(override: Override) -> YamlSource:
     if not _matches(override.path, _VERBATIM):
         return parse_fragment(override.text, override.option)
-    entry = Entry(
-        where=override.option, line=0, column=0, text=override.text, written=override.text
-    )
+    entry = Entry(where=override.option, line=0, text=override.text, written=override.text)
     return YamlSource(data=override.text, entries={(): entry})
 
 
@@ -226,6 +152,7 @@ def _put(data: Any, path: KeyPath, value: Any, override: Override) -> Any:
     if not isinstance(data, list):
         return {**(data if isinstance(data, dict) else {}), path[0]: new}
     if not isinstance(path[0], int) or path[0] > len(data):
-        what = f"{override.option}: found {path[0]} in a list of {len(data)}"
-        raise YamlError(what, f"write a number of 0..{len(data)}; the last one appends")
+        what = f"found {path[0]} in a list of {len(data)}"
+        fix = f"write a number of 0..{len(data)}; the last one appends"
+        raise FileError([Problem(where=override.option, what=what, fix=fix)])
     return [*data[: path[0]], new, *data[path[0] + 1 :]]

@@ -2,85 +2,46 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from launcher.job.storage import (
-    CLAIM,
-    CLAIM_WORDS,
-    EPHEMERAL,
-    NAME,
-    VOLUME_WORDS,
-    parse_claim,
-    parse_volume,
-)
-from launcher.job.types import (
-    AsPairs,
-    Flag,
-    Pairs,
-    Section,
-    Text,
-    shape,
-    text,
-)
-from launcher.job.values import RefusedError
+from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_claim, parse_volume
+from launcher.job.types import AsPairs, Flag, Pairs, Read, Section, Text, matching, text
 
-_RESOURCE = r"[a-z0-9.-]+/[A-Za-z0-9._-]+"
-NAME_WORDS = "a Kubernetes name: lower-case letters, digits, - and ."
-STORAGE_WORDS = f"{CLAIM_WORDS}, or {EPHEMERAL}"
-RESOURCE_WORDS = "the name of a resource of the nodes, such as rdma/hca"
-
-
-def _check_claim(value: str) -> str:
-    parse_claim(value)
-    return value
-
-
-def _check_storage(value: str) -> str:
-    if value != EPHEMERAL:
-        if not re.fullmatch(CLAIM, value):
-            raise RefusedError(STORAGE_WORDS)
-        parse_claim(value)
-    return value
-
-
-def _check_volume(value: str) -> str:
-    parse_volume(value)
-    return value
-
-
-def _check_name(value: str) -> str:
-    if not re.fullmatch(NAME, value) or len(value) > 253:
-        raise RefusedError(NAME_WORDS)
-    return value
-
-
-def _check_resource(value: str) -> str:
-    if not re.fullmatch(_RESOURCE, value):
-        raise RefusedError(RESOURCE_WORDS)
-    return value
+_CLAIM_WORDS = "pvc/CLAIM or pvc/CLAIM/FOLDER"
+_NO_PARENTS = r"(?!.*\.\.)"
 
 
 ObjectName = Annotated[
-    str, AfterValidator(_check_name), shape(NAME_WORDS, text(f"^{NAME}$", maxLength=253))
+    str, matching(NAME, "a Kubernetes name: lower-case letters, digits, - and .", max_length=253)
 ]
 ClaimText = Annotated[
-    str, AfterValidator(_check_claim), shape(CLAIM_WORDS, text(rf"^(?!.*\.\.){CLAIM}$"))
+    str, Read(parse_claim, _CLAIM_WORDS, text(f"{_NO_PARENTS}{CLAIM}"), keep=True)
 ]
 Storage = Annotated[
     str,
-    AfterValidator(_check_storage),
-    shape(STORAGE_WORDS, text(rf"^(?!.*\.\.)({CLAIM}|{EPHEMERAL})$")),
+    Read(
+        lambda value: value == EPHEMERAL or parse_claim(value),
+        f"{_CLAIM_WORDS}, or {EPHEMERAL}",
+        text(f"{_NO_PARENTS}({CLAIM}|{EPHEMERAL})"),
+        keep=True,
+    ),
 ]
 VolumeText = Annotated[
     str,
-    AfterValidator(_check_volume),
-    shape(VOLUME_WORDS, text(rf"^(?!.*\.\.){CLAIM}:/[^:]+(:(ro|rw))?$")),
+    Read(
+        parse_volume,
+        "pvc/CLAIM[/FOLDER]:TARGET, with :ro at the end where it is only read",
+        text(f"{_NO_PARENTS}{CLAIM}:/[^:]+(:(ro|rw))?"),
+        keep=True,
+    ),
 ]
 Resource = Annotated[
-    str, AfterValidator(_check_resource), shape(RESOURCE_WORDS, text(f"^{_RESOURCE}$"))
+    str,
+    matching(
+        r"[a-z0-9.-]+/[A-Za-z0-9._-]+", "the name of a resource of the nodes, such as rdma/hca"
+    ),
 ]
 Kind = Literal["pytorchjob", "trainjob", "jobset", "job"]
 

@@ -7,26 +7,30 @@ docs/job-file.md say the same.
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.contract.errors import InputError
 from launcher.job.conflicts import Conflict
-from launcher.job.values import RefusedError
-from launcher.yamlfile.source import Flaw, KeyPath, YamlSource
-
-Schema = Mapping[str, Any]
+from launcher.job.refused import NotAcceptedError
+from launcher.job.schema import (
+    Schema,
+    choices,
+    describe,
+    field_at,
+    job_schema,
+    render_flow,
+    resolve,
+    schema_at,
+)
+from launcher.yamlfile.problem import KeyPath, Problem, render_key, render_value
+from launcher.yamlfile.source import YamlSource
 
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSW|PWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
-_MAX_SHOWN = 60
 _OF_THE_KEY = "[key]"
 """How pydantic marks that a mapping's key is refused, and not its value."""
-_AFTER_THE_FILE = 2**31
 
 _TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
@@ -52,190 +56,82 @@ _FAMILIAR = {
 """Names from torchrun, compose files and Kubernetes that are spelled too differently to guess."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One thing that is wrong; ``where`` is ``file:line`` or the option that gave the value,
-    ``line`` the same as a number, 0 for an option."""
-
-    where: str
-    line: int
-    key: str
-    says: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        line = ": ".join(part for part in (self.where, self.key, self.says) if part)
-        return f"{line}\n  fix: {self.fix}" if self.fix else line
-
-    @classmethod
-    def of_flaw(cls, flaw: Flaw) -> Problem:
-        key = render_key(flaw.path)
-        return cls(where=flaw.where, line=flaw.line, key=key, says=flaw.what, fix=flaw.fix)
-
-
-class JobFileError(InputError):
-    """All that is wrong with a job file, one ``Problem`` each: as the file goes, then options."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda one: one.line or _AFTER_THE_FILE))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
-def render_key(path: KeyPath) -> str:
-    """A path as ``--set`` takes it: ``mounts.0.target``."""
-    return ".".join(render_value(str(part)) for part in path)
-
-
-def describe(schema: Schema, root: Schema) -> str:
-    """What a schema accepts, in words."""
-    if "$ref" in schema:
-        return describe(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
-    if "errorMessage" in schema:
-        return str(schema["errorMessage"])
-    if "anyOf" in schema:
-        words = [describe(one, root) for one in schema["anyOf"] if one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(words))
-    if "enum" in schema:
-        return " or ".join([", ".join(schema["enum"][:-1]), schema["enum"][-1]])
-    return _describe_type(schema, root)
-
-
-def _describe_type(schema: Schema, root: Schema) -> str:
-    kind = schema["type"]
-    if kind in ("integer", "number"):
-        return f"a {'whole ' if kind == 'integer' else ''}number{_range(schema)}"
-    if kind == "array":
-        return f"a list of {describe(schema['items'], root)}"
-    if kind == "object" and "properties" in schema:
-        keys = list(schema["properties"])
-        return f"the key{'s' if len(keys) > 1 else ''} {', '.join(keys)}"
-    return {"string": "text", "boolean": "true or false", "object": "name: value lines"}[str(kind)]
-
-
-def _range(schema: Schema) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f" {low}..{high}"
-    if "exclusiveMinimum" in schema:
-        return f" > {schema['exclusiveMinimum']}"
-    return "" if low is None else f" >= {low}"
-
-
-def schema_at(root: Schema, path: KeyPath) -> Schema:
-    """The part of the schema that governs ``path``; of what holds it where there is none."""
-    node: Schema = root
-    for part in path:
-        node = _child(resolve(node, root), part)
-        if not node:
-            return {}
-    return resolve(node, root)
-
-
-def resolve(node: Schema, root: Schema) -> Schema:
-    """The schema behind a reference, or behind a reference that may also be left empty."""
-    while True:
-        if "$ref" in node:
-            node = root["$defs"][node["$ref"].rsplit("/", 1)[-1]]
-        elif "anyOf" in node and any("$ref" in one for one in node["anyOf"]):
-            node = next(one for one in node["anyOf"] if "$ref" in one)
-        else:
-            return node
-
-
-def _child(node: Schema, part: str | int) -> Schema:
-    for one in [node, *node.get("anyOf", ())]:
-        if isinstance(part, int) and "items" in one:
-            return dict(one["items"])
-        if part in one.get("properties", {}):
-            return dict(one["properties"][part])
-        if isinstance(one.get("additionalProperties"), dict):
-            return dict(one["additionalProperties"])
-    return {}
-
-
 def find_problems(
-    error: ValidationError | None,
-    conflicts: tuple[Conflict, ...],
-    source: YamlSource,
-    root: Schema,
+    error: ValidationError | None, conflicts: tuple[Conflict, ...], source: YamlSource
 ) -> Iterator[Problem]:
-    """What pydantic found and what only two keys together show, each with its place."""
+    """The problems that pydantic found and the conflicts between keys, each with its place."""
     for conflict in conflicts:
-        says = f"found {render_value(conflict.found)}; accepted: {conflict.accepted}"
-        yield _problem(conflict.path, source, says, conflict.fix)
+        what = f"found {render_value(str(conflict.found))}; accepted: {conflict.accepted}"
+        yield source.problem(conflict.path, what, conflict.fix)
     for one in error.errors(include_url=False) if error is not None else ():
         if one["type"] != "conflict":
             path = tuple(part for part in one["loc"] if part != _OF_THE_KEY)
-            yield _problem(path, source, *_reason(one, path, source, root))
+            yield source.problem(path, *_explain(one, path, source))
 
 
-def _problem(path: KeyPath, source: YamlSource, says: str, fix: str) -> Problem:
-    entry = source.nearest(path)
-    key = render_key(path)
-    return Problem(where=entry.where, line=entry.line, key=key, says=says, fix=fix)
-
-
-def _reason(one: Any, path: KeyPath, source: YamlSource, root: Schema) -> tuple[str, str]:
+def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
     """What is wrong, and the fix, of one of pydantic's errors."""
     if one["type"] == "extra_forbidden":
-        return _unknown(path, root), ""
-    schema = schema_at(root, path)
+        return _explain_unknown(path)
+    schema = schema_at(path)
     if one["type"] == "missing":
-        return f"missing; accepted: {describe(schema, root)}", ""
+        return f"missing; accepted: {describe(schema)}", _example(path)
     cause = one.get("ctx", {}).get("error")
-    if not isinstance(cause, RefusedError):
-        cause = RefusedError(describe(schema, root))
-    found = cause.found or _found(one, path, source)
-    fix = cause.fix or _fix(path, source, schema)
-    return f"found {render_value(found)}; accepted: {cause.accepted}", fix
+    if not isinstance(cause, NotAcceptedError):
+        cause = NotAcceptedError()
+    found = render_value(cause.found or _found(one, path, source))
+    fix = cause.fix or _meant(path, source, schema) or _example(path)
+    return f"found {found}; accepted: {cause.accepted or describe(schema)}", fix
 
 
-def _fix(path: KeyPath, source: YamlSource, schema: Schema) -> str:
-    """The value that was most likely meant, where that can be told."""
+def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:
+    """The fix that names the value that was most likely meant; empty where none is likely."""
     entry = source.entries.get(path)
     if entry is None or entry.text is None:
         return ""
-    shapes = [*_shapes(schema)]
+    text, shapes = entry.text, [*choices(schema)]
     kinds = [shape.get("type") for shape in shapes]
     is_number = "integer" in kinds or "number" in kinds
     if is_number and re.fullmatch("""["'][0-9.]+["']""", entry.written):
-        return f"write {entry.text} without quotes"
-    if "boolean" in kinds and entry.text.lower() in _TRUTH:
-        return f"write {_TRUTH[entry.text.lower()]}: YAML 1.2 has no other truth values"
-    choices = [word for shape in shapes for word in shape.get("enum", ())]
-    close = difflib.get_close_matches(entry.text, choices, n=1)
+        return f"write {text} without quotes"
+    if is_number and (seconds := re.fullmatch(r"([0-9]+) *s(ec|econds?)?", text)):
+        return f"write {seconds[1]}: the unit is seconds"
+    if "boolean" in kinds and text.lower() in _TRUTH:
+        return f"write {_TRUTH[text.lower()]}: YAML 1.2 has no other truth values"
+    words = [word for shape in shapes for word in shape.get("enum", ())]
+    close = difflib.get_close_matches(text, words, n=1)
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _shapes(schema: Schema) -> Iterator[Schema]:
-    """A schema and all that it offers a choice of."""
-    yield schema
-    for one in schema.get("anyOf", ()):
-        yield from _shapes(one)
+def _example(path: KeyPath) -> str:
+    """The fix that shows a value that the key, or the nearest one around it, accepts."""
+    for size in range(len(path), 0, -1):
+        if examples := field_at(path[:size]).get("examples"):
+            return f"for example {render_key(path[:size])}: {render_flow(examples[0])}"
+    return "leave the key out, for its default"
 
 
-def _unknown(path: KeyPath, root: Schema) -> str:
-    keys = list(schema_at(root, path[:-1]).get("properties", {}))
+def _explain_unknown(path: KeyPath) -> tuple[str, str]:
+    keys = list(schema_at(path[:-1]).get("properties", {}))
     name, inside = str(path[-1]), render_key(path[:-1])
-    everywhere = dict(_leaves(root, root))
-    guess = difflib.get_close_matches(name.replace("-", "_"), keys, n=1)
-    if guess:
-        nearest = f"{inside}.{guess[0]}" if inside else guess[0]
-        return f"unknown key; did you mean {nearest}?"
-    for candidate in (_FAMILIAR.get(name.lower()), everywhere.get(name)):
-        if candidate:
-            return f"unknown key; did you mean {candidate}?"
-    close = difflib.get_close_matches(name.replace("-", "_"), list(everywhere), n=1, cutoff=0.7)
-    if close:
-        return f"unknown key; did you mean {everywhere[close[0]]}?"
-    return f"unknown key; accepted: {', '.join(keys)}"
+    everywhere = dict(_leaves(job_schema()))
+    spelled = name.replace("-", "_")
+    if guess := difflib.get_close_matches(spelled, keys, n=1):
+        meant = f"{inside}.{guess[0]}" if inside else guess[0]
+    else:
+        close = difflib.get_close_matches(spelled, list(everywhere), n=1, cutoff=0.7)
+        meant = _FAMILIAR.get(name.lower()) or everywhere.get(name) or ""
+        meant = meant or (everywhere[close[0]] if close else "")
+    if meant:
+        return "unknown key", f"did you mean {meant}?"
+    return f"unknown key; accepted: {', '.join(keys)}", "remove it, or write one of these"
 
 
-def _leaves(node: Schema, root: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each key by its own name, and as torchrun joins it (``rdzv_backend``), to its path."""
+def _leaves(node: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Pairs of a key's name and path; the name also as torchrun has it (``rdzv_backend``)."""
     for key, child in node.get("properties", {}).items():
         path = f"{prefix}{key}"
-        yield from _leaves(resolve(child, root), root, f"{path}.")
+        yield from _leaves(resolve(child), f"{path}.")
         yield path.replace(".", "_"), path
         yield key, path
 
@@ -246,32 +142,17 @@ def is_secret(path: KeyPath) -> bool:
 
 
 def _found(one: Any, path: KeyPath, source: YamlSource) -> str:
-    """What was refused, as written, where that is one line; never what may be a credential."""
+    """The refused value as it was written, if that is one line; never a possible credential."""
     value = one["input"]
     if one["loc"][-1] == _OF_THE_KEY:
         return str(value)
-    if path in (("env",), ("secrets",)):
-        return _kind(value)
-    if is_secret(path):
+    if path not in (("env",), ("secrets",)) and is_secret(path):
         return "a value (hidden)"
     if isinstance(value, dict | list | tuple):
-        return _kind(value)
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if path in (("env",), ("secrets",)):
+        return "nothing" if value is None else "a single value"
     entry = source.entries.get(path)
     if entry is not None and entry.text is not None:
         return entry.written or "nothing"
     return str(value) if value is not None else "nothing"
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    return "nothing" if value is None else "a single value"
-
-
-def render_value(text: str) -> str:
-    """Text fit for one line of a terminal: no control characters, not too long."""
-    if len(text) > _MAX_SHOWN:
-        text = text[: _MAX_SHOWN - 3] + "..."
-    return text if text.isprintable() and text == text.strip() else json.dumps(text)

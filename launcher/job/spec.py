@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from launcher.job.conflicts import find_conflicts
+from launcher.job.conflicts import HANG_MAX_S, HANG_MIN_S, find_conflicts
 from launcher.job.kubernetes import KubernetesSpec
+from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
     AsPairs,
     Command,
@@ -42,13 +43,7 @@ from launcher.job.types import (
     TorchVersion,
     Variable,
 )
-from launcher.job.values import (
-    MOUNT_PATTERN,
-    MOUNT_WORDS,
-    NodeRange,
-    parse_quantity_bytes,
-    split_mount,
-)
+from launcher.job.values import NodeRange, parse_quantity_bytes
 
 
 class RdzvConfSpec(Section):
@@ -177,10 +172,10 @@ class AgentSpec(Section):
     same_failure_limit: Annotated[int, Field(strict=True, ge=1)] = 3
     """After how many equal failures in a row, without a step of progress, the run ends though
     ``max_restarts`` is not used up."""
-    hang_min_s: Annotated[Count, Field(examples=[120])] = 300
+    hang_min_s: Annotated[Count, Field(examples=[120])] = HANG_MIN_S
     """Seconds without a step, at least, before idle workers count as hanging and are started
     again; 0 switches that off. The limit is learned above it: ten times the longest step."""
-    hang_max_s: Annotated[Seconds, Field(examples=[3600])] = 1800
+    hang_max_s: Annotated[Seconds, Field(examples=[3600])] = HANG_MAX_S
     """Seconds without a step after which even workers that compute count as hanging."""
     gpu_free_limit_s: Seconds = 60
     """Seconds that a restart waits for the dead workers' GPU memory to become free."""
@@ -297,9 +292,8 @@ class JobSpec(Section):
     )
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
-    mounts: tuple[Annotated[MountSpec, OrText(MOUNT_PATTERN, MOUNT_WORDS)], ...] = Field(
-        default=(),
-        examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]],
+    mounts: tuple[Annotated[MountSpec, OrText(MOUNT, MOUNT_WORDS)], ...] = Field(
+        default=(), examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]]
     )
     """Folders or files of the host that the containers see; each either ``source:target``,
     ``source:target:ro`` or the keys below."""
@@ -327,9 +321,7 @@ class JobSpec(Section):
     @model_validator(mode="after")
     def _without_conflicts(self) -> JobSpec:
         for conflict in find_conflicts(self.model_dump(mode="json")):
-            path = ".".join(str(part) for part in conflict.path)
-            text = f"{path}: found {conflict.found}; accepted: {conflict.accepted}"
-            raise PydanticCustomError("conflict", "{text}", {"text": text})
+            raise PydanticCustomError("conflict", "{text}", {"text": str(conflict)})
         return self
 
     @property
@@ -349,7 +341,3 @@ class JobSpec(Section):
         backend = None if self.rdzv.backend == "roster" else self.rdzv.backend
         rdzv = self.rdzv.model_copy(update={"backend": backend})
         return self.model_copy(update={"engine": "torchrun", "start": None, "rdzv": rdzv})
-
-    def with_arguments(self, *arguments: str) -> JobSpec:
-        """The same job with more arguments for the script, after those of the file."""
-        return self.model_copy(update={"command": (*self.command, *arguments)})

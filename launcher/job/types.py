@@ -1,7 +1,7 @@
 """The types of a job file's fields: how a value is checked, written out, and put in the schema.
 
 What each accepts, in words, stands in its JSON Schema under ``errorMessage``, which editors show
-and ``job_problems.py`` reads.
+and ``problems.py`` reads: it is written here and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,35 +9,72 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    PlainSerializer,
-    PlainValidator,
-    WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from launcher.job import values as values
+from launcher.job import storage, values
+from launcher.job.command import parse_command, parse_text
 from launcher.job.values import NodeRange
 
+MAX_COUNT = 1_000_000
+"""The most restarts, GPUs and so on; a larger number is a mistake."""
+MAX_SECONDS = 31_536_000
+"""A year: timers do not take every number."""
+MAX_LIMIT_S = 3_600
+"""The longest silence after which a node counts as lost."""
 
-def shape(words: str, *types: dict[str, Any]) -> WithJsonSchema:
-    """A field's JSON Schema, and the words for it, for messages and for editors."""
-    one = {"anyOf": list(types)} if len(types) > 1 else types[0]
-    return WithJsonSchema({**one, "errorMessage": words})
+
+def text(pattern: str, **more: Any) -> JsonSchemaValue:
+    """The schema of a text that the pattern matches as a whole."""
+    return {"type": "string", "pattern": f"^{pattern}$", **more}
 
 
-def text(pattern: str, **more: Any) -> dict[str, Any]:
-    return {"type": "string", "pattern": pattern, **more}
+def matching(pattern: str, words: str, max_length: int | None = None) -> Any:
+    """A text that the pattern matches as a whole, checked by pydantic."""
+    about: JsonSchemaValue = {"errorMessage": words}
+    return Field(pattern=f"^{pattern}$", max_length=max_length, json_schema_extra=about)
+
+
+class Read:
+    """How a value is read, its JSON Schema, and the words for it, for messages and for editors.
+
+    ``parse`` gets text alone where ``types`` are all text. ``dump`` writes the value out again;
+    with ``keep`` it stays as it was written.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[Any], Any],
+        words: str,
+        *types: JsonSchemaValue,
+        dump: Callable[[Any], Any] | None = None,
+        keep: bool = False,
+    ) -> None:
+        self._parse = (lambda value: (parse(value), value)[1]) if keep else parse
+        self._is_text = all(one.get("type") == "string" for one in types)
+        self._schema = {"anyOf": list(types)} if len(types) > 1 else types[0]
+        self._words, self._dump = words, dump
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        dump = self._dump and core_schema.plain_serializer_function_ser_schema(self._dump)
+        given = core_schema.str_schema() if self._is_text else core_schema.any_schema()
+        return core_schema.no_info_after_validator_function(self._parse, given, serialization=dump)
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**self._schema, "errorMessage": self._words}
 
 
 class AsPairs:
@@ -55,7 +92,7 @@ class AsPairs:
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         """Names in ``propertyNames``: pydantic's ``patternProperties`` let all other names pass."""
         schema = handler(core)
         for pattern, items in schema.pop("patternProperties", {}).items():
@@ -73,119 +110,140 @@ class OrText:
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         return {"anyOf": [handler(core), self._text], "errorMessage": self._words}
 
 
+# Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
+_HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+"
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
+_IMAGE = f"(({_HOST})/)?{_PART}(/{_PART})*{_TAG}"
+# Brackets are needed, because torch reads fd00::1 as port 1.
+_PORT = "6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}"
+_ENDPOINT = rf"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):({_PORT})"
 _SCALAR = {"type": ["string", "number", "boolean"]}
+
+_WHOLE = {"type": "integer"}
 
 Nodes = Annotated[
     NodeRange,
-    PlainValidator(values.parse_nodes),
-    PlainSerializer(values.dump_nodes),
-    shape(
-        values.NODES_WORDS,
-        {"type": "integer", "minimum": 1, "maximum": values.MAX_NODES},
-        text(values.NODES_PATTERN),
+    Read(
+        values.parse_nodes,
+        'a whole number >= 1, or MIN:MAX such as "1:4"',
+        {**_WHOLE, "minimum": 1, "maximum": values.MAX_NODES},
+        text(values.NODES),
+        dump=values.dump_nodes,
     ),
 ]
 Quantity = Annotated[
     str,
-    BeforeValidator(values.parse_quantity),
-    shape(
-        values.QUANTITY_WORDS,
-        text(values.QUANTITY_PATTERN),
-        {"type": "integer", "minimum": values.MIN_QUANTITY_BYTES},
+    Read(
+        values.check_quantity,
+        "a quantity of at least 1Mi such as 512Mi, 8Gi or 1.5G",
+        text(values.QUANTITY),
+        {**_WHOLE, "minimum": values.MIN_QUANTITY_BYTES},
     ),
 ]
 Command = Annotated[
     tuple[str, ...],
-    BeforeValidator(values.parse_command),
-    shape(
-        values.COMMAND_WORDS,
+    Read(
+        parse_command,
+        "what torchrun runs: a script path or -m MODULE, then its arguments",
         {"type": "array", "items": _SCALAR, "minItems": 1},
         {"type": "string", "minLength": 1},
     ),
 ]
 JobName = Annotated[
     str,
-    AfterValidator(values.parse_name),
-    shape(values.NAME_WORDS, text(values.NAME_PATTERN, maxLength=values.MAX_NAME)),
+    Read(
+        values.parse_name,
+        "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
+        f"at most {values.MAX_NAME} characters",
+        text(values.NAME, maxLength=values.MAX_NAME),
+    ),
 ]
 Image = Annotated[
-    str,
-    AfterValidator(values.parse_image),
-    shape(values.IMAGE_WORDS, text(values.IMAGE_PATTERN, maxLength=255)),
+    str, matching(_IMAGE, "a Docker image reference such as ghcr.io/me/train:1.4", max_length=255)
 ]
 Endpoint = Annotated[
-    str,
-    AfterValidator(values.parse_endpoint),
-    shape(values.ENDPOINT_WORDS, text(values.ENDPOINT_PATTERN)),
+    str, matching(_ENDPOINT, "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets")
 ]
 TorchVersion = Annotated[
     str,
-    BeforeValidator(values.parse_torch_version),
-    shape(
-        values.TORCH_WORDS,
-        text(values.TORCH_PATTERN),
+    Read(
+        values.parse_torch_version,
+        "a torch version such as 2.4 or 2.4.1",
+        text(values.TORCH),
         {"type": "number", "exclusiveMinimum": 0},
     ),
 ]
 Rdma = Annotated[
     bool | int,
-    PlainValidator(values.parse_rdma),
-    shape(values.RDMA_WORDS, {"type": "boolean"}, {"type": "integer", "minimum": 0}),
+    Read(
+        values.parse_rdma,
+        "true, false or a whole number >= 0",
+        {"type": "boolean"},
+        {**_WHOLE, "minimum": 0},
+    ),
 ]
-Label = Annotated[
-    str,
-    AfterValidator(values.parse_label),
-    shape(values.LABEL_WORDS, text(values.LABEL_PATTERN)),
-]
+Label = Annotated[str, Read(values.parse_label, values.LABEL_WORDS, text(values.LABEL))]
 HostAddress = Annotated[
     str,
-    AfterValidator(values.parse_host_address),
-    shape(values.ADDRESS_WORDS, {"type": "string", "minLength": 2}),
+    Read(
+        values.parse_host_address,
+        "an IP address, or host-gateway",
+        {"type": "string", "minLength": 2},
+    ),
 ]
 Text = Annotated[str, Field(min_length=1)]
-ScalarText = Annotated[str, BeforeValidator(values.parse_text), shape(values.SCALAR_WORDS, _SCALAR)]
+ScalarText = Annotated[str, Read(parse_text, "text, a number, true or false", _SCALAR)]
 Variable = Annotated[
     str,
-    AfterValidator(values.parse_variable),
-    shape(
+    Read(
+        values.parse_variable,
         values.VARIABLE_WORDS,
-        text(values.VARIABLE_PATTERN, **{"not": {"pattern": values.RESERVED_PATTERN}}),
+        text(values.VARIABLE, **{"not": {"pattern": values.RESERVED}}),
     ),
 ]
 HostPath = Annotated[
     str,
-    AfterValidator(values.parse_host_path),
-    shape(values.HOST_PATH_WORDS, text("^[^~]")),
+    Read(
+        values.parse_host_path,
+        "a path, absolute or relative; ~ is not expanded",
+        {"type": "string", "pattern": "^[^~]"},
+    ),
 ]
 ListenAddress = Annotated[
     str,
-    Field(pattern=values.LISTEN_PATTERN),
-    shape(values.LISTEN_WORDS, text(values.LISTEN_PATTERN)),
+    matching(
+        r"[A-Za-z0-9:][A-Za-z0-9.:-]*",
+        "an address of the node to listen on, such as 127.0.0.1 or 0.0.0.0",
+    ),
 ]
 MountTarget = Annotated[
     str,
-    AfterValidator(values.parse_mount_target),
-    shape(values.TARGET_WORDS, text("^/[^:]+$")),
+    Read(
+        storage.parse_mount_target,
+        "an absolute path in the container, without : and ..",
+        text("/[^:]+"),
+    ),
 ]
 Processes = Annotated[
     int | Literal["auto", "gpu", "cpu"],
-    PlainValidator(values.parse_processes),
-    shape(
-        values.PROCESSES_WORDS,
-        {"type": "integer", "minimum": 1, "maximum": values.MAX_PROCESSES},
+    Read(
+        values.parse_processes,
+        f"a whole number 1..{values.MAX_PROCESSES}, or auto, gpu or cpu",
+        {**_WHOLE, "minimum": 1, "maximum": values.MAX_PROCESSES},
         {"enum": ["auto", "gpu", "cpu"]},
     ),
 ]
 Pairs = tuple[tuple[str, str], ...]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Cores = Annotated[float, Field(strict=True, gt=0)]
-Seconds = Annotated[int, Field(strict=True, ge=1, le=values.MAX_SECONDS)]
-Limit = Annotated[float, Field(strict=True, ge=0.5, le=values.MAX_LIMIT_S)]
-Count = Annotated[int, Field(strict=True, ge=0, le=values.MAX_COUNT)]
+Seconds = Annotated[int, Field(strict=True, ge=1, le=MAX_SECONDS)]
+Limit = Annotated[float, Field(strict=True, ge=0.5, le=MAX_LIMIT_S)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -206,7 +264,7 @@ class Section(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         """Adds each field's docstring as its description.
 
         Not by pydantic's ``use_attribute_docstrings``, which parses this file at every import.

@@ -1,14 +1,15 @@
-"""Kubernetes manifests as they were written: objects whose every value knows file and line."""
+"""Kubernetes manifests as they were written: each value of an object has its file and line."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from launcher.yamlfile.source import KeyPath, YamlSource, parse_documents
+from launcher.job.quantity import parse_quantity
+from launcher.yamlfile.problem import KeyPath
+from launcher.yamlfile.source import YamlSource, parse_documents
 
 EXTENDED_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
 """Resource names by which device plugins hand out accelerators."""
@@ -18,8 +19,8 @@ EXTENDED_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.
 class Value:
     """One place of a manifest, written or not; ``data`` is None where it is not written.
 
-    Reading on from a value that is absent or of another type gives an absent value: callers ask
-    for what they want and never for what is in between.
+    A key of a value that is absent or of another type is an absent value, so callers need not check
+    each step on the way.
     """
 
     source: YamlSource
@@ -39,15 +40,14 @@ class Value:
         """Whether something other than null is written here."""
         return self.data is not None
 
-    def keys(self) -> tuple[str, ...]:
-        """A mapping's keys, in the order written."""
-        return tuple(self.data) if isinstance(self.data, dict) else ()
+    def items(self) -> tuple[tuple[str, Value], ...]:
+        """A mapping's keys and values, in the order written; nothing where it is no mapping."""
+        return tuple((k, self[k]) for k in self.data) if isinstance(self.data, dict) else ()
 
     @property
     def name(self) -> str:
         """The path as people write it: ``spec.containers[0].env``."""
-        steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path]
-        return "".join(steps).lstrip(".")
+        return render_path(self.path)
 
     @property
     def where(self) -> str:
@@ -68,6 +68,14 @@ class Value:
         return "" if entry is None else entry.written
 
     @property
+    def quantity(self) -> float | None:
+        """A Kubernetes quantity as a number (bytes, cores); None where there is none."""
+        try:
+            return parse_quantity(self.text)
+        except ValueError:
+            return None
+
+    @property
     def number(self) -> int | None:
         """A whole number; None for anything else."""
         whole = isinstance(self.data, int) and not isinstance(self.data, bool)
@@ -75,7 +83,7 @@ class Value:
 
 
 def parse_manifest(text: str, file: str) -> tuple[Value, ...]:
-    """The objects of a manifest, those inside of a ``List`` too. Raises ``YamlError``."""
+    """The objects of a manifest, those inside of a ``List`` too. Raises ``FileError``."""
     found: list[Value] = []
     for source in parse_documents(text, file):
         top = Value(source=source, path=(), data=source.data)
@@ -120,24 +128,7 @@ def count_gpus(container: Value) -> int | None:
     return None
 
 
-SUFFIXES = {"m": 10**-3, "": 1} | {
-    prefix + unit: base ** (power + 1)
-    for power, prefix in enumerate("KMGTPE")
-    for unit, base in (("i", 2**10), ("", 10**3))
-}
-"""Of quantities: ``k`` is the one that is written small."""
-
-
-def parse_quantity(text: str) -> float | None:
-    """A Kubernetes quantity as a number (bytes, cores); None where it is not one."""
-    digits = text.rstrip("mkMGTPEi")
-    suffix = text[len(digits) :]
-    try:
-        return float(float(digits) * SUFFIXES[suffix.replace("k", "K")])
-    except (ValueError, KeyError):
-        return None
-
-
-def plain(value: Value) -> Any:
-    """A copy of the data, for whoever changes it."""
-    return copy.deepcopy(value.data)
+def render_path(path: KeyPath) -> str:
+    """A path as people write it: ``spec.containers[0].env``."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
+    return "".join(steps).lstrip(".")

@@ -1,7 +1,7 @@
-"""torchrun: the only owner of its flags, its ``PET_*`` variables, its report and its log layout.
+"""torchrun's flags, its ``PET_*`` variables, its failure report, and where workers' logs lie.
 
-A flag newer than the torch in the image would end the run with a usage error, so flags are
-gated by torch's version.
+A flag that is newer than the torch in the image would end the run with a usage error, so flags
+depend on torch's version.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def parse_torch_version(text: str | None) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """One node's torchrun options as ``dest -> value``; flags and variables are two spellings."""
+class TorchrunOptions:
+    """One node's torchrun options, by torchrun's names; they can be flags or variables."""
 
     options: Env
 
@@ -37,11 +37,13 @@ class Settings:
         return tuple(f"--{dest.replace('_', '-')}={value}" for dest, value in self.options)
 
     def variables(self) -> Env:
-        """``PET_RDZV_BACKEND=c10d`` and so on; a flag would win over its variable."""
+        """``PET_RDZV_BACKEND=c10d`` and so on; torchrun prefers a flag to its variable."""
         return tuple((f"PET_{dest.upper()}", value) for dest, value in self.options)
 
 
-def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Settings:
+def plan_settings(
+    node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int
+) -> TorchrunOptions:
     """torchrun's options for one node."""
     several = node.max_nodes > 1
     nnodes = (
@@ -79,7 +81,7 @@ def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: 
     options += [("log_dir", node.log_dir), ("redirects", "3"), ("tee", "3")]
     if torch_version >= (2, 12):
         options.append(("shutdown_timeout", str(stop_grace_s)))
-    return Settings(options=tuple(options))
+    return TorchrunOptions(options=tuple(options))
 
 
 def _is_host(elastic: Elastic) -> Env:
@@ -95,13 +97,13 @@ ENVIRONMENT: Env = (
     ("OMP_NUM_THREADS", "1"),
     ("PYTHONUNBUFFERED", "1"),
 )
-"""Variables that keep torchrun from what was measured to hang or to differ; a job may overrule."""
+"""Variables against hangs and differences that were measured; the job's ``env`` may overrule."""
 
 
 def render_argv(
-    prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]
+    prefix: tuple[str, ...], settings: TorchrunOptions, command: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The whole command line; ``prefix`` is what starts torchrun on the target."""
+    """The command line; ``prefix`` starts torchrun on the target."""
     return (*prefix, *settings.flags(), *command)
 
 
@@ -126,9 +128,9 @@ _FAILURE = re.compile(
 
 
 def parse_failures(console: str) -> tuple[WorkerFailure, ...]:
-    """The workers named in torchrun's last failure report, its root cause first.
+    """The workers in torchrun's last failure report, the root cause first.
 
-    Empty where the agent printed none: it was killed, or it failed before it had workers.
+    Empty where there is no report: torchrun was killed, or failed before it started workers.
     """
     report = console.rpartition(" FAILED\n")[2] if " FAILED\n" in console else ""
     found = [
@@ -146,10 +148,9 @@ def line_prefix_template(node_index: int) -> str:
 
 
 def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, bytes]]:
-    """Lines of a node's console by who wrote them, in their order.
+    """The lines of a node's console in their order, with the rank of the worker that wrote them.
 
-    ``data`` are whole lines. Those of a worker come with its rank and without the prefix; they are
-    copies of its own files, where there are such. Those of the agent come with None.
+    ``data`` are whole lines. A worker's come without their prefix. None: the agent's own lines.
     """
     for found in _console_lines(node_index).finditer(data):
         if found["rank"] is None:
@@ -161,7 +162,7 @@ def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, by
 
 @functools.cache
 def _console_lines(node_index: int) -> re.Pattern[bytes]:
-    """Finds the next lines of one writer together: work for each line would cost too much."""
+    """Matches consecutive lines of one writer at once, which is faster than line by line."""
     own = rf"\[{node_index}/"
     worker = rf"{own}(?P<rank>\d+)\][^\n]*\n(?:{own}(?P=rank)\][^\n]*\n)*"
     return re.compile(rf"{worker}|(?:(?!{own}\d+\])[^\n]*\n)+".encode())
@@ -182,7 +183,7 @@ class WorkerLog:
     node_index: int
     incarnation: int
     attempt: int
-    """Restarts inside this agent before this worker group, 0-based."""
+    """Restarts by this agent before this worker group."""
     folder: str
     local_rank: int | None = None
     rank: int | None = None
@@ -195,21 +196,29 @@ class WorkerLog:
         return protocol.STDOUT_FILE, protocol.STDERR_FILE
 
     def rank_on(self, node_rank: int, nproc_per_node: int) -> int:
-        """The global rank: the folder's own word, else what the node's place makes it."""
+        """The global rank, from the folder or else from the node's rank."""
         if self.rank is not None:
             return self.rank
         return rank_of(node_rank, self.local_rank or 0, nproc_per_node)
 
 
-_LOG_FOLDER = re.compile(
-    rf"{protocol.NODES_DIR}/(?P<node_index>\d+)/(?P<incarnation>\d+)/"
-    r"[^/]+/attempt_(?P<attempt>\d+)/(?P<local_rank>\d+)"
+WORKER_FOLDERS = (
+    "*/*/*/attempt_*/*",
+    f"*/*/{protocol.ATTEMPT_FOLDER}/{protocol.RANK_FOLDER}".format(attempt="*", rank="*"),
+)
+"""Globs for the workers' folders beneath that of all nodes: torchrun's, and the node agent's."""
+_NODE = rf"{protocol.NODES_DIR}/(?P<node_index>\d+)/(?P<incarnation>\d+)/"
+_NUMBERS = {"attempt": r"(?P<attempt>\d+)", "rank": r"(?P<rank>\d+)"}
+_LAYOUTS = (
+    re.compile(rf"{_NODE}[^/]+/attempt_(?P<attempt>\d+)/(?P<local_rank>\d+)"),
+    re.compile(_NODE + f"{protocol.ATTEMPT_FOLDER}/{protocol.RANK_FOLDER}".format(**_NUMBERS)),
 )
 
 
-def parse_log_folder(path: str) -> WorkerLog | None:
-    """Reads the log folder of one of torchrun's workers; None for any other path."""
-    match = _LOG_FOLDER.fullmatch(path)
-    if match is None:
-        return None
-    return WorkerLog(folder=path, **{key: int(value) for key, value in match.groupdict().items()})
+def parse_worker_folder(path: str) -> WorkerLog | None:
+    """Reads the path of a worker's log folder; None for any other path."""
+    for layout in _LAYOUTS:
+        if match := layout.fullmatch(path):
+            numbers = {name: int(text) for name, text in match.groupdict().items()}
+            return WorkerLog(folder=path, **numbers)
+    return None

@@ -1,7 +1,7 @@
 """What a run's time went to, from the training's ledger and the agents'. Pure.
 
 Every instant between submission and end belongs to one class, so the classes add up to the wall
-time by construction; what nobody accounts for is idle.
+time. Time that no ledger accounts for is idle.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
 
-from launcher.runs.timeline import Event
+from launcher.runs.ledger import LedgerEvent
+from launcher.runs.records import Jsonable
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
-"""productive: steps that nobody had made before. first step: up to the end of a start's first,
+"""productive: steps made for the first time. first step: until the end of a start's first step,
 which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a
-checkpoint. rework: steps that an earlier start had made and lost. starting: agents are there and no
-training is: rendezvous, noticing a loss, starting workers. finish: testing and writing after the
+checkpoint. rework: steps that an earlier start had made and lost. starting: agents run but no
+training does (rendezvous, noticing a loss, starting workers). finish: testing and writing after the
 last step. idle: the rest."""
 
 _AFTER = {
@@ -28,7 +28,7 @@ _AFTER = {
     "trained": "finish",
     "train-ended": "finish",
 }
-"""What lasts from an event until the next of these; the others divide nothing."""
+"""The phase that each event begins; it lasts until the next event of this table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Goodput:
 
     ``world``: (seconds since submission, workers), 0 where no training ran. ``loss``: (seconds,
     step, loss). ``failures``: seconds at which a start of the training was lost. ``lost_steps``:
-    made again because no checkpoint held them.
+    steps made again because no checkpoint held them.
     """
 
     wall_s: float
@@ -52,8 +52,8 @@ class Goodput:
     def share(self) -> float:
         return self.seconds["productive"] / self.wall_s if self.wall_s > 0 else 0.0
 
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data, rounded for people."""
+    def to_jsonable(self) -> Jsonable:
+        """Plain data, rounded."""
         rounded = {name: round(spent_s, 3) for name, spent_s in self.seconds.items()}
         return {**asdict(self), "seconds": rounded, "share": round(self.share, 4)}
 
@@ -62,24 +62,27 @@ class Goodput:
 class _Start:
     """One start of the training, cut where the next one begins; times are epoch seconds."""
 
-    events: Sequence[Event]
+    events: Sequence[LedgerEvent]
     until: float
 
     @property
     def began_at(self) -> float:
-        return float(self.events[0]["at"])
+        return self.events[0].at
 
     @property
     def ended(self) -> bool:
-        return any(event["event"] == "train-ended" for event in self.events)
+        return any(event.name == "train-ended" for event in self.events)
 
     @property
     def ended_at(self) -> float:
-        return max(self.began_at, min(float(self.events[-1]["at"]), self.until))
+        return max(self.began_at, min(self.events[-1].at, self.until))
 
 
 def measure_goodput(
-    train: Iterable[Event], agents: Iterable[Event], submitted_at: float, finished_at: float
+    train: Iterable[LedgerEvent],
+    agents: Iterable[LedgerEvent],
+    submitted_at: float,
+    finished_at: float,
 ) -> Goodput | None:
     """None where the training wrote no ledger; ``finished_at`` is now for a run that goes on."""
     starts = _split_starts(train, finished_at)
@@ -107,18 +110,18 @@ def measure_goodput(
     )
 
 
-def _split_starts(train: Iterable[Event], finished_at: float) -> list[_Start]:
+def _split_starts(train: Iterable[LedgerEvent], finished_at: float) -> list[_Start]:
     """A start's events share node, incarnation and attempt; the job has one start at a time."""
-    found: list[list[Event]] = []
-    last: dict[tuple[Any, ...], list[Event]] = {}
-    for event in sorted(train, key=lambda each: float(each["at"])):
-        key = (event["node_index"], event["incarnation"], event.get("attempt"))
-        if event["event"] == "train-started":
+    found: list[list[LedgerEvent]] = []
+    last: dict[tuple[object, ...], list[LedgerEvent]] = {}
+    for event in sorted(train, key=lambda each: each.at):
+        key = (event.node_index, event.incarnation, event.values.get("attempt"))
+        if event.name == "train-started":
             last[key] = [event]
             found.append(last[key])
         elif key in last:
             last[key].append(event)
-    begins = [float(events[0]["at"]) for events in found[1:]] + [finished_at]
+    begins = [events[0].at for events in found[1:]] + [finished_at]
     return [
         _Start(events=events, until=min(until, finished_at))
         for events, until in zip(found, begins, strict=False)
@@ -129,40 +132,40 @@ def _add_start(start: _Start, seconds: dict[str, float], reached: int) -> tuple[
     """Adds one start's seconds; gives the highest step so far, and how many were made again."""
     step = lost = 0
     highest = reached
-    marks = [event for event in start.events if event["event"] in _AFTER]
+    marks = [event for event in start.events if event.name in _AFTER]
     for before, event in pairwise(marks):
-        phase = _AFTER[str(before["event"])]
+        phase = _AFTER[before.name]
         spent_s = _within(before, event, start.until)
-        next_step = int(event.get("step") or step)
+        next_step = int(event.values.get("step") or step)
         if phase != "training":
             seconds[phase] += spent_s
         else:
-            stall_s = min(spent_s, float(event.get("save_stall_s") or 0.0))
+            stall_s = min(spent_s, float(event.values.get("save_stall_s") or 0.0))
             again = _share(step, next_step, reached)
             seconds["save stall"] += stall_s
             seconds["rework"] += (spent_s - stall_s) * again
             seconds["productive"] += (spent_s - stall_s) * (1 - again)
-        if event["event"] != "loaded":
+        if event.name != "loaded":
             lost += max(0, min(next_step, reached) - step)
         step, highest = next_step, max(highest, next_step)
     return highest, lost
 
 
-def _within(before: Event, event: Event, until: float) -> float:
-    return max(0.0, min(float(event["at"]), until) - min(float(before["at"]), until))
+def _within(before: LedgerEvent, event: LedgerEvent, until: float) -> float:
+    return max(0.0, min(event.at, until) - min(before.at, until))
 
 
 def _share(step: int, next_step: int, reached: int) -> float:
-    """Which part of the steps after ``step`` had been made before."""
+    """The share of the steps after ``step`` that had been made before."""
     made = next_step - step
     return (min(next_step, reached) - step) / made if made > 0 and step < reached else 0.0
 
 
 def _measure_starting(
-    starts: Sequence[_Start], agents: Iterable[Event], submitted_at: float
+    starts: Sequence[_Start], agents: Iterable[LedgerEvent], submitted_at: float
 ) -> float:
     """Seconds before and between starts in which some agent was there."""
-    times = sorted(float(event["at"]) for event in agents)
+    times = sorted(event.at for event in agents)
     total, since = 0.0, submitted_at
     for start in starts:
         first = next((at for at in times if since <= at <= start.began_at), None)
@@ -175,13 +178,17 @@ def _measure_starting(
 def _tell_world(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int]]:
     yield 0.0, 0
     for start in starts:
-        yield round(start.began_at - submitted_at, 3), int(start.events[0].get("world_size") or 0)
+        yield (
+            round(start.began_at - submitted_at, 3),
+            int(start.events[0].values.get("world_size") or 0),
+        )
         yield round(start.ended_at - submitted_at, 3), 0
 
 
 def _tell_loss(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int, float]]:
     for start in starts:
         for event in start.events:
-            loss = event.get("loss")
-            if event["event"] in ("progress", "trained") and loss is not None:
-                yield round(float(event["at"]) - submitted_at, 3), int(event["step"]), float(loss)
+            loss = event.values.get("loss")
+            if event.name in ("progress", "trained") and loss is not None:
+                step = int(event.values["step"])
+                yield round(event.at - submitted_at, 3), step, float(loss)

@@ -1,20 +1,20 @@
-"""What the nodes' agents say of their own ending; the launcher's side of ``contract``."""
+"""Reads the outcomes that the nodes' agents wrote."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from launcher.contract import protocol
 from launcher.agent.faults import WorkerEnd
+from launcher.contract import protocol
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
+from launcher.runs.records import parse_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +41,15 @@ class NodeOutcome:
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:
     """None for anything but an outcome of this schema."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         data = json.loads(text)
-        if data.pop("schema") == protocol.NODE_OUTCOME_SCHEMA:
-            rest = {
-                "reason": Reason(data["reason"]),
-                "first": WorkerEnd(**data["first"]) if data["first"] else None,
-                "collateral": tuple(WorkerEnd(**end) for end in data["collateral"]),
-            }
-            return NodeOutcome(**{**data, **rest})
+        if data["schema"] == protocol.NODE_OUTCOME_SCHEMA:
+            return parse_record(NodeOutcome, data)
     return None
 
 
 def read_node_outcome(run: RunFolder, node_index: int, incarnation: int) -> NodeOutcome | None:
-    """None where the node still runs, or was killed before it could say anything."""
+    """None if the node still runs, or was killed before it could write."""
     path = run.node_dir(node_index, incarnation) / protocol.OUTCOME_FILE
     with contextlib.suppress(OSError):
         return parse_node_outcome(path.read_text())
@@ -78,61 +73,10 @@ def read_restarts(run: RunFolder) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def count_restarts(events: Iterable[dict[str, Any]]) -> Counter[str]:
-    """By cause, those restarts of one agent after which its workers did start again. Pure."""
-    found: Counter[str] = Counter()
-    cause: str | None = None
-    for event in events:
-        if event["event"] == "restart":
-            cause = str(event.get("cause"))
-        elif event["event"] == "workers-started" and cause is not None:
-            found[cause] += 1
-            cause = None
-    return found
-
-
-def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
-    """Where an agent's part of the ledger lies, if it wrote any."""
-    name = protocol.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
-    return run.path / protocol.LEDGER_DIR / name
-
-
-def read_train_ledger(run: RunFolder) -> tuple[dict[str, Any], ...]:
-    """All that the training told of itself, in no order; empty where it tells nothing."""
-    pattern = protocol.TRAIN_LEDGER.format(node_index="*", incarnation="*", attempt="*", rank="*")
-    paths = sorted((run.path / protocol.LEDGER_DIR).glob(pattern))
-    return tuple(event for path in paths for event in read_ledger(path, "train"))
-
-
-def read_ledger(path: Path, source: str = "agent") -> tuple[dict[str, Any], ...]:
-    """The source's events in one file, oldest first; other sources' and broken lines are left out.
-
-    A line may be broken because its writer was killed in the midst of it.
-    """
-    with contextlib.suppress(OSError):
-        return tuple(_parse_lines(path.read_text(errors="replace").splitlines(), source))
-    return ()
-
-
-def _parse_lines(lines: Iterable[str], source: str) -> Iterable[dict[str, Any]]:
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict) and event.get("source") == source and _has_place(event):
-                yield event
-
-
-def _has_place(event: dict[str, Any]) -> bool:
-    """Whether it says which node, what, and when."""
-    numbers = (event.get(key) for key in ("node_index", "incarnation", "at", "monotonic_s"))
-    named = isinstance(event.get("event"), str)
-    return named and all(isinstance(number, int | float) for number in numbers)
-
-
 def refine_reason(
     reason: Reason, detail: str, outcomes: Sequence[NodeOutcome], first_node: int | None = None
 ) -> tuple[Reason, str]:
-    """The nodes' own word on an ending of which only the exit code was seen. Pure.
+    """Replaces a reason that was taken from an exit code by the nodes' own reason. Pure.
 
     Several reasons share exit code 1; the node of the first failure (``first_node``) knows which it
     was, else the one that ended first.
@@ -152,7 +96,7 @@ def refine_reason(
 
 
 def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:
-    """Of the incarnations that the plan has, by the launcher's clock; some may have left none."""
+    """Outcomes of the plan's incarnations, by the launcher's clock; killed ones left none."""
     offsets = clock_offsets(plan)
     found = (read_node_outcome(run, node.node_index, node.incarnation) for node in plan.nodes)
     return tuple(
@@ -160,18 +104,3 @@ def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...
         for told in found
         if told is not None
     )
-
-
-# -- clocks ----------------------------------------------------------------------------------------
-
-
-def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
-    """Each node's wall clock less the launcher's, in seconds, as measured before the run. Pure."""
-    return {index: facts.clock_offset_s for index, facts in enumerate(plan.hosts)}
-
-
-def by_launchers_clock(
-    events: Iterable[dict[str, Any]], offsets: Mapping[int, float]
-) -> tuple[dict[str, Any], ...]:
-    """Events with the times at which the launcher's own clock would have seen them. Pure."""
-    return tuple({**e, "at": e["at"] - offsets.get(e["node_index"], 0.0)} for e in events)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import InputError
+from launcher.runs.goodput import Goodput
 
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
 """What to type where matplotlib is missing."""
 
 
-def write_plot(told: Mapping[str, Any], path: Path) -> None:
-    """Draws what ``read_postmortem`` found; replaces ``path``.
+def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
+    """Draws a run; replaces ``path``.
 
     Raises InputError where matplotlib is missing, where the training wrote no ledger, and where the
     file cannot be written.
     """
-    goodput = told["goodput"]
     if goodput is None:
         raise InputError(
-            f"run {told['run_id']} has no training ledger, so there is nothing to draw",
-            "train with `python -m train`, or write the events that launcher/contract/protocol.py names",
+            f"run {run_id} has no training ledger, so there is nothing to draw",
+            "train with `python -m train`, or write the events of launcher/contract/protocol.py",
         )
     try:
         import matplotlib
@@ -30,7 +30,7 @@ def write_plot(told: Mapping[str, Any], path: Path) -> None:
         raise InputError("--png needs matplotlib, which is not installed", INSTALL) from error
     # Without this, a machine without a display may look for one.
     matplotlib.use("Agg")
-    figure = _draw(told, goodput)
+    figure = _draw(run_id, goodput)
     try:
         figure.savefig(path, format="png", dpi=150)
     except OSError as error:
@@ -39,19 +39,19 @@ def write_plot(told: Mapping[str, Any], path: Path) -> None:
         ) from error
 
 
-def _draw(told: Mapping[str, Any], goodput: Mapping[str, Any]) -> Any:
+def _draw(run_id: str, goodput: Goodput) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     top.set_title(
-        f"{told['run_id']}: goodput {goodput['share']:.0%} of {goodput['wall_s']:.0f} s, "
-        f"{len(goodput['failures'])} failures survived"
+        f"{run_id}: goodput {goodput.share:.0%} of {goodput.wall_s:.0f} s, "
+        f"{len(goodput.failures)} failures survived"
     )
-    for piece in _split_loss(goodput["loss"]):
+    for piece in _split_loss(goodput.loss):
         top.plot([at for at, _, _ in piece], [loss for _, _, loss in piece], color="tab:blue")
     top.set_ylabel("training loss")
-    world = [*goodput["world"], (goodput["wall_s"], 0)]
+    world = [*goodput.world, (goodput.wall_s, 0)]
     bottom.step(
         [at for at, _ in world], [size for _, size in world], where="post", color="tab:green"
     )
@@ -60,15 +60,15 @@ def _draw(told: Mapping[str, Any], goodput: Mapping[str, Any]) -> Any:
     bottom.set_ylim(bottom=0)
     bottom.yaxis.get_major_locator().set_params(integer=True)
     for axis in (top, bottom):
-        for n, at in enumerate(goodput["failures"]):
+        for n, at in enumerate(goodput.failures):
             label = "failure" if n == 0 and axis is top else None
             axis.axvline(at, color="tab:red", linestyle=":", linewidth=1, label=label)
-    if goodput["failures"]:
+    if goodput.failures:
         top.legend(loc="upper right")
     return figure
 
 
-def _split_loss(points: Any) -> list[list[tuple[float, int, float]]]:
+def _split_loss(points: Sequence[tuple[float, int, float]]) -> list[list[tuple[float, int, float]]]:
     """A line for each start: where steps are made again, the next one begins further back."""
     pieces: list[list[tuple[float, int, float]]] = []
     for at, step, loss in points:

@@ -1,52 +1,79 @@
-"""A run told in full, while it runs or later: cause, restarts, nodes, and what happened when."""
+"""The full report of a run, while it runs or later: cause, restarts, nodes, timeline."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from launcher.contract import protocol
-from launcher.runs.goodput import measure_goodput
-from launcher.api.listing import name_logs, read_state
-from launcher.runs.node_outcomes import (
+from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, RunState
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.failure import read_report
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.goodput import Goodput, measure_goodput
+from launcher.runs.ledger import (
+    LedgerEvent,
     agent_ledger,
     by_launchers_clock,
     clock_offsets,
     read_ledger,
-    read_node_outcome,
-    read_restarts,
     read_train_ledger,
 )
-from launcher.runs.failure import read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, Outcome, RunFolder
-from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, RunState
-from launcher.targets.kubernetes.story import bring_story, read_story
-from launcher.runs.summary import fell_with_a_node, render_clocks, without_first
-from launcher.runs.timeline import Event, measure_phases, tell_timeline
+from launcher.runs.node_outcomes import read_node_outcome, read_restarts
+from launcher.runs.outcome import FailureReport, Outcome
+from launcher.runs.records import Jsonable
+from launcher.runs.story import NodeReport, Said, read_story
+from launcher.runs.summary import render_clocks, render_failure, without_first
+from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
-COLLATERAL_LINES = 8
-LAST = "agent-ended"
 AGENT = "agent: "
-"""Before what an agent said on its console."""
+"""Prefix of the lines that come from an agent's console."""
 
-Ledgers = Mapping[tuple[int, int], Sequence[Event]]
+Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 """The agents' events by (node index, incarnation)."""
 
 
-def read_postmortem(run: RunFolder, now: float, claim: Path | None = None) -> dict[str, Any]:
-    """All that is known of a run as plain data; ``now`` is seconds since the epoch.
+@dataclass(frozen=True, kw_only=True)
+class Postmortem:
+    """All that is known of a run. ``reason`` and ``exit_code`` are None while it goes on.
 
-    ``claim`` is where this machine sees the claim of a run that is only on its cluster. Gives a run
-    that ended unseen its outcome. Raises ``InputError`` for a folder without a plan.
+    ``attempts`` counts the starts of all nodes; ``phases_s`` are seconds over all nodes;
+    ``goodput`` is None where the training wrote no ledger; ``folder`` is empty for a run whose
+    folder is not on this machine.
     """
-    plan = run.read_plan()
-    if run.is_borrowed:
-        bring_story(run, plan, claim)
-    state, outcome = read_state(run, plan)
+
+    run_id: str
+    job: str
+    target: str
+    engine: str
+    state: str
+    reason: str | None
+    fault: str | None
+    detail: str
+    exit_code: int | None
+    attempts: int
+    duration_s: float
+    failure: FailureReport | None
+    restarts: Mapping[str, int]
+    nodes: Sequence[NodeReport]
+    clock_offsets_s: Mapping[str, float]
+    phases_s: Mapping[str, float]
+    goodput: Goodput | None
+    timeline: Sequence[Moment]
+    folder: str
+
+    def to_jsonable(self) -> Jsonable:
+        """Plain data for ``--json``."""
+        goodput = self.goodput.to_jsonable() if self.goodput else None
+        return {**asdict(self), "goodput": goodput}
+
+
+def read_postmortem(
+    run: RunFolder, plan: LaunchPlan, state: str, outcome: Outcome | None, now: float
+) -> Postmortem:
+    """Reads the run's folder; ``state`` and ``now`` (seconds since the epoch) are the run's."""
     offsets = clock_offsets(plan)
     ledgers = {
         node: by_launchers_clock(read_ledger(agent_ledger(run, *node)), offsets)
@@ -54,204 +81,172 @@ def read_postmortem(run: RunFolder, now: float, claim: Path | None = None) -> di
     }
     submitted_at = run.submitted_at()
     over = state in {ended.value for ended in TERMINAL_STATES}
-    nodes = _read_nodes(run, ledgers, None if over else now)
     events = [event for events in ledgers.values() for event in events]
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
     if run.is_borrowed:
-        # The cluster's own story has the pods' times; the agents' words are in their logs alone.
-        of_pods = tuple(event for event in of_pods if str(event["text"]).startswith(AGENT))
-    ended_at = submitted_at + outcome.duration_s if outcome else now
+        # The story has the pods' times already; the agents' lines are only here.
+        of_pods = tuple(e for e in of_pods if str(e.values["text"]).startswith(AGENT))
     story = read_story(run)
-    _complete(nodes, story["nodes"])
-    failure = outcome.failure if outcome else read_report(run, plan).to_jsonable()
+    nodes = _complete(_read_nodes(run, ledgers, None if over else now), story.nodes)
+    # For a run that goes on: the failure of its present attempt, if there is one.
+    failure = outcome.failure if outcome else read_report(run, plan)
+    duration_s = outcome.duration_s if outcome else round(now - submitted_at, 3)
+    ended_at = submitted_at + outcome.duration_s if outcome else now
     trained = by_launchers_clock(read_train_ledger(run), offsets)
-    goodput = measure_goodput(trained, events, submitted_at, ended_at)
-    return {
-        "run_id": run.run_id,
-        "job": plan.job_name,
-        "target": plan.target,
-        "engine": "torchrun" if plan.agent is None else "agent",
-        "state": state,
-        "reason": outcome.reason if outcome else None,
-        "fault": _fault(outcome),
-        "detail": outcome.detail if outcome else "",
-        "exit_code": outcome.exit_code if outcome else None,
-        "attempts": plan.attempt + 1,
-        "duration_s": outcome.duration_s if outcome else round(now - submitted_at, 3),
-        # Of a run that goes on: what made its present attempt fail, if it has.
-        "failure": name_logs(run, failure) if failure and run.is_borrowed else failure,
-        "restarts": (outcome.restarts if outcome else None) or read_restarts(run),
-        "nodes": nodes,
-        "clock_offsets_s": {plan.hosts[i].host.name: offsets[i] for i in offsets},
-        "phases_s": _sum_phases(nodes),
-        "goodput": goodput.to_jsonable() if goodput else None,
-        "timeline": _merge(
-            [asdict(moment) for moment in tell_timeline([*events, *of_pods], submitted_at)],
-            story["said"],
-            submitted_at,
-        ),
-        "folder": "" if run.is_borrowed else str(run.path),
-    }
+    return Postmortem(
+        run_id=run.run_id,
+        job=plan.job_name,
+        target=plan.target,
+        engine="torchrun" if plan.agent is None else "agent",
+        state=state,
+        reason=outcome.reason if outcome else None,
+        fault=_fault(outcome),
+        detail=outcome.detail if outcome else "",
+        exit_code=outcome.exit_code if outcome else None,
+        attempts=plan.attempt + 1,
+        duration_s=duration_s,
+        failure=failure.with_log_commands(run.run_id) if failure and run.is_borrowed else failure,
+        restarts=(outcome.restarts if outcome else None) or read_restarts(run),
+        nodes=nodes,
+        clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
+        phases_s=_sum_phases(nodes),
+        goodput=measure_goodput(trained, events, submitted_at, ended_at),
+        timeline=_merge(tell_timeline([*events, *of_pods], submitted_at), story.said, submitted_at),
+        folder="" if run.is_borrowed else str(run.path),
+    )
 
 
-def _complete(nodes: list[dict[str, Any]], told: Sequence[Mapping[str, Any]]) -> None:
-    """Adds what the cluster says of nodes whose agents said nothing."""
-    by_place = {(node["node_index"], node["incarnation"]): node for node in nodes}
+def _complete(nodes: Iterable[NodeReport], told: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
+    """Adds what the target knows of nodes whose agents left no outcome."""
+    found = {node.place: node for node in nodes}
     for one in told:
-        place = (one["node_index"], one["incarnation"])
-        node = by_place.get(place)
-        if node is None:
-            nodes.append({**one, "attempts": 0})
-        elif node["reason"] is None:
-            node.update({**one, "phases_s": node["phases_s"] or one["phases_s"]})
-        else:
-            node["phases_s"] = node["phases_s"] or one["phases_s"]
-    nodes.sort(key=lambda node: (node["node_index"], node["incarnation"]))
+        own = found.get(one.place, one)
+        phases_s = own.phases_s or one.phases_s
+        base = one if own.reason is None else own
+        found[one.place] = replace(base, attempts=own.attempts, phases_s=phases_s)
+    return tuple(found[place] for place in sorted(found))
 
 
 def _merge(
-    moments: list[dict[str, Any]], said: Sequence[Mapping[str, Any]], submitted_at: float
-) -> list[dict[str, Any]]:
-    """The agents' moments and the cluster's, oldest first; of the job as a whole: no node."""
+    moments: Iterable[Moment], said: Iterable[Said], submitted_at: float
+) -> tuple[Moment, ...]:
+    """The agents' moments and the target's, oldest first."""
+    of_target = []
     for one in said:
-        index, incarnation = one["place"] or (None, None)
-        after_s = round(one["at"] - submitted_at, 3)
-        where = {"node_index": index, "incarnation": incarnation}
-        moments.append({"after_s": after_s, **where, "text": one["text"]})
-    return sorted(moments, key=lambda moment: float(moment["after_s"]))
+        index, incarnation = one.place or (None, None)
+        after_s = round(one.at - submitted_at, 3)
+        of_target.append(
+            Moment(after_s=after_s, node_index=index, incarnation=incarnation, text=one.text)
+        )
+    return tuple(sorted((*moments, *of_target), key=lambda moment: moment.after_s))
 
 
 def _fault(outcome: Outcome | None) -> str | None:
-    fault = FAULT_OF_REASON[outcome.reason_enum] if outcome else None
-    failed = outcome is not None and outcome.state == RunState.FAILED.value
-    return fault.value if fault and failed else None
+    if outcome is None or outcome.state != RunState.FAILED.value:
+        return None
+    fault = FAULT_OF_REASON[outcome.reason_enum]
+    return fault.value if fault else None
 
 
-def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[dict[str, Any]]:
+def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[NodeReport]:
     attempts = Counter(
         node for node, _ in {((w.node_index, w.incarnation), w.attempt) for w in run.worker_logs()}
     )
-    steps_seen = any(e.get("event") == "first-step" for events in ledgers.values() for e in events)
+    steps_seen = any(e.name == "first-step" for events in ledgers.values() for e in events)
     # Ordered by incarnation: the last one of each index stays.
     newest = dict(ledgers.keys())
     found = []
-    for node, events in ledgers.items():
-        index, incarnation = node
+    for (index, incarnation), events in ledgers.items():
         outcome = read_node_outcome(run, index, incarnation)
-        ended = next((event for event in reversed(events) if event.get("event") == LAST), None)
-        told = (
-            {"reason": outcome.reason.value, "exit_code": outcome.exit_code} if outcome else ended
+        ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), None)
+        runs_on = outcome is None and ended is None and newest[index] == incarnation
+        node = NodeReport(
+            node_index=index,
+            incarnation=incarnation,
+            attempts=attempts[index, incarnation],
+            phases_s=measure_phases(events, steps_seen=steps_seen, now=now if runs_on else None),
         )
-        runs_on = told is None and newest[index] == incarnation
-        found.append(
-            {
-                "node_index": index,
-                "incarnation": incarnation,
-                "attempts": outcome.attempts if outcome else attempts[node],
-                "reason": told.get("reason") if told else None,
-                "exit_code": told.get("exit_code") if told else None,
-                "detail": outcome.detail if outcome else "",
-                "phases_s": measure_phases(
-                    events, steps_seen=steps_seen, now=now if runs_on else None
-                ),
-            }
-        )
+        if outcome:
+            node = replace(
+                node,
+                attempts=outcome.attempts,
+                reason=outcome.reason.value,
+                exit_code=outcome.exit_code,
+                detail=outcome.detail,
+            )
+        elif ended:
+            node = replace(node, reason=ended.get("reason"), exit_code=ended.get("exit_code"))
+        found.append(node)
     return found
 
 
-def _sum_phases(nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    total: dict[str, float] = {}
+def _sum_phases(nodes: Iterable[NodeReport]) -> dict[str, float]:
+    total: Counter[str] = Counter()
     for node in nodes:
-        for phase, spent_s in node["phases_s"].items():
-            total[phase] = round(total.get(phase, 0.0) + spent_s, 3)
-    return total
+        total.update(node.phases_s)
+    return {phase: round(spent_s, 3) for phase, spent_s in total.items()}
 
 
 # -- text --------------------------------------------------------------------------------------
 
 
-def render_postmortem(told: Mapping[str, Any]) -> str:
+def render_postmortem(told: Postmortem) -> str:
     """What ``read_postmortem`` found, for a person. Pure."""
     lines = [_headline(told)]
-    if told["failure"]:
-        lines += _render_failure(told["failure"], told["reason"])
-    if told["restarts"]:
-        causes = ", ".join(f"{cause} {count}" for cause, count in told["restarts"].items())
+    if told.failure and (told.failure.first or told.reason):
+        lines += render_failure(told.failure, told.reason or "")
+    if told.restarts:
+        causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
         lines.append(f"  restarts by cause, over all nodes: {causes}")
-    lines += render_clocks(told.get("clock_offsets_s", {}))
+    lines += render_clocks(told.clock_offsets_s)
     lines.append("  nodes:")
-    lines += [_render_node(node, told) for node in told["nodes"]]
-    if told["phases_s"]:
-        lines.append(f"  seconds by phase, over all nodes: {_phases(told['phases_s'])}")
-    lines += _render_goodput(told.get("goodput"))
-    lines += _render_timeline(told["timeline"])
-    lines += [f"  folder: {told['folder']}"] if told["folder"] else []
+    lines += [_render_node(node, told) for node in told.nodes]
+    if told.phases_s:
+        lines.append(f"  seconds by phase, over all nodes: {_phases(told.phases_s)}")
+    lines += _render_goodput(told.goodput) if told.goodput else []
+    lines += _render_timeline(told.timeline)
+    lines += [f"  folder: {told.folder}"] if told.folder else []
     return "\n".join(lines) + "\n"
 
 
-def _headline(told: Mapping[str, Any]) -> str:
-    parts = [told["reason"], without_first(told["detail"], told["failure"])]
-    parts.append(f"fault: {told['fault']}" if told["fault"] else None)
-    parts.append(None if told["exit_code"] is None else f"exit code {told['exit_code']}")
-    parts.append(f"{told['duration_s']:.1f} s")
-    parts.append(f"{told['attempts']} starts of all nodes" if told["attempts"] > 1 else None)
+def _headline(told: Postmortem) -> str:
+    parts = [
+        told.reason,
+        without_first(told.detail, told.failure),
+        f"fault: {told.fault}" if told.fault else None,
+        None if told.exit_code is None else f"exit code {told.exit_code}",
+        f"{told.duration_s:.1f} s",
+        f"{told.attempts} starts of all nodes" if told.attempts > 1 else None,
+    ]
     about = "; ".join(part for part in parts if part)
-    return (
-        f"{told['run_id']}: {told['state']} on {told['target']}, engine {told['engine']} ({about})"
-    )
+    return f"{told.run_id}: {told.state} on {told.target}, engine {told.engine} ({about})"
 
 
-def _render_failure(failure: Mapping[str, Any], reason: str | None) -> list[str]:
-    first = failure["first"]
-    if first is None:
-        tail = [f"    | {line}" for line in failure["console_tail"]] if reason else []
-        return ["  no worker left an error; the agent's last lines:", *tail] if tail else []
-    what = "fell with it" if fell_with_a_node(first, reason or "") else "first cause"
-    lines = [f"  {what}: {_who(first)}: {first['exception']}"]
-    lines += [f"    | {line}" for line in first["log_tail"]]
-    lines.append(f"    log: {first['log']}")
-    others = failure["collateral"]
-    lines += [f"  fell with it: {_who(o)}: {o['exception']}" for o in others[:COLLATERAL_LINES]]
-    if len(others) > COLLATERAL_LINES:
-        lines.append(f"  and {len(others) - COLLATERAL_LINES} more; all of them: --json")
-    return lines
-
-
-def _who(failure: Mapping[str, Any]) -> str:
-    host = f" ({failure['host']})" if failure.get("host") else ""
-    who = f"node {failure['node_index']}{host}, rank {failure['rank']}"
-    return who + (f", attempt {failure['attempt']}" if "attempt" in failure else "")
-
-
-def _render_node(node: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    if node["reason"]:
-        how = f"{node['reason']}, exit code {node['exit_code']}"
-        detail = without_first(node["detail"], told["failure"])
-        how += f" ({detail})" if detail else ""
-    elif told["engine"] == "torchrun":
+def _render_node(node: NodeReport, told: Postmortem) -> str:
+    if node.reason:
+        detail = without_first(node.detail, told.failure)
+        how = f"{node.reason}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
+    elif told.engine == "torchrun":
         how = "plain torchrun keeps no report of a node"
     else:
         how = "no report: it runs, or was killed"
-    phases = f"; {_phases(node['phases_s'])}" if node["phases_s"] else ""
-    count = node["attempts"]
-    attempts = f"{count} attempt{'' if count == 1 else 's'}"
-    return f"    {node['node_index']}.{node['incarnation']}: {attempts}, {how}{phases}"
+    phases = f"; {_phases(node.phases_s)}" if node.phases_s else ""
+    attempts = _count(node.attempts, "attempt")
+    return f"    {node.node_index}.{node.incarnation}: {attempts}, {how}{phases}"
 
 
 def _phases(phases_s: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {spent_s:.1f} s" for phase, spent_s in phases_s.items())
 
 
-def _render_goodput(goodput: Mapping[str, Any] | None) -> list[str]:
-    if goodput is None:
-        return []
-    seconds = {name: spent_s for name, spent_s in goodput["seconds"].items() if spent_s >= 0.05}
-    sizes = [str(size) for _, size in goodput["world"] if size]
+def _render_goodput(goodput: Goodput) -> list[str]:
+    seconds = {name: spent_s for name, spent_s in goodput.seconds.items() if spent_s >= 0.05}
+    sizes = [str(size) for _, size in goodput.world if size]
     changes = " -> ".join(size for n, size in enumerate(sizes) if n == 0 or size != sizes[n - 1])
     return [
-        f"  goodput: {goodput['share']:.1%} of {goodput['wall_s']:.1f} s ({_phases(seconds)})",
-        f"  training: {_count(goodput['starts'], 'start')}, "
-        f"{_count(goodput['lost_steps'], 'step')} made again; workers over time: {changes}",
+        f"  goodput: {goodput.share:.1%} of {goodput.wall_s:.1f} s ({_phases(seconds)})",
+        f"  training: {_count(goodput.starts, 'start')}, "
+        f"{_count(goodput.lost_steps, 'step')} made again; workers over time: {changes}",
     ]
 
 
@@ -259,20 +254,14 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _render_timeline(timeline: Sequence[Mapping[str, Any]]) -> list[str]:
+def _render_timeline(timeline: Sequence[Moment]) -> list[str]:
     if not timeline:
         return []
     left_out = len(timeline) - TIMELINE_LINES
     lines = ["  timeline, seconds since submission, node.incarnation:"]
     if left_out > 0:
         lines.append(f"    {left_out} earlier events; all of them: --json")
-    return lines + [
-        f"    {moment['after_s']:9.2f}  {_where(moment)}  {moment['text']}"
-        for moment in timeline[-TIMELINE_LINES:]
-    ]
-
-
-def _where(moment: Mapping[str, Any]) -> str:
-    if moment["node_index"] is None:
-        return "job"
-    return f"{moment['node_index']}.{moment['incarnation']}"
+    for moment in timeline[-TIMELINE_LINES:]:
+        where = "job" if moment.node_index is None else f"{moment.node_index}.{moment.incarnation}"
+        lines.append(f"    {moment.after_s:9.2f}  {where}  {moment.text}")
+    return lines

@@ -1,17 +1,15 @@
-"""What a person reads when a run has ended. Pure: outcome in, text out."""
+"""The text that ends ``launcher run``, and the text of a failure. Pure."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.agent.faults import is_own_failure
-from launcher.runs.folder import Outcome
 from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
+from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 
-KUBERNETES = "kubernetes"
+COLLATERAL_LINES = 8
 
 
 def render_summary(
@@ -20,31 +18,32 @@ def render_summary(
     folder: str,
     job_file: str,
     program: str,
-    hosts: str | None = None,
+    where: str = "",
+    resumes_by_run: bool = True,
     options: str = "",
     runs: str = "",
     extra: str = "",
 ) -> str:
     """Result, where things are, and the exact next commands; for a failure its first cause.
 
-    All as one types it: ``program`` is how this launcher is called, ``hosts`` what names the
-    machines, ``options`` what else was given with the job file, ``runs`` what leads to the run,
-    ``extra`` the training's own arguments; the last three are empty or begin with a blank.
+    All as one types it: ``program`` is how this launcher is called, ``where`` what names the
+    target's machines, ``options`` what else was given with the job file, ``runs`` what leads to the
+    run, ``extra`` the training's own arguments; the last four are empty or begin with a blank.
+    ``resumes_by_run``: a new run goes on from the checkpoints of one that is named.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
     if outcome.failure:
         lines += render_failure(outcome.failure, outcome.reason)
+        lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
     lines.append(f"  logs         {folder}/nodes   {program} logs {outcome.run_id}{runs}")
     if outcome.failure or outcome.restarts:
         lines.append(f"  report       {program} report {outcome.run_id}{runs}")
     lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
-    where = f"--on {outcome.target}" + (f" --hosts {shlex.quote(hosts)}" if hosts else "")
-    where += options
-    # On a cluster a job goes on from its own checkpoints, whatever the run.
-    earlier = "" if outcome.target == KUBERNETES else f" --resume {outcome.run_id}"
+    where = f"--on {outcome.target}{where}{options}"
+    earlier = f" --resume {outcome.run_id}" if resumes_by_run else ""
     resume = f"{program} run {job_file} {where}{earlier}{extra}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
@@ -52,32 +51,39 @@ def render_summary(
     return "\n".join(lines)
 
 
-def render_failure(failure: Mapping[str, Any], reason: str) -> list[str]:
-    """The first rank that failed with the end of its log, then those that fell with it."""
-    lines = []
-    first = failure["first"]
-    if first is None:
-        lines.append("  no worker left an error; the agent's last lines:")
-        return lines + [f"    | {line}" for line in failure["console_tail"]]
-    what = "fell with it" if fell_with_a_node(first, reason) else "first failure"
-    lines.append(f"  {what}: {_who(first)}: {first['exception']}")
-    lines += [f"    | {line}" for line in first["log_tail"]]
-    lines.append(f"    log: {first['log']}")
-    for other in failure["collateral"]:
-        lines.append(f"  fell with it: {_who(other)}: {other['exception']}")
-    told = {
-        f["host"]: f["clock_offset_s"] for f in (first, *failure["collateral"]) if f.get("host")
-    }
-    return lines + render_clocks(told)
+def render_failure(failure: FailureReport, reason: str) -> list[str]:
+    """The first worker that failed with the end of its log, then those that fell with it.
 
-
-def without_first(detail: str, failure: Mapping[str, Any] | None) -> str:
-    """A node's word on its end without the worker it names, where the first failure is told too.
-
-    Pure. The node names the last worker that it saw, which may only have fallen with the first.
+    Where no worker left an error: the last lines of the agent. ``reason`` is the run's.
     """
-    told = failure is not None and failure["first"] is not None
-    return _WORKER_AT_END.sub("", detail) if told else detail
+    first = failure.first
+    if first is None:
+        tail = [f"    | {line}" for line in failure.console_tail]
+        return ["  no worker left an error; the agent's last lines:", *tail] if tail else []
+    what = "fell with it" if fell_with_a_node(first, reason) else "first failure"
+    others = failure.collateral
+    lines = [f"  {what}: {_who(first)}: {first.exception}"]
+    lines += [f"    | {line}" for line in first.log_tail]
+    lines.append(f"    log: {first.log}")
+    lines += [f"  fell with it: {_who(o)}: {o.exception}" for o in others[:COLLATERAL_LINES]]
+    if len(others) > COLLATERAL_LINES:
+        more = len(others) - COLLATERAL_LINES
+        lines.append(f"  and {more} more; all of them: launcher report --json")
+    return lines
+
+
+def _who(failure: RankFailure) -> str:
+    host = f" ({failure.host})" if failure.host else ""
+    attempt = f", attempt {failure.attempt}" if failure.attempt else ""
+    return f"rank {failure.rank} on node {failure.node_index}{host}{attempt}"
+
+
+def without_first(detail: str, failure: FailureReport | None) -> str:
+    """A node's detail without the worker it names, where the first failure is shown too. Pure.
+
+    The node names the last worker that it saw, which may only have fallen with the first.
+    """
+    return _WORKER_AT_END.sub("", detail) if failure and failure.first else detail
 
 
 _WORKER_AT_END = re.compile(
@@ -85,32 +91,22 @@ _WORKER_AT_END = re.compile(
     r"(?:signal \d+|SIG\w+ \(\d+\)|exit code \d+|it hung|out of memory)(?: \(.*\))?$",
     re.DOTALL,
 )
-"""How ``agent.faults.describe`` tells of a worker, after what the agent says of the run."""
+"""How ``agent.faults.describe`` names a worker, after what the agent says of the run."""
 
 
-def fell_with_a_node(first: Mapping[str, Any], reason: str) -> bool:
-    """Whether even the first worker to fail only missed another: the lost node is the cause. Pure.
-
-    ``reason`` is the run's.
-    """
-    return reason == Reason.NODE_LOST.value and not is_own_failure(first["exception"])
-
-
-def _who(failure: Mapping[str, Any]) -> str:
-    host = f" ({failure['host']})" if failure.get("host") else ""
-    return f"rank {failure['rank']} on node {failure['node_index']}{host}"
+def fell_with_a_node(first: RankFailure, reason: str) -> bool:
+    """Whether the first worker to fail only missed another: the lost node is the cause. Pure."""
+    return reason == Reason.NODE_LOST.value and not is_own_failure(first.exception)
 
 
 def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:
     """A line about hosts whose clocks are off by more than a second. Pure."""
-    off = {name: offset_s for name, offset_s in offsets_s.items() if abs(offset_s) > 1.0}
-    if not off:
-        return []
-    told = ", ".join(
+    off = ", ".join(
         f"{name} {abs(offset_s):.1f} s {'ahead' if offset_s > 0 else 'behind'}"
-        for name, offset_s in off.items()
+        for name, offset_s in offsets_s.items()
+        if abs(offset_s) > 1.0
     )
-    return [f"  clocks, against this machine's: {told}; times here are corrected"]
+    return [f"  clocks, against this machine's: {off}; times here are corrected"] if off else []
 
 
 def _detail(outcome: Outcome) -> str:
@@ -125,11 +121,10 @@ def _detail(outcome: Outcome) -> str:
 
 
 def _results(outcome: Outcome) -> list[str]:
-    metrics = outcome.metrics
+    accuracy, speed = (outcome.metrics.get(key) for key in ("test_accuracy", "samples_per_s"))
     found = []
-    if (accuracy := metrics.get("test_accuracy")) is not None:
+    if isinstance(accuracy, int | float):
         found.append(f"  accuracy     {accuracy:.4f}")
-    speed = metrics.get("samples_per_s")
     rate = f", {speed:.0f} samples/s" if isinstance(speed, int | float) else ""
     found.append(f"  duration     {outcome.duration_s:.1f} s{rate}")
     if outcome.restarts:

@@ -1,17 +1,14 @@
-"""The agents' ledgers as a story: events in words, and seconds by phase. Pure."""
+"""The agents' ledgers for people: events in words, and seconds by phase. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.contract.errors import name_ending
 from launcher.runs.folder import POD_SOURCE
-
-Event = Mapping[str, Any]
-"""One line of an agent's ledger; its keys are in ``contract``."""
+from launcher.runs.ledger import LedgerEvent
 
 PHASES = ("starting", "rendezvous", "running")
 _PHASE_FROM = {
@@ -22,96 +19,94 @@ _PHASE_FROM = {
     "store-lost": "starting",
     "agent-ended": None,
 }
-"""What each event begins; the time before the first step counts as starting."""
+"""The phase that each event begins; the time before the first step counts as starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One event of one node; ``after_s`` is counted from the run's submission."""
+    """One event of one node, or of the job where the node is None.
+
+    ``after_s`` is counted from the run's submission.
+    """
 
     after_s: float
-    node_index: int
-    incarnation: int
+    node_index: int | None
+    incarnation: int | None
     text: str
 
 
-def tell_timeline(events: Iterable[Event], submitted_at: float) -> tuple[Moment, ...]:
-    """All nodes' events by the nodes' own clocks, oldest first."""
+def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[Moment, ...]:
+    """All nodes' events, oldest first."""
     found = (
         Moment(
-            after_s=round(event["at"] - submitted_at, 3),
-            node_index=event["node_index"],
-            incarnation=event["incarnation"],
+            after_s=round(event.at - submitted_at, 3),
+            node_index=event.node_index,
+            incarnation=event.incarnation,
             text=text,
         )
         for event in events
-        if (text := tell_event(event))
+        if (text := tell_event(event.name, event.values))
     )
     return tuple(sorted(found, key=lambda moment: moment.after_s))
 
 
-def tell_event(event: Event) -> str:
-    """One event in words; empty for what only divides phases. An unknown one has its name."""
-    name = str(event["event"])
-    tell = _WORDS.get(name)
-    if tell is None:
-        return name
+def tell_event(name: str, values: Mapping[str, Any]) -> str:
+    """One event in words; empty for events that only divide phases; the name of an unknown one."""
+    words = _WORDS.get(name, name)
     try:
-        return tell(event)
+        return words.format(**values) if isinstance(words, str) else words(values)
     except (KeyError, TypeError, ValueError):
         return name
 
 
-def _tell_worker_end(event: Event) -> str:
-    how = name_ending(event["exit_code"])
-    cause = event["cause"]
-    return f"rank {event['rank']} ended: {how}" + (
-        "" if cause in ("exit", "signal") else f" ({cause})"
-    )
+def _tell_rendezvous(values: Mapping[str, Any]) -> str:
+    nodes = "node" if values["world_size"] == 1 else "nodes"
+    return f"rendezvous: node rank {values['rank']}, world of {values['world_size']} {nodes}"
 
 
-def _tell_start(event: Event) -> str:
-    ranks = event["ranks"]
-    named = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(str(rank) for rank in ranks)
-    return f"workers started (attempt {event['attempt']}, {named})"
+def _tell_worker_end(values: Mapping[str, Any]) -> str:
+    cause = "" if values["cause"] in ("exit", "signal") else f" ({values['cause']})"
+    return f"rank {values['rank']} ended: {name_ending(values['exit_code'])}{cause}"
 
 
-def _tell_hang(event: Event) -> str:
-    told = f"silent for {event['silent_s']:.1f} s, limit {event['limit_s']:.1f} s"
-    # An older agent's has no more than that.
-    if "cpu_share" in event:
-        first, second = event["read_at"]
-        told += (
-            f"; beat {event['beat']} twice in {second - first:.1f} s"
-            f", {event['cpu_share']:.1%} of a core"
-        )
-    return f"rank {event['rank']} hangs: {told}"
+def _tell_start(values: Mapping[str, Any]) -> str:
+    ranks = values["ranks"]
+    named = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
+    return f"workers started (attempt {values['attempt']}, {named})"
 
 
-_WORDS: Mapping[str, Callable[[Event], str]] = {
-    "agent-started": lambda e: "agent started",
-    "rendezvous-began": lambda e: "",
-    "rendezvous-ended": lambda e: (
-        f"rendezvous: node rank {e['rank']}, world of {e['world_size']} node"
-        + ("" if e["world_size"] == 1 else "s")
-    ),
+def _tell_hang(values: Mapping[str, Any]) -> str:
+    words = "rank {rank} hangs: silent for {silent_s:.1f} s, limit {limit_s:.1f} s"
+    # Older agents wrote no more than that.
+    if "cpu_share" not in values:
+        return words.format(**values)
+    first, second = values["read_at"]
+    words += "; beat {beat} twice in {apart_s:.1f} s, {cpu_share:.1%} of a core"
+    return words.format(**values, apart_s=second - first)
+
+
+_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
+    "agent-started": "agent started",
+    "rendezvous-began": "",
+    "rendezvous-ended": _tell_rendezvous,
     "workers-started": _tell_start,
-    "first-step": lambda e: "first step",
+    "first-step": "first step",
     "worker-ended": _tell_worker_end,
     "hang": _tell_hang,
-    "disk-wait": lambda e: f"waited {e['waited_s']:.1f} s for room on a full disk",
-    "gpu-wait": lambda e: f"waited {e['waited_s']:.1f} s for GPU memory",
-    "restart": lambda e: f"restart: {e['cause']}",
-    "stop-requested": lambda e: f"stop requested: {e['reason']}",
-    "stop-acknowledged": lambda e: f"stop acknowledged at step {e['step']}",
-    "store-lost": lambda e: "store lost, starting again",
-    "agent-ended": lambda e: f"agent ended: {e['reason']}, exit code {e['exit_code']}",
-    POD_SOURCE: lambda e: str(e["text"]),
+    "disk-wait": "waited {waited_s:.1f} s for room on a full disk",
+    "gpu-wait": "waited {waited_s:.1f} s for GPU memory",
+    "restart": "restart: {cause}",
+    "stop-requested": "stop requested: {reason}",
+    "stop-acknowledged": "stop acknowledged at step {step}",
+    "store-lost": "store lost, starting again",
+    "agent-ended": "agent ended: {reason}, exit code {exit_code}",
+    POD_SOURCE: "{text}",
 }
+"""Formats of an event's values, or functions of them."""
 
 
 def measure_phases(
-    events: Sequence[Event], *, steps_seen: bool, now: float | None
+    events: Sequence[LedgerEvent], *, steps_seen: bool, now: float | None
 ) -> dict[str, float]:
     """Seconds that one incarnation's agent spent in each phase.
 
@@ -121,14 +116,16 @@ def measure_phases(
     to its last event.
     """
     begins = dict(_PHASE_FROM) if steps_seen else {**_PHASE_FROM, "workers-started": "running"}
-    spent: Counter[str] = Counter()
+    spent = dict.fromkeys(PHASES, 0.0)
+    seen = set[str]()
     phase: str | None = None
     since_s = last_at = 0.0
     for event in events:
-        at_s, last_at = float(event["monotonic_s"]), float(event["at"])
         if phase is not None:
-            spent[phase] += at_s - since_s  # type: ignore[assignment]
-        phase, since_s = begins.get(str(event["event"]), phase), at_s
+            spent[phase] += event.monotonic_s - since_s
+            seen.add(phase)
+        phase, since_s, last_at = begins.get(event.name, phase), event.monotonic_s, event.at
     if phase is not None and now is not None:
-        spent[phase] += max(0.0, now - last_at)  # type: ignore[assignment]
-    return {name: round(spent[name], 3) for name in PHASES if name in spent}
+        spent[phase] += max(0.0, now - last_at)
+        seen.add(phase)
+    return {name: round(spent[name], 3) for name in PHASES if name in seen}

@@ -15,7 +15,6 @@ from pathlib import Path
 PACKAGE = "launcher"
 _LAUNCHER = Path(__file__).parents[1]
 PRIVATE_PACKAGE = "_launcher_node"
-ARCHIVE_NAME = "agent.pyz"
 
 AGENT_FOLDER = "agent"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -24,7 +23,7 @@ _FROM_IMPORT = re.compile(rf"^([ \t]*)from {PACKAGE}(?=[. ])", re.MULTILINE)
 _PLAIN_IMPORT = re.compile(rf"^[ \t]*import {PACKAGE}\b.*", re.MULTILINE)
 HOST_FOLDER = "targets/hosts/program"
 HOST_NAMES = (
-    *("__init__.py", "contract/__init__.py", "contract/protocol.py"),
+    *("__init__.py", "contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
     *("targets/__init__.py", "targets/hosts/__init__.py"),
 )
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import base64
 import functools
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import write_atomically
 from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
 from launcher.targets.shell import quote
 
@@ -82,6 +85,19 @@ def folder_of(plan: LaunchPlan, node: NodePlan) -> str:
 def agent_argv(python: str, archive: str, node: NodePlan) -> tuple[str, ...]:
     """What starts a node's agent; ``archive`` is where the node sees it."""
     return (python, archive, f"{node.log_dir}/{protocol.NODE_TASK_FILE}")
+
+
+def write_agent_files(files: AgentFiles | None) -> None:
+    """Puts the agent's files in place; the folders must be there. None: nothing to do."""
+    if files is None:
+        return
+    archive = Path(files.archive_path)
+    if not archive.exists():
+        temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
+        temporary.write_bytes(files.archive)
+        temporary.replace(archive)
+    for task in files.tasks:
+        write_atomically(Path(task.path), task.text)
 
 
 @functools.cache

@@ -1,37 +1,32 @@
-"""The only reader of YAML: plain data, and for every key and value the place it was written at.
+"""The only reader of YAML: plain data, and the place of every key and value.
 
 Reads by YAML 1.2's core schema, not by PyYAML's YAML 1.1: only ``true`` and ``false`` are truth
-values, ``NO`` and ``1:4`` are text, octal is ``0o17``. Nothing but text, numbers, truth values,
-lists and mappings can come out; a tag that would make anything else is refused.
+values, ``NO`` and ``1:4`` are text, octal is ``0o17``. The data holds text, numbers, truth values,
+lists and mappings only; a tag that asks for anything else is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launcher.contract.errors import InputError
 from launcher.yamlfile.loaders import BOOL, FLOAT, INT, NULL, TAG, CoreLoader, FastLoader
+from launcher.yamlfile.problem import FileError, KeyPath, Problem
 from launcher.yamlfile.words import explain
-
-KeyPath = tuple[str | int, ...]
-"""From the top of the file to a value: keys of mappings and 0-based places in lists."""
 
 MAX_FILE_BYTES = 2**20
 MAX_NODES = 20_000
 """Values after aliases are followed; a few lines of nested aliases can stand for billions."""
 MAX_DEPTH = 40
 EMPTY = ("", "~", "null")
-"""Documents that say nothing, such as what lies before a first ``---``."""
+"""Documents that hold nothing, such as the one before a first ``---``."""
 
 _MAX_DIGITS = 40
-"""Of a whole number; Python itself refuses to read thousands of them."""
+"""The most digits of a whole number; Python itself does not read thousands of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +34,13 @@ class Entry:
     """Where a value comes from and how it was written.
 
     ``where`` is ``file:line`` of the key (of the item, in a list), or the option that gave the
-    value; ``line`` and ``column`` are 1-based and those of the value itself, ``line`` 0 where an
-    option gave it. ``text`` is a
-    scalar's text before it was read as a number or truth value, ``None`` for lists and mappings;
-    ``written`` is what stands in the file, quotes included.
+    value; ``line`` is the same line as a number, 0 for an option. ``text`` is a scalar's text
+    before it was read as a number or truth value, ``None`` for lists and mappings; ``written`` is
+    what stands in the file, quotes included.
     """
 
     where: str
     line: int
-    column: int
     text: str | None
     written: str
 
@@ -65,103 +58,60 @@ class YamlSource:
             path = path[:-1]
         return self.entries[path]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flaw:
-    """One thing in valid YAML that this project refuses, such as a key given twice."""
-
-    where: str
-    line: int
-    path: KeyPath
-    what: str
-    fix: str
-
-
-class YamlError(InputError):
-    """The text is no YAML that this project reads; ``what`` starts with file and line.
-
-    Where the rest could be read, ``source`` holds it and ``flaws`` what was refused in it, so
-    that a caller can report its own findings beside them.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        hint: str,
-        *,
-        source: YamlSource | None = None,
-        flaws: tuple[Flaw, ...] = (),
-    ) -> None:
-        super().__init__(what, hint)
-        self.source = source
-        self.flaws = flaws
-
-
-def read_yaml(path: Path | str) -> YamlSource:
-    """Reads a file that holds one mapping; raises ``YamlError``."""
-    return parse_yaml(read_text(path), str(path))
+    def problem(self, path: KeyPath, what: str, fix: str = "") -> Problem:
+        """What is wrong at ``path``, with its place."""
+        entry = self.nearest(path)
+        return Problem(where=entry.where, line=entry.line, path=path, what=what, fix=fix)
 
 
 def parse_yaml(text: str, file: str) -> YamlSource:
-    """Parses the text of a file that holds one mapping; raises ``YamlError``."""
-    root = _compose(text, file)
-    if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
-        raise YamlError(f"{file}:1: the file is empty", "write at least name: and command:")
-    if not isinstance(root, yaml.MappingNode):
-        raise YamlError(
-            f"{_at(file, root.start_mark)}: found {_kind(root)} at the top; accepted: a mapping",
-            "write key: value lines, such as name: digits",
-        )
-    return _Builder(text, file).build_source(root)
+    """Parses the text of a file that holds one mapping; raises ``FileError``."""
+    fix = "write key: value lines, such as name: digits"
+    roots = _mappings(_read_nodes(text, file, only_one=True), file, fix, "name: and command:")
+    return _Builder(text, file).build_source(roots[0])
 
 
 def parse_documents(text: str, file: str) -> tuple[YamlSource, ...]:
     """Parses each document of a file that may hold several, all mappings; empty ones are left out.
 
-    Raises ``YamlError`` for the first that is none.
+    Raises ``FileError``.
     """
-    roots = _compose_all(text, file)
-    if not roots:
-        raise YamlError(f"{file}:1: the file is empty", "write at least apiVersion: and kind:")
-    for root in roots:
-        if not isinstance(root, yaml.MappingNode):
-            what = f"{_at(file, root.start_mark)}: found {_kind(root)}; accepted: a mapping"
-            raise YamlError(what, "write one object, with apiVersion: and kind:")
+    fix = "write one object, with apiVersion: and kind:"
+    roots = _mappings(_read_nodes(text, file), file, fix, "apiVersion: and kind:")
     return tuple(_Builder(text, file).build_source(root) for root in roots)
 
 
 def parse_fragment(text: str, where: str) -> YamlSource:
     """Parses one value given outside a file, as by an option, which ``where`` names."""
-    root = _compose(text, where, is_file=False)
-    if root is None:
-        empty = Entry(where=where, line=0, column=0, text="", written="")
-        return YamlSource(data=None, entries={(): empty})
-    return _Builder(text, where, is_file=False).build_source(root)
+    roots = _read_nodes(text, where, is_file=False, only_one=True)
+    if not roots:
+        return YamlSource(data=None, entries={(): Entry(where=where, line=0, text="", written="")})
+    return _Builder(text, where, is_file=False).build_source(roots[0])
 
 
 def read_text(path: Path | str) -> str:
-    """The text of a YAML file, before parsing; raises ``YamlError``."""
+    """The text of a YAML file, before parsing; raises ``FileError``."""
     path = Path(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise YamlError(f"{path}: no such file", _similar_file(path)) from None
+        raise _error(str(path), "no such file", _similar_file(path)) from None
     except IsADirectoryError:
         found = sorted(path.glob("*.yaml"))[:1]
         fix = f"name a file in it, such as {found[0]}" if found else "name a file"
-        raise YamlError(f"{path}: is a folder, not a file", fix) from None
+        raise _error(str(path), "is a folder, not a file", fix) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise YamlError(f"{path}: cannot be read: {reason}", "name a readable file") from None
+        raise _error(str(path), f"cannot be read: {reason}", "name a readable file") from None
     if len(raw) > MAX_FILE_BYTES:
-        raise YamlError(f"{path}: larger than 1 MiB, so not a YAML file", "name the YAML file")
+        raise _error(str(path), "larger than 1 MiB, so not a YAML file", "name the YAML file")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        what = f"{path}:{line}: byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise YamlError(what, "save the file as UTF-8") from None
+        what = f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise _error(str(path), what, "save the file as UTF-8", line) from None
 
 
 def _similar_file(path: Path) -> str:
@@ -173,72 +123,78 @@ def _similar_file(path: Path) -> str:
     return f"did you mean {path.with_name(close[0])}?" if close else "check the path"
 
 
+def _error(file: str, what: str, fix: str, line: int = 0) -> FileError:
+    """A file that cannot be read, at a line of it; 0 where none is known, or it is an option."""
+    where = f"{file}:{line}" if line else file
+    return FileError([Problem(where=where, line=line, what=what, fix=fix)])
+
+
 # -- text to nodes ----------------------------------------------------------------------------
 
 
-def _compose(text: str, file: str, *, is_file: bool = True) -> yaml.Node | None:
-    with _yaml_errors(text, file, is_file=is_file), _loader(text) as loader:
-        node: yaml.Node | None = loader.get_single_node()
-        return node
-
-
-def _compose_all(text: str, file: str) -> list[yaml.Node]:
+def _read_nodes(
+    text: str, file: str, *, is_file: bool = True, only_one: bool = False
+) -> list[yaml.Node]:
+    """The root of each document. Raises ``FileError``."""
     try:
-        roots = _nodes(text, FastLoader)
-    except (yaml.YAMLError, RecursionError, ValueError):  # once more, for place and words
-        with _yaml_errors(text, file, is_file=True):
-            roots = _nodes(text, CoreLoader)
-    return [r for r in roots if not (isinstance(r, yaml.ScalarNode) and r.value in EMPTY)]
+        found = _compose(text, FastLoader)
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
+        found = _compose_carefully(text, file, is_file=is_file)
+    if only_one and len(found) > 1:
+        line = found[1][0] if is_file else 0
+        fix = "keep one document: drop the --- line"
+        raise _error(file, "a second document begins here", fix, line)
+    return [root for _, root in found]
 
 
-def _nodes(text: str, kind: type[yaml.SafeLoader]) -> list[yaml.Node]:
-    with _loader(text, kind) as loader:
-        found = []
-        while loader.check_node():
-            found.append(loader.get_node())
-        return [node for node in found if node is not None]
-
-
-@contextlib.contextmanager
-def _loader(text: str, kind: type[yaml.SafeLoader] = CoreLoader) -> Iterator[yaml.SafeLoader]:
+def _compose(text: str, kind: type[yaml.SafeLoader]) -> list[tuple[int, yaml.Node]]:
+    """Each document's line and root."""
     loader = kind(text)
     try:
-        yield loader
+        found: list[tuple[int, yaml.Node]] = []
+        while loader.check_node():
+            mark: yaml.Mark = loader.peek_event().start_mark  # type: ignore[no-untyped-call]
+            root = loader.get_node()
+            assert root is not None
+            found.append((mark.line + 1, root))
+        return found
     finally:
         loader.dispose()
 
 
-@contextlib.contextmanager
-def _yaml_errors(text: str, file: str, *, is_file: bool) -> Iterator[None]:
-    """Turns PyYAML's errors into ``YamlError``."""
+def _compose_carefully(text: str, file: str, *, is_file: bool) -> list[tuple[int, yaml.Node]]:
+    """The same by PyYAML's own parser, whose errors have a place. Raises ``FileError``."""
     try:
-        yield
+        return _compose(text, CoreLoader)
     except yaml.MarkedYAMLError as error:
         message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
         opened = any(word in message for word in ("flow", "quoted", "simple key"))
         place = (error.context_mark if opened else None) or mark
-        where = _at(file, place) if is_file and place is not None else file
-        problem, fix = explain(message, text, mark)
-        raise YamlError(f"{where}: {problem}", fix) from None
+        line = place.line + 1 if is_file and place is not None else 0
+        raise _error(file, *explain(message, text, mark), line) from None
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        what = f"{file}:{line}" if is_file else file
-        raise YamlError(f"{what}: a control character in the text", "remove it") from None
+        line = text.count("\n", 0, error.position) + 1 if is_file else 0
+        raise _error(file, "a control character in the text", "remove it", line) from None
     except RecursionError:
-        raise YamlError(f"{file}: nested too deeply", f"at most {MAX_DEPTH} levels") from None
+        raise _error(file, "nested too deeply", f"at most {MAX_DEPTH} levels") from None
     except (ValueError, OverflowError):
-        what = f"{file}: an escape in double quotes that stands for no character"
-        raise YamlError(what, "write a backslash as two, or use single quotes") from None
+        what = "an escape in double quotes that stands for no character"
+        fix = "write a backslash as two, or use single quotes"
+        raise _error(file, what, fix) from None
 
 
-def _at(file: str, mark: yaml.Mark) -> str:
-    return f"{file}:{mark.line + 1}"
-
-
-def _kind(node: yaml.Node) -> str:
-    if isinstance(node, yaml.ScalarNode):
-        return "a single value"
-    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+def _mappings(roots: list[yaml.Node], file: str, fix: str, least: str) -> list[yaml.Node]:
+    """The documents that are not empty. Raises ``FileError`` for none, and for one that is no
+    mapping."""
+    full = [r for r in roots if not (isinstance(r, yaml.ScalarNode) and r.value in EMPTY)]
+    if not full:
+        raise _error(file, "the file is empty", f"write at least {least}", 1)
+    for root in full:
+        if not isinstance(root, yaml.MappingNode):
+            found = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+            what = f"found {found} at the top; accepted: a mapping"
+            raise _error(file, what, fix, root.start_mark.line + 1)
+    return full
 
 
 # -- nodes to data ----------------------------------------------------------------------------
@@ -252,44 +208,39 @@ class _Builder:
         self._file = file
         self._is_file = is_file
         self._entries: dict[KeyPath, Entry] = {}
-        self._flaws: list[Flaw] = []
+        self._problems: list[Problem] = []
         self._left = MAX_NODES
 
     def build_source(self, root: yaml.Node) -> YamlSource:
         source = YamlSource(data=self._value(root, (), root), entries=self._entries)
-        if not self._flaws:
-            return source
-        lines = [f"{flaw.where}: {flaw.what}\n  fix: {flaw.fix}" for flaw in self._flaws]
-        raise YamlError("\n".join(lines), "", source=source, flaws=tuple(self._flaws))
-
-    def _where(self, node: yaml.Node) -> str:
-        return _at(self._file, node.start_mark) if self._is_file else self._file
+        if self._problems:
+            raise FileError(self._problems, source)
+        return source
 
     def _line(self, node: yaml.Node) -> int:
         return node.start_mark.line + 1 if self._is_file else 0
 
+    def _where(self, node: yaml.Node) -> str:
+        return f"{self._file}:{self._line(node)}" if self._is_file else self._file
+
     def _refuse(self, node: yaml.Node, path: KeyPath, what: str, fix: str) -> None:
         where, line = self._where(node), self._line(node)
-        self._flaws.append(Flaw(where=where, line=line, path=path, what=what, fix=fix))
+        self._problems.append(Problem(where=where, line=line, path=path, what=what, fix=fix))
 
     def _spend(self, node: yaml.Node, depth: int) -> None:
         self._left -= 1
         if depth > MAX_DEPTH:
             what = f"nested deeper than {MAX_DEPTH} levels, or an alias inside of its own anchor"
-            raise YamlError(f"{self._where(node)}: {what}", "write it flatter")
+            raise _error(self._file, what, f"use at most {MAX_DEPTH} levels", self._line(node))
         if self._left < 0:
             what = f"more than {MAX_NODES} values once aliases are followed"
-            raise YamlError(f"{self._where(node)}: {what}", "use fewer aliases")
+            raise _error(self._file, what, "use fewer aliases", self._line(node))
 
     def _value(self, node: yaml.Node, path: KeyPath, key: yaml.Node) -> Any:
         self._spend(node, len(path))
         text = self._clean(node, path) if isinstance(node, yaml.ScalarNode) else None
         self._entries[path] = Entry(
-            where=self._where(key),
-            line=self._line(node),
-            column=node.start_mark.column + 1,
-            text=text,
-            written=self._written(node),
+            where=self._where(key), line=self._line(key), text=text, written=self._written(node)
         )
         if text is not None:
             return self._scalar(node, path, text)
@@ -333,7 +284,9 @@ class _Builder:
             if isinstance(source, yaml.MappingNode):
                 merged = self._pairs(source, path, depth + 1) | merged
             else:
-                self._refuse(key, path, "<< merges mappings only", "merge an alias of a mapping")
+                self._refuse(
+                    key, path, "<< merges mappings only", "write <<: *name, with &name at a mapping"
+                )
         return merged
 
     def _clean(self, node: yaml.Node, path: KeyPath) -> str:

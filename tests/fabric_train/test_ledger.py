@@ -101,6 +101,6 @@ def test_only_rank_0_writes_and_where_the_launcher_reads(tmp_path):
         open_ledger(env).write(Loaded(step=0))
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["train-1-2-4-0.jsonl"]
 
-    from launcher.runs.node_outcomes import read_train_ledger
+    from launcher.runs.ledger import read_train_ledger
 
-    assert [event["event"] for event in read_train_ledger(RunFolder(tmp_path))] == ["loaded"]
+    assert [event.name for event in read_train_ledger(RunFolder(tmp_path))] == ["loaded"]

@@ -88,6 +88,8 @@ class Steps:
         )
 
     def _has_computed(self, index: int, world: int, since: float) -> bool:
+        ended = self.launcher is not None and self.launcher.poll() is not None
+        assert not ended, f"the run has ended: {self.typist('report', self.run_id).stdout}"
         size, at = self.beat(index)
         return size == world and at > since
 

@@ -8,7 +8,7 @@ from typing import Any
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import Manifest, render_manifest
+from launcher.targets.kubernetes.render import RenderedManifest, render_manifest
 
 Fields = dict[str, Any]
 
@@ -96,11 +96,11 @@ def plan_of(**fields: Any) -> LaunchPlan:
     return plan_kubernetes(job, run_id=job.name, run_root="/home/me/runs", cwd="/home/me")
 
 
-def manifest_of(**fields: Any) -> Manifest:
+def manifest_of(**fields: Any) -> RenderedManifest:
     return render_manifest(plan_of(**fields))
 
 
-def main_object(manifest: Manifest) -> Fields:
+def main_object(manifest: RenderedManifest) -> Fields:
     """The job itself, which comes last."""
     return manifest.objects[-1]
 

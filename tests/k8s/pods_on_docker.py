@@ -14,7 +14,8 @@ from typing import Any
 import docker
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.kubernetes.render import Manifest
+from launcher.targets.kubernetes.pods import PodSettings
+from launcher.targets.kubernetes.render import RenderedManifest
 from tests.k8s.manifests_table import main_object, pod_specs
 
 IMAGE = "fabric-train:cpu"
@@ -22,7 +23,7 @@ IMAGE = "fabric-train:cpu"
 WITH_ADDRESS = ("sh", "-c", 'export POD_IP=$(hostname -i); exec "$@"', "pod")
 
 
-def injected(kind: str, manifest: Manifest, index: int) -> dict[str, str]:
+def injected(kind: str, manifest: RenderedManifest, index: int) -> dict[str, str]:
     """What the container of one pod is told beside its manifest."""
     job = main_object(manifest)
     name, spec = job["metadata"]["name"], job["spec"]
@@ -59,9 +60,8 @@ def injected(kind: str, manifest: Manifest, index: int) -> dict[str, str]:
 class Pods:
     """A job's pods on a network of their own; ``close`` removes all of it."""
 
-    def __init__(self, plan: LaunchPlan, manifest: Manifest, folder: Path) -> None:
-        assert plan.kubernetes is not None
-        self.kind = plan.kubernetes.kind
+    def __init__(self, plan: LaunchPlan, manifest: RenderedManifest, folder: Path) -> None:
+        self.kind = PodSettings.of(plan).kind
         self.plan, self.manifest, self.folder = plan, manifest, folder
         self.engine = docker.from_env()
         self.network = self.engine.networks.create(f"pods-{secrets.token_hex(4)}")

@@ -8,8 +8,9 @@ import pytest
 from kubernetes.utils import parse_quantity
 
 from launcher.contract.errors import InputError
-from launcher.plan.pods import HEALTH_PORT
-from launcher.targets.kubernetes.render_pod import PROBE_FAILURES, PROBE_PERIOD_S, render_quantity
+from launcher.job.quantity import render_bytes
+from launcher.targets.kubernetes.pods import HEALTH_PORT
+from launcher.targets.kubernetes.render_pod import PROBE_FAILURES, PROBE_PERIOD_S
 from tests.k8s.manifests_table import (
     DURABLE,
     ELASTIC,
@@ -124,7 +125,7 @@ def test_requests_are_limits(name: str) -> None:
 
 @pytest.mark.parametrize("n_bytes", [1, 2**20, 2**30, 3 * 2**29, 2**40, 10**9])
 def test_a_size_is_written_as_kubernetes_reads_it(n_bytes: int) -> None:
-    assert parse_quantity(render_quantity(n_bytes)) == n_bytes
+    assert parse_quantity(render_bytes(n_bytes)) == n_bytes
 
 
 def test_shared_memory_is_a_volume_in_memory_of_the_size_asked_for() -> None:

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[2]
 
 BLOCKING = frozenset(
     (
-        *("sigwait", "sigwaitinfo", "sigtimedwait", "pause", "select", "epoll"),
+        *("sigwait", "sigwaitinfo", "sigtimedwait", "wait_for_signal"),
+        *("pause", "select", "epoll"),
         *("wait", "wait_for", "join", "sleep", "acquire", "barrier", "result", "exception"),
         *("flock", "lockf", "waitpid", "waitid", "wait4", "communicate", "serve_forever"),
         *("recv", "recvfrom", "recv_into", "accept", "connect", "create_connection", "sendall"),

@@ -22,12 +22,12 @@ import psutil
 import pytest
 
 from launcher.agent import guard
+from launcher.api import scaling
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.follow import scaling, tails
+from launcher.follow import tails
 from launcher.manifests import docker_play
-from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets import proc
@@ -36,9 +36,10 @@ from launcher.targets.docker.engine import Engine
 from launcher.targets.hosts import images, ssh
 from launcher.targets.hosts import line as host_line
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.line import HostLine, Pulse
+from launcher.targets.hosts.line import HostLine, LineRenewer
 from launcher.targets.hosts.program import keeper as host_keeper
 from launcher.targets.hosts.program import leases, processes, requests
+from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.kubernetes import api
 from launcher.targets.local.target import find_agents
@@ -136,7 +137,7 @@ def test_an_engine_that_stands_still_after_its_first_word_is_an_error() -> None:
     engine = Engine(SystemClock())
     with within(10), pytest.raises(TargetError, match="does not answer"):
         engine.list_containers("r")
-    held = docker_engine.Held(
+    held = docker_engine.OwnContainer(
         id="c1",
         run_id="r",
         run_dir="",
@@ -293,7 +294,7 @@ def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
     node.mkdir(parents=True)
     line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
     line.open()
-    pulse = Pulse(lambda: [line])
+    pulse = LineRenewer(lambda: [line])
     pulse.open()
     try:
         assert line.has_told.wait(15)
@@ -310,7 +311,7 @@ def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
     (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
     line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
     line.open()
-    pulse = Pulse(lambda: [line])
+    pulse = LineRenewer(lambda: [line])
     pulse.open()
     try:
         assert line.has_told.wait(30)
@@ -359,7 +360,7 @@ def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
 ) -> None:
     put_first(monkeypatch, tmp_path / "docker", "docker", HANGS)
     monkeypatch.setattr(requests, "ENGINE_LIMIT_S", 0.5)
-    with within(10), pytest.raises(requests.RefusedError, match="does not answer"):
+    with within(10), pytest.raises(requests.RequestError, match="does not answer"):
         requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
 
 

@@ -34,7 +34,7 @@ def create_handler(
 ) -> RosterHandler:
     """What torch's registry calls; raises ``ValueError`` for a wrong configuration.
 
-    Every key of ``params.config`` is described in ``Settings``. With ``is_host`` the store is
+    Every key of ``params.config`` is described in ``RosterSettings``. With ``is_host`` the store is
     started here, unless something serves the endpoint already.
     """
     settings = parse_settings(params.config)

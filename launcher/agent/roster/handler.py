@@ -42,7 +42,7 @@ from launcher.agent.roster.parting import (
     is_known_to_have_finished,
     wait_for_the_others,
 )
-from launcher.agent.roster.settings import Settings
+from launcher.agent.roster.settings import RosterSettings
 from launcher.agent.roster.shell import Shell
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
 from launcher.agent.roster.view import may_form, nodes_waiting
@@ -93,7 +93,7 @@ class RosterHandler(RendezvousHandler):
         min_nodes: int,
         max_nodes: int,
         local_addr: str,
-        settings: Settings,
+        settings: RosterSettings,
         store: StoreProcess | None = None,
         on_membership: Callable[[Membership], None] | None = None,
         clock: Clock | None = None,

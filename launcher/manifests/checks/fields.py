@@ -1,82 +1,71 @@
-"""Fields that the operators' objects have: what is misspelt or misplaced is dropped in silence."""
+"""The fields of the operators' objects: an API server drops misspelt ones without a word."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
 
-from launcher.manifests.checks.rules import Hit, Rule, hit
+from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import Value
 
-OPEN: Mapping[str, object] = {}
-"""Whatever lies below is described elsewhere."""
-RUN_POLICY = {
-    **dict.fromkeys(("activeDeadlineSeconds", "backoffLimit", "cleanPodPolicy"), OPEN),
-    **dict.fromkeys(("managedBy", "suspend", "ttlSecondsAfterFinished"), OPEN),
-    "schedulingPolicy": dict.fromkeys(
-        ("minAvailable", "minResources", "priorityClass", "queue", "scheduleTimeoutSeconds"), OPEN
+Fields = Mapping[str, "Fields"]
+
+
+def _open(names: str, **described: Fields) -> Fields:
+    """Fields by name; what lies below those in ``names`` is described elsewhere."""
+    return {name: {} for name in names.split()} | described
+
+
+_REPLICA = _open("replicas restartPolicy template")
+FIELDS: Fields = {
+    "PyTorchJob": _open(
+        "nprocPerNode",
+        elasticPolicy=_open(
+            "maxReplicas maxRestarts metrics minReplicas nProcPerNode rdzvBackend rdzvConf "
+            "rdzvHost rdzvId rdzvPort standalone"
+        ),
+        pytorchReplicaSpecs={"Master": _REPLICA, "Worker": _REPLICA},
+        runPolicy=_open(
+            "activeDeadlineSeconds backoffLimit cleanPodPolicy managedBy suspend "
+            "ttlSecondsAfterFinished",
+            schedulingPolicy=_open(
+                "minAvailable minResources priorityClass queue scheduleTimeoutSeconds"
+            ),
+        ),
+    ),
+    "TrainJob": _open(
+        "activeDeadlineSeconds managedBy suspend runtimePatches",
+        initializer=_open("dataset model"),
+        runtimeRef=_open("apiGroup kind name"),
+        trainer=_open("args command env image numNodes numProcPerNode resourcesPerNode"),
+    ),
+    "JobSet": _open(
+        "coordinator managedBy startupPolicy successPolicy replicatedJobs suspend "
+        "ttlSecondsAfterFinished volumeClaimPolicies",
+        failurePolicy=_open("maxRestarts restartStrategy rules"),
+        network=_open("enableDNSHostnames publishNotReadyAddresses subdomain"),
     ),
 }
-ELASTIC_POLICY = {
-    **dict.fromkeys(("maxReplicas", "maxRestarts", "metrics", "minReplicas"), OPEN),
-    **dict.fromkeys(("nProcPerNode", "rdzvBackend", "rdzvConf", "rdzvHost", "rdzvId"), OPEN),
-    **dict.fromkeys(("rdzvPort", "standalone"), OPEN),
-}
-REPLICA = {**dict.fromkeys(("replicas", "restartPolicy"), OPEN), "template": OPEN}
-FIELDS: Mapping[str, Mapping[str, object]] = {
-    "PyTorchJob": {
-        "elasticPolicy": ELASTIC_POLICY,
-        "nprocPerNode": OPEN,
-        "pytorchReplicaSpecs": {"Master": REPLICA, "Worker": REPLICA},
-        "runPolicy": RUN_POLICY,
-    },
-    "TrainJob": {
-        **dict.fromkeys(("activeDeadlineSeconds", "managedBy", "suspend", "runtimePatches"), OPEN),
-        "initializer": {"dataset": OPEN, "model": OPEN},
-        "runtimeRef": dict.fromkeys(("apiGroup", "kind", "name"), OPEN),
-        "trainer": {
-            **dict.fromkeys(("args", "command", "env", "image"), OPEN),
-            **dict.fromkeys(("numNodes", "numProcPerNode", "resourcesPerNode"), OPEN),
-        },
-    },
-    "JobSet": {
-        **dict.fromkeys(("coordinator", "managedBy", "startupPolicy", "successPolicy"), OPEN),
-        **dict.fromkeys(("suspend", "ttlSecondsAfterFinished", "volumeClaimPolicies"), OPEN),
-        "failurePolicy": dict.fromkeys(("maxRestarts", "restartStrategy", "rules"), OPEN),
-        "network": dict.fromkeys(
-            ("enableDNSHostnames", "publishNotReadyAddresses", "subdomain"), OPEN
-        ),
-        "replicatedJobs": OPEN,
-    },
-}
-"""Of ``spec``, by kind: training operator v1.9, trainer v2.3, JobSet v0.12."""
+"""The fields of ``spec``, by kind: training operator v1.9, trainer v2.3, JobSet v0.12."""
 
 
-def check_fields(item: Value) -> Iterator[Hit]:
+def check_fields(item: Value) -> Breaches:
     """The ``spec`` of an object of one of the kinds in ``FIELDS``."""
     known = FIELDS[item["kind"].text]
     yield from _check(item["spec"], known, dict(_places(known, "spec")))
 
 
-def _check(value: Value, known: Mapping[str, object], places: Mapping[str, str]) -> Iterator[Hit]:
-    roles = "Master" in known
-    for key in value.keys():  # noqa: SIM118 (a Value, which iterates as a list)
-        below = known.get(key)
-        if isinstance(below, Mapping):
-            yield from _check(value[key], below, places) if below else ()
-        elif not roles:
-            yield hit(
-                Rule.UNKNOWN_FIELD, value[key], f"{value.name} has no {key}", _fix(key, places)
-            )
+def _check(value: Value, known: Fields, places: Mapping[str, str]) -> Breaches:
+    for key, given in value.items():
+        if below := known.get(key):
+            yield from _check(given, below, places)
+        elif key not in known and "Master" not in known:  # a role has a rule of its own
+            close = difflib.get_close_matches(key, places, n=1)
+            fix = f"{places[close[0]]}.{close[0]}" if close else "remove it"
+            yield hit(Rule.UNKNOWN_FIELD, given, f"{value.name} has no {key}", fix)
 
 
-def _fix(key: str, places: Mapping[str, str]) -> str:
-    close = difflib.get_close_matches(key, places, n=1)
-    return f"{places[close[0]]}.{close[0]}" if close else "remove it"
-
-
-def _places(known: Mapping[str, object], place: str) -> Iterator[tuple[str, str]]:
+def _places(known: Fields, place: str) -> Iterator[tuple[str, str]]:
     for key, below in known.items():
         yield key, place
-        if isinstance(below, Mapping):
-            yield from _places(below, f"{place}.{key}")
+        yield from _places(below, f"{place}.{key}")

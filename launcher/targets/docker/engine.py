@@ -75,7 +75,7 @@ NO_START = "OCI runtime create failed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class OwnContainer:
     """A run's container as the engine lists it; ``node_index`` and ``incarnation`` as labelled."""
 
     id: str
@@ -87,7 +87,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class ContainerEnding:
     """How a container ended. ``error`` is the engine's own word, empty where it has none."""
 
     exit_code: int
@@ -170,7 +170,7 @@ class Engine:
             inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
             return inspected["Config"] or {}
 
-    def list_containers(self, run_id: str | None = None) -> list[Held]:
+    def list_containers(self, run_id: str | None = None) -> list[OwnContainer]:
         """The containers of one run, or of all, whatever their state."""
         with engine_errors("list containers"):
             return [
@@ -190,7 +190,7 @@ class Engine:
     def _filter(self, run_id: str | None) -> str:
         return self._label if run_id is None else f"{self._label}={run_id}"
 
-    def read_ending(self, container: Held) -> Ending | None:
+    def read_ending(self, container: OwnContainer) -> ContainerEnding | None:
         """None where the container is gone by now."""
         import docker.errors
 
@@ -199,7 +199,7 @@ class Engine:
                 state = self.api.inspect_container(container.id)["State"]
             except docker.errors.NotFound:
                 return None
-            return Ending(
+            return ContainerEnding(
                 exit_code=state["ExitCode"],
                 out_of_memory=state["OOMKilled"],
                 error=state["Error"],
@@ -244,7 +244,7 @@ class Engine:
             created = self.api.create_container(host_config=host_config, **arguments)
             return str(created["Id"])
 
-    def end(self, container: Held, timeout_s: int) -> None:
+    def end(self, container: OwnContainer, timeout_s: int) -> None:
         """Stops a container, by force after ``timeout_s`` seconds; it stays until removed."""
         with engine_errors("stop a container"), gone_is_fine():
             if container.state is not NodeState.RUNNING:
@@ -259,7 +259,7 @@ class Engine:
         with engine_errors("remove a container"), gone_is_fine():
             self.api.remove_container(id, v=True, force=True)
 
-    def sweep(self, containers: list[Held]) -> None:
+    def sweep(self, containers: list[OwnContainer]) -> None:
         """Removes those containers; returns when they are gone."""
         ids = {container.id for container in containers}
         at_once(self.remove, ids)
@@ -284,7 +284,8 @@ class Engine:
                 if self._clock.monotonic() > deadline:
                     raise
             if self._clock.monotonic() > deadline:
-                raise TargetError(f"the Docker engine does not remove {ids[0]}", "restart Docker")
+                what = f"the Docker engine has not removed {ids[0]} within {SWEEP_LIMIT_S:g} s"
+                raise TargetError(what, "sudo systemctl restart docker, then the same command")
             self._clock.sleep(0.05)
 
 
@@ -359,9 +360,9 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _held(listed: Mapping[str, Any], label: str) -> Held:
+def _held(listed: Mapping[str, Any], label: str) -> OwnContainer:
     labels = listed["Labels"]
-    return Held(
+    return OwnContainer(
         id=listed["Id"],
         run_id=labels[label],
         run_dir=labels.get(protocol.LABEL_RUN_DIR, ""),

@@ -1,4 +1,4 @@
-"""``doctor`` for machines reached over SSH: each by itself, then among each other, then a run."""
+"""``doctor`` for machines reached over SSH: each alone, then each pair, then a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor import judge
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.doctor.run import (
@@ -26,16 +26,16 @@ from launcher.doctor.run import (
     run_probe,
 )
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
-from launcher.plan.launch_plan import LaunchPlan, new_run_id
+from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.code import Code, pack
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
 from launcher.targets.hosts.images import read_image
-from launcher.targets.hosts.inventory import Inventory, read_inventory
-from launcher.targets.hosts.plan import CODE_DIR, is_wanted, plan_on_hosts, shared_folder
+from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.plan import CODE_DIR, is_wanted, shared_folder
 from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.survey import PORTS, candidates_of
 from launcher.targets.hosts.target import HostsTarget
@@ -51,7 +51,7 @@ def diagnose_hosts(
 
     Raises ``InputError`` where no hosts are named.
     """
-    inventory = inventory or _of_job(job)
+    inventory = inventory or read_inventory_of(job)
     findings: list[Finding] = []
     ssh = Ssh(inventory)
     port = job.rdzv.port or random.SystemRandom().choice(PORTS)
@@ -71,18 +71,10 @@ def diagnose_hosts(
 def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(finding.status is Status.FAILED for finding in findings):
         return "mend what failed above"
-    # An image may take an hour to be sent or pulled, for which there is no deadline here.
+    # To send or pull an image may take an hour, longer than any deadline here.
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
     return ""
-
-
-def _of_job(job: JobSpec) -> Inventory:
-    if job.hosts.inventory is None:
-        raise InputError(
-            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
-        )
-    return read_inventory(job.hosts.inventory)
 
 
 # -- before anything runs -------------------------------------------------------------------------
@@ -112,7 +104,7 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
             fix = "python: of the host must name an interpreter (docs/hosts.md)"
             yield failed("python, torch", answer.host.name, answer.node_error, fix)
             continue
-        # In a container all but the machine is another: there the probe itself tells.
+        # In containers Python and folders differ from the host's; the run of the probe checks them.
         if bare:
             yield from judge.judge_environment(answer.node, answer.host.name)
         yield from judge.judge_machine(
@@ -152,7 +144,7 @@ def _judge_together(
 
 
 def read_probe() -> Code:
-    """The probe alone, in place of the code of the folder where the launcher is called."""
+    """The probe as the only file to copy, instead of the current folder."""
     data = pack(PROGRAM.parent, [PROGRAM.name])
     return Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
 
@@ -173,7 +165,7 @@ class _HostsProbe:
         except LauncherError as error:
             yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
             return
-        names = {node.node_index: plan.hosts[node.node_index].host.name for node in plan.nodes}
+        names = {node.node_index: plan.machines[node.node_index].name for node in plan.nodes}
         yield from judge_start(answers, names, limit_s)
         if self._job.hosts.runtime == "docker":
             inside = {names[i]: facts for i, facts in answers.nodes.items() if facts is not None}
@@ -182,7 +174,7 @@ class _HostsProbe:
             yield from judge.judge_equal(inside)
         yield judge_speed(answers, plan)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
-            hosts = [plan.hosts[node.node_index].host for node in plan.nodes]
+            hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
             yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
 
     def _run(
@@ -190,7 +182,7 @@ class _HostsProbe:
     ) -> tuple[LaunchPlan, ProbeAnswers]:
         target = HostsTarget(self._run_root, inventory, code=self._code)
         facts = target.facts(job)
-        plan = plan_on_hosts(job, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
+        plan = plan_run(job, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
         try:
             return plan, run_probe(plan, target, limit_s)
         finally:
@@ -198,7 +190,7 @@ class _HostsProbe:
                 _remove_own(Ssh(inventory), plan)
 
     def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
-        """Each host with its two neighbours: what is slow with both of them is the host."""
+        """Measures each host with its two neighbours: one that is slow with both is the cause."""
         job = self._job.model_copy(update={"nnodes": replace(self._job.nnodes, min=2, max=2)})
 
         def measure(pair: tuple[Host, Host]) -> ProbeAnswers | None:
@@ -217,20 +209,20 @@ class _HostsProbe:
 
 
 def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
-    """Groups of pairs in which no host is twice: a pair is not to slow another one down."""
+    """Groups of pairs in which no host is twice, so that no pair slows another one down."""
     odd = [ring.pop()] if len(ring) % 2 else []
     return [group for group in (ring[::2], ring[1::2], odd) if group]
 
 
 def _remove_own(ssh: Ssh, plan: LaunchPlan) -> None:
-    """Takes away the checkpoint folder of the probe."""
+    """Removes the checkpoint folder of the probe."""
     own = Path(plan.checkpoint_dir)
     assert own.name == OWN_FOLDER, "as_probe has named it"
-    _remove(ssh, [facts.host for facts in plan.hosts], str(own), "")
+    _remove(ssh, [facts.host for facts in HostsSettings.of(plan).hosts], str(own), "")
 
 
 def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None:
-    """Takes away the job's own where it was not there before, and is empty."""
+    """Removes the job's folder where doctor made it, if it is empty."""
     made = [answer.host for answer in answers if not answer.has_folder]
     _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
 

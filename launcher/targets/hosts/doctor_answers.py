@@ -1,27 +1,43 @@
-"""Asks every host of an inventory what it is and has; one that does not answer is an answer too."""
+"""Asks every host of an inventory what it is and has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import TargetError
+from launcher.doctor.answers import NodeFacts
+from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
+from launcher.runs.records import parse_record
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 
-PROGRAM = Path(__file__).with_name("program.py")
 PROBE_LIMIT_S = 40.0
-"""For a program that imports nothing heavy, and waits 5 s for names and 10 s for nvidia-smi."""
+"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """A host's Docker engine; empty values for what is not there.
+
+    ``hook``: NVIDIA's older way to give GPUs to containers is installed.
+    """
+
+    version: str
+    runtimes: Sequence[str]
+    hook: bool
+    image_id: str = ""
+    digests: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostAnswer:
-    """One host. ``error`` is why nothing more is known of it; the others are plain data.
+    """One host's answer; ``error`` says why there is none.
 
     ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
     machine, ``node_error`` why it says nothing, ``engine`` its Docker engine.
@@ -31,9 +47,9 @@ class HostAnswer:
     host: Host
     error: TargetError | None = None
     found: dict[str, Any] = field(default_factory=dict)
-    node: dict[str, Any] | None = None
+    node: NodeFacts | None = None
     node_error: str = ""
-    engine: dict[str, Any] | None = None
+    engine: EngineFacts | None = None
     has_folder: bool = True
 
 
@@ -41,32 +57,31 @@ def read_answers(
     ssh: Ssh, hosts: Sequence[Host], job: JobSpec, ports: list[int]
 ) -> list[HostAnswer]:
     """An answer of each host, in their order; blocks for the limits of its requests at most."""
-    answers = [HostAnswer(host=host) for host in hosts]
 
-    def ask(answer: HostAnswer, question: Callable[[Session], None]) -> None:
+    def ask(
+        answer: HostAnswer, question: Callable[[HostAnswer, Session], HostAnswer]
+    ) -> HostAnswer:
+        if answer.error is not None:
+            return answer
         try:
             with ssh.open(answer.host) as session:
-                question(session)
+                return question(answer, session)
         except TargetError as error:
-            answer.error = error
+            return replace(answer, error=error)
 
-    def look(answer: HostAnswer) -> None:
-        def question(session: Session) -> None:
-            answer.found = read_host(session, job, ports)
+    def look(answer: HostAnswer, session: Session) -> HostAnswer:
+        return replace(answer, found=read_host(session, job, ports))
 
-        ask(answer, question)
-
-    ssh.each(look, answers)
-    names = [a.found["host_name"] for a in answers if a.error is None]
-    fit = [answer for answer in answers if answer.error is None]
-    ssh.each(lambda a: ask(a, lambda session: _examine(a, session, job, names)), fit)
-    return answers
+    looked = ssh.each(lambda host: ask(HostAnswer(host=host), look), hosts)
+    names = [answer.found["host_name"] for answer in looked if answer.error is None]
+    return ssh.each(lambda a: ask(a, lambda a, session: _examine(a, session, job, names)), looked)
 
 
-def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> None:
+def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
     bare = job.hosts.runtime == "python"
     if not bare:
-        answer.engine = session.call("engine", image=answer.found["image"])
+        engine = parse_record(EngineFacts, session.call("engine", image=answer.found["image"]))
+        answer = replace(answer, engine=engine)
     own = answer.found["host_name"]
     env = dict(job.env) if bare else {}
     folder = shared_folder(job, str(Path.cwd()))
@@ -80,6 +95,7 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
             checkpoint_dir=folder or f"{answer.found['state_dir']}/{CHECKPOINTS_DIR}",
             wait_s=PROBE_LIMIT_S,
         )
-        answer.node, answer.has_folder = told["answer"], told["has_folder"]
     except TargetError as error:
-        answer.node_error = error.what.partition(": ")[2] or error.what
+        return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
+    node = parse_record(NodeFacts, told["answer"])
+    return replace(answer, node=node, has_folder=told["has_folder"])

@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.contract.errors import InputError
-from launcher.plan.hosts import Host
-from launcher.yamlfile.source import KeyPath, YamlSource, parse_yaml, read_text
+from launcher.targets.hosts.settings import Host
+from launcher.yamlfile.problem import FileError, KeyPath
+from launcher.yamlfile.source import YamlSource, parse_yaml, read_text
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
 
 MAX_HOSTS = 4096
 FORMS = "accepted: hosts.yaml, a hostfile with `host slots=N` lines, or names: gpu1,gpu[2-5]"
@@ -57,6 +61,15 @@ def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventor
     else:
         inventory = Inventory(hosts=parse_host_list(given))
     return replace(inventory, hosts=filter_hosts(inventory.hosts, include, exclude))
+
+
+def read_inventory_of(job: JobSpec) -> Inventory:
+    """The machines that a job file names. Raises ``InputError`` where it names none."""
+    if job.hosts.inventory is None:
+        raise InputError(
+            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
+        )
+    return read_inventory(job.hosts.inventory)
 
 
 def parse_inventory(text: str, file: str) -> Inventory:
@@ -312,8 +325,7 @@ def _refuse(where: str, what: str, fix: str) -> NoReturn:
 
 
 def _refuse_at(source: YamlSource, path: KeyPath, what: str, fix: str) -> NoReturn:
-    name = ".".join(str(part) for part in path)
-    _refuse(f"{source.nearest(path).where}: {name}", what, fix)
+    raise FileError([source.problem(path, what, fix)])
 
 
 def _refuse_key(source: YamlSource, path: KeyPath, known: Iterable[str]) -> NoReturn:

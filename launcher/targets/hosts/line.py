@@ -16,8 +16,8 @@ from typing import Any
 
 from launcher.agent import disk
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import HostFacts
 from launcher.targets.hosts.plan import run_dir_on
+from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
 BEAT_S = 1.0
@@ -275,7 +275,7 @@ def _own_names(name: PurePosixPath) -> tuple[str, ...]:
     return NOT_COPIED_BACK if len(name.parts) == 1 else ()
 
 
-class Pulse:
+class LineRenewer:
     """Beats on all lines of a run, from one thread."""
 
     def __init__(self, lines: Callable[[], Iterable[HostLine]]) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host
 from launcher.targets import proc
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.hosts.inventory import Inventory
@@ -31,6 +30,7 @@ from launcher.targets.hosts.program.frames import (
     read_frame,
     write_frame,
 )
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import explain
 
 CONNECT_LIMIT_S = 10
@@ -71,7 +71,7 @@ if not os.path.exists(path):
         if not os.path.exists(path):
             raise
 sys.path.insert(0, path)
-from _launcher_node.host.__main__ import main
+from _launcher_node.targets.hosts.program.__main__ import main
 main([path])
 """
 
@@ -277,7 +277,9 @@ class Session:
             self.send({"op": op, "limit_s": limit_s, **asked}, blob)
             answer, _ = self.receive()
         if "error" in answer:
-            hint = "make room there" if answer.get("errno") in ("ENOSPC", "EDQUOT") else ""
+            is_full = answer.get("errno") in ("ENOSPC", "EDQUOT")
+            what = "make room" if is_full else "correct it"
+            hint = f"{what} there (ssh {self.host.name}), then the same command"
             raise RefusedByHostError(f"{self.host.name}: {answer['error']}", hint)
         return answer
 

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host
+from launcher.follow.table import render_columns
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 
-Row = dict[str, Any]
-"""host, error, gpus, free_gpus, slots, free_slots, leases, as plain data."""
+
+@dataclass(frozen=True, kw_only=True)
+class HostRow:
+    """One host; where it is not reached, ``error`` and ``hint`` say why, and the rest is empty."""
+
+    host: str
+    error: str = ""
+    hint: str = ""
+    gpus: Sequence[str] = ()
+    free_gpus: Sequence[str] = ()
+    slots: int = 0
+    free_slots: int = 0
+    leases: Sequence[dict[str, Any]] = ()
+
+    def to_jsonable(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        known = ("host", "error", "hint", "leases") if self.error else vars(self)
+        return {key: getattr(self, key) for key in known}
 
 
-def read_hosts_now(inventory: Inventory) -> list[Row]:
+def read_hosts_now(inventory: Inventory) -> list[HostRow]:
     """A row for each host, in order; one that is not reached has an ``error``."""
     ssh = Ssh(inventory)
 
-    def read(host: Host) -> Row:
+    def read(host: Host) -> HostRow:
         try:
             with ssh.open(host) as session:
                 found = session.call(
@@ -31,55 +50,46 @@ def read_hosts_now(inventory: Inventory) -> list[Row]:
                     image="",
                 )
         except TargetError as error:
-            return {"host": host.name, "error": error.what, "hint": error.hint, "leases": []}
+            return HostRow(host=host.name, error=error.what, hint=error.hint)
         return _row(host, found)
 
     return ssh.each(read, inventory.hosts)
 
 
-def _row(host: Host, found: dict[str, Any]) -> Row:
+def _row(host: Host, found: dict[str, Any]) -> HostRow:
     live = [lease for lease in found["leases"] if lease["live"]]
     held = {gpu for lease in live for gpu in lease["gpus"]}
     gpus = [gpu for gpu in found["gpus"] if host.gpus is None or gpu in host.gpus]
     slots = 0 if gpus else host.slots or found["cpu_count"]
-    return {
-        "host": host.name,
-        "error": "",
-        "hint": "",
-        "gpus": gpus,
-        "free_gpus": [gpu for gpu in gpus if gpu not in held],
-        "slots": slots,
-        "free_slots": max(0, slots - sum(lease["slots"] for lease in live)),
-        "leases": found["leases"],
-    }
+    return HostRow(
+        host=host.name,
+        gpus=gpus,
+        free_gpus=[gpu for gpu in gpus if gpu not in held],
+        slots=slots,
+        free_slots=max(0, slots - sum(lease["slots"] for lease in live)),
+        leases=found["leases"],
+    )
 
 
-def render_hosts_table(rows: list[Row]) -> str:
+def render_hosts_table(rows: Sequence[HostRow]) -> str:
     """For a person: a line for each host, and one for each further lease."""
     table = [("HOST", "FREE", "RUN", "OWNER", "HOLDS", "SINCE", "LEASE")]
-    hints = []
     for row in rows:
-        if row["error"]:
-            table.append((row["host"], "?", row["error"].partition(": ")[2], "", "", "", ""))
-            hints.append(f"  fix: {row['hint']}\n" if row["hint"] else "")
+        if row.error:
+            table.append((row.host, "?", row.error.partition(": ")[2], "", "", "", ""))
             continue
-        first = (row["host"], _free(row))
-        leases = [_lease(lease) for lease in row["leases"]] or [("-", "", "", "", "")]
-        table += [
-            ((*first, *lease) if i == 0 else ("", "", *lease)) for i, lease in enumerate(leases)
-        ]
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    )
-    return "\n".join(lines) + "\n" + "".join(dict.fromkeys(hints))
+        first = (row.host, _free(row))
+        for lease in map(_lease, row.leases) if row.leases else [("-", "", "", "", "")]:
+            table.append((*first, *lease))
+            first = ("", "")
+    hints = dict.fromkeys(f"  fix: {row.hint}\n" for row in rows if row.hint)
+    return "\n".join((*render_columns(table), "".join(hints)))
 
 
-def _free(row: Row) -> str:
-    if row["gpus"]:
-        return f"{len(row['free_gpus'])} of {len(row['gpus'])} GPUs"
-    return f"{row['free_slots']} of {row['slots']} slots"
+def _free(row: HostRow) -> str:
+    if row.gpus:
+        return f"{len(row.free_gpus)} of {len(row.gpus)} GPUs"
+    return f"{row.free_slots} of {row.slots} slots"
 
 
 def _lease(lease: dict[str, Any]) -> tuple[str, str, str, str, str]:

@@ -16,7 +16,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.reasons import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
-from launcher.targets.kubernetes.logs import Source
+from launcher.targets.kubernetes.logs import LogSource
 from launcher.targets.kubernetes.output import POD_FILE, Incarnations
 from launcher.targets.kubernetes.pod_states import Ending, PodView, parse_outcome, seconds_of
 
@@ -56,7 +56,7 @@ class PodEndings:
                 if pod.state is NodeState.EXITED:
                     self._done.add(pod.uid)
 
-    def hear(self, source: Source, index: int, number: int, stamp: str, text: str) -> None:
+    def hear(self, source: LogSource, index: int, number: int, stamp: str, text: str) -> None:
         """A line of a container's log: of the agent's own words there is no other record here."""
         if text.startswith(AGENT_SAYS) and not text.startswith(NOT_NEWS):
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
@@ -69,7 +69,9 @@ class PodEndings:
         """Which container it was, and what its agent said in the termination message."""
         folder = self._run.node_dir(index, number)
         if not (folder / POD_FILE).exists():
-            source = Source(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts)
+            source = LogSource(
+                pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts
+            )
             # A full disk here is no reason to leave a run alone that goes on there.
             with contextlib.suppress(OSError, DiskFullError):
                 make_folders((str(folder),))

@@ -24,7 +24,7 @@ Write = Callable[[bytes], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class LogSource:
     """One container's log: of the pod called ``pod``, after so many ``restarts`` in it."""
 
     pod: str
@@ -109,7 +109,7 @@ class LogFollower:
     def __init__(
         self,
         cluster: Cluster,
-        source: Source,
+        source: LogSource,
         fate: Callable[[], Fate],
         write: Write,
         *,

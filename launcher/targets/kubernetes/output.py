@@ -19,7 +19,7 @@ from launcher.contract.reasons import NodeState
 from launcher.follow.target import NodeObservation
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import ApiError, Cluster
-from launcher.targets.kubernetes.logs import Fate, LogFollower, Source
+from launcher.targets.kubernetes.logs import Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.pod_states import (
     PodView,
     Trouble,
@@ -32,7 +32,7 @@ POD_FILE = "pod.json"
 LOCK_FILE = "output.lock"
 Find = Callable[[str], PodView | None]
 """The newest view of a pod by its uid; None where it is gone."""
-Hear = Callable[[Source, int, int, str, str], None]
+Hear = Callable[[LogSource, int, int, str, str], None]
 """Takes a line as it comes: its source, node index, incarnation, time and text."""
 
 
@@ -107,7 +107,7 @@ class PodOutput:
         self._find, self._hear = find, hear
         self.refusal: ApiError | None = None
         """Why this user gets no logs; None while the server gives them."""
-        self._followers: dict[Source, LogFollower] = {}
+        self._followers: dict[LogSource, LogFollower] = {}
         self._lock: IO[bytes] | None = None
 
     def follow(self, pods: tuple[PodView, ...]) -> None:
@@ -157,7 +157,7 @@ class PodOutput:
         for follower in followers:
             follower.finish(max(0.1, deadline - clock.monotonic()))
 
-    def _start(self, source: Source, index: int, *, once: bool) -> None:
+    def _start(self, source: LogSource, index: int, *, once: bool) -> None:
         incarnation = self._incarnations.number(index, source.uid, source.restarts)
         console = self._run.console(index, incarnation)
         # On a full disk: at a later look.
@@ -167,7 +167,7 @@ class PodOutput:
             self._follow(source, index, incarnation, console, once=once)
 
     def _follow(
-        self, source: Source, index: int, incarnation: int, console: Path, *, once: bool
+        self, source: LogSource, index: int, incarnation: int, console: Path, *, once: bool
     ) -> None:
         write = ConsoleWriter(console)
 
@@ -180,7 +180,7 @@ class PodOutput:
         self._followers[source] = follower
         follower.start()
 
-    def _fate(self, source: Source) -> Fate:
+    def _fate(self, source: LogSource) -> Fate:
         pod = self._find(source.uid)
         later = 0 if pod is None else pod.restarts - source.restarts
         ended = pod is None or later > 0 or pod.state is NodeState.EXITED
@@ -200,10 +200,10 @@ class PodOutput:
         return True
 
 
-def _sources(pods: tuple[PodView, ...]) -> list[tuple[Source, int]]:
+def _sources(pods: tuple[PodView, ...]) -> list[tuple[LogSource, int]]:
     """The logs that the cluster has, each with its node's index."""
     return [
-        (Source(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts), index)
+        (LogSource(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts), index)
         for pod in pods
         if pod.has_started and (index := pod.node_index) is not None
         # A container that was restarted before it was seen has left its log as well.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import PodSettings
+from launcher.targets.kubernetes.pods import PodSettings
 from launcher.targets.kubernetes.render_indexed_job import render_indexed_job
 from launcher.targets.kubernetes.render_jobset import render_jobset
 from launcher.targets.kubernetes.render_pod import Object, pods_of
@@ -30,7 +30,7 @@ CONTROLLERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class RenderedManifest:
     """Objects in the order in which they are applied; ``opening`` says what they need."""
 
     opening: tuple[str, ...]
@@ -44,10 +44,10 @@ class Manifest:
 
 def render_manifest(
     plan: LaunchPlan, *, made_by: str = "launcher render", file: str = "FILE"
-) -> Manifest:
+) -> RenderedManifest:
     """The plan's objects. ``made_by`` and ``file`` are for the opening comment."""
     objects = RENDERERS[pods_of(plan).kind](plan)
-    return Manifest(opening=tuple(_opening(plan, made_by, file)), objects=objects)
+    return RenderedManifest(opening=tuple(_opening(plan, made_by, file)), objects=objects)
 
 
 def render_losses(pods: PodSettings) -> tuple[str, ...]:

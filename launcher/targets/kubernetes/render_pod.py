@@ -14,11 +14,13 @@ from typing import Any
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.node_plan import Env
+from launcher.job.quantity import render_bytes
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import PodSettings, Toleration
 from launcher.targets.agent_files import read_archive
+from launcher.targets.container import PYTHON
 from launcher.targets.kubernetes.plan import render_kept_plan
+from launcher.targets.kubernetes.pods import PodSettings, Toleration
 
 Object = dict[str, Any]
 
@@ -35,13 +37,11 @@ MANAGED_BY: Env = (("app.kubernetes.io/managed-by", "launcher"),)
 
 _TEXT = r'("(?:[^"\\]|\\.)*")'
 _PAIR = re.compile(rf"\[\s+{_TEXT},\s+{_TEXT}\s+\]")
-_MEMORY_UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
 
 
 def pods_of(plan: LaunchPlan) -> PodSettings:
     """The plan's pod settings; a plan for Kubernetes has them."""
-    assert plan.kubernetes is not None, "planned by plan_kubernetes"
-    return plan.kubernetes
+    return PodSettings.of(plan)
 
 
 def render_metadata(plan: LaunchPlan, name: str | None = None, **more: Any) -> Object:
@@ -93,7 +93,7 @@ def _config_map_name(plan: LaunchPlan) -> str:
 
 def _task(plan: LaunchPlan) -> str:
     """Node 0's; each pod's agent finds out which node it is."""
-    assert plan.agent is not None, "planned by plan_kubernetes"
+    assert plan.agent is not None, "pods need the agent"
     task = NodeTask(node=plan.nodes[0], settings=plan.agent)
     text = json.dumps(json.loads(task.to_json()), indent=2)
     return _PAIR.sub(r"[\1, \2]", text) + "\n"
@@ -196,7 +196,7 @@ def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) 
     container: Object = {
         "name": name,
         "image": plan.image,
-        "command": [plan.python, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK],
+        "command": [PYTHON, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK],
         "env": [*_downward(), *_values(env), *_secrets(node.secrets, pods.secret)],
         **({"workingDir": node.workdir} if node.workdir else {}),
         **_resources(plan, pods),
@@ -231,20 +231,12 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
         milli = round(plan.resources.cpus * 1000)
         wanted["cpu"] = f"{milli}m" if milli % 1000 else str(milli // 1000)
     if plan.resources.memory_bytes is not None:
-        wanted["memory"] = render_quantity(plan.resources.memory_bytes)
+        wanted["memory"] = render_bytes(plan.resources.memory_bytes)
     if pods.gpus:
         wanted[GPU_RESOURCE] = str(pods.gpus)
     if pods.rdma_devices:
         wanted[pods.rdma_resource] = str(pods.rdma_devices)
     return {"resources": {"requests": wanted, "limits": dict(wanted)}} if wanted else {}
-
-
-def render_quantity(n_bytes: int) -> str:
-    """Bytes in the largest unit that gives a whole number."""
-    for unit, size in _MEMORY_UNITS:
-        if n_bytes % size == 0:
-            return f"{n_bytes // size}{unit}"
-    return str(n_bytes)
 
 
 def _probes(pods: PodSettings) -> Object:
@@ -302,7 +294,7 @@ def _mounts(pods: PodSettings) -> list[Object]:
 
 
 def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
-    shm = render_quantity(plan.resources.shm_bytes)
+    shm = render_bytes(plan.resources.shm_bytes)
     disks = (("run", pods.run), ("checkpoints", pods.checkpoint))
     return [
         {"name": "agent", "configMap": {"name": _config_map_name(plan)}},

@@ -6,11 +6,9 @@ For a report where no folder of the run is at hand. ``tell_story`` is pure.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,47 +16,34 @@ from typing import Any
 from launcher.contract import protocol
 from launcher.contract.reasons import reason_of_exit_code
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder, write_atomically
+from launcher.runs.folder import RunFolder
+from launcher.runs.story import NodeReport, Said, Story, write_story
 from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.pod_states import Object, PodView, parse_outcome, parse_pod
 from launcher.targets.kubernetes.render_pod import pods_of
 from launcher.targets.kubernetes.target import KubernetesTarget
 
-STORY_FILE = "story.json"
-"""In a borrowed folder: what ``bring_story`` found."""
 TOLD_BY_PODS = ("Scheduled", "Pulling", "Pulled", "Created", "Started")
 TOLD_BY_THE_JOB = ("SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateService")
 """Reasons of events that say what the objects say themselves."""
 
-Place = tuple[int, int] | None
-"""A node's index and incarnation; None for the job as a whole."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """One thing that happened; ``at`` is seconds since the epoch."""
-
-    at: float
-    place: Place
-    text: str
-
-
-def bring_story(run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:
+def bring_story(
+    run: RunFolder, plan: LaunchPlan, target: KubernetesTarget, claim: Path | None
+) -> None:
     """Puts what the cluster has of a run into its folder here, and what the claim has.
 
     ``claim`` is the root of the claim of ``kubernetes.run`` as this machine sees it; None where it
     does not, unless it is mounted here as in the pods. Raises ``TargetError``.
     """
-    target = KubernetesTarget(run.path.parent)
     job, raw, events = target.read_raw(plan)
+    pods_here = target.pods(plan)
     masters = int(pods_of(plan).has_master)
     views = sorted((parse_pod(pod, masters) for pod in raw), key=lambda v: (v.created, v.name))
-    numbers = {
-        view.uid: target.number_of(plan, view) for view in views if view.node_index is not None
-    }
+    numbers = {view.uid: pods_here.number_of(view) for view in views if view.node_index is not None}
     with contextlib.suppress(ApiError):
         # Who may not read logs gets a report without them.
-        target.read_logs(plan)
+        pods_here.read_logs()
     if (folder := _folder_on_claim(plan, claim)) is not None:
         _link_all(folder, run.path)
     pods = {pod["metadata"]["uid"]: pod for pod in raw}
@@ -66,16 +51,7 @@ def bring_story(run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:
     nodes = [
         tell_node(view, pods[view.uid], numbers[view.uid]) for view in views if view.uid in numbers
     ]
-    told = {"said": [vars(one) for one in said], "nodes": nodes}
-    write_atomically(run.path / STORY_FILE, json.dumps(told))
-
-
-def read_story(run: RunFolder) -> dict[str, Any]:
-    """``said`` and ``nodes``; both empty where the cluster was not asked."""
-    with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((run.path / STORY_FILE).read_text())
-        return found
-    return {"said": [], "nodes": []}
+    write_story(run, Story(said=tuple(said), nodes=tuple(nodes)))
 
 
 # -- what happened --------------------------------------------------------------------------------
@@ -148,7 +124,7 @@ def _of_condition(condition: Object, pod: Object) -> str:
     return ""
 
 
-def _of_container(state: Object, place: Place) -> Iterator[Said]:
+def _of_container(state: Object, place: tuple[int, int]) -> Iterator[Said]:
     running, terminated = state.get("running") or {}, state.get("terminated") or {}
     if stamp := running.get("startedAt") or terminated.get("startedAt"):
         yield Said(at=_seconds(stamp), place=place, text="container started")
@@ -191,7 +167,7 @@ def tell_event(
     yield Said(at=_seconds(stamp), place=places.get(uid), text=text)
 
 
-def tell_node(view: PodView, pod: Object, number: int) -> dict[str, Any]:
+def tell_node(view: PodView, pod: Object, number: int) -> NodeReport:
     """What a report says of a node whose agent left no word: by its container's end."""
     own = _own_status(view, pod.get("status") or {})
     state = own.get("state") or {}
@@ -202,14 +178,15 @@ def tell_node(view: PodView, pod: Object, number: int) -> dict[str, Any]:
         phases["starting"] = round(max(0.0, _seconds(started) - _seconds(view.created)), 3)
         if finished := terminated.get("finishedAt"):
             phases["running"] = round(_seconds(finished) - _seconds(started), 3)
-    return {
-        "node_index": view.node_index,
-        "incarnation": number,
-        "reason": None if code is None else reason_of_exit_code(code).value,
-        "exit_code": code,
-        "detail": f"{trouble.value}: {view.message}" if trouble else "",
-        "phases_s": phases,
-    }
+    assert view.node_index is not None, "looked at by the caller"
+    return NodeReport(
+        node_index=view.node_index,
+        incarnation=number,
+        reason=None if code is None else reason_of_exit_code(code).value,
+        exit_code=code,
+        detail=f"{trouble.value}: {view.message}" if trouble else "",
+        phases_s=phases,
+    )
 
 
 def _seconds(stamp: str) -> float:

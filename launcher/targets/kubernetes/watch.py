@@ -29,7 +29,6 @@ class PodWatch:
         self._deleted: set[str] = set()
         """Of the gone ones those whose last state the watch has told."""
         self._stopped = threading.Event()
-        self._listed = threading.Event()
         self.error: TargetError | None = None
         """Why the cluster cannot be asked at the moment; None while it answers."""
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -41,10 +40,6 @@ class PodWatch:
     def stop(self) -> None:
         """Ends at the next event, or with this process."""
         self._stopped.set()
-
-    def wait_listed(self, limit_s: float) -> bool:
-        """Waits for the first list."""
-        return self._listed.wait(limit_s)
 
     def pods(self) -> tuple[PodView, ...]:
         """Pods that are there, oldest first."""
@@ -113,7 +108,6 @@ class PodWatch:
         with self._lock:
             self._gone |= set(self._pods) - {view.uid for view in views}
             self._pods |= {view.uid: view for view in views}
-        self._listed.set()
         return str(found["metadata"]["resourceVersion"])
 
     def _take(self, event: Object) -> str:

@@ -13,10 +13,17 @@ import pytest
 
 from launcher.agent import heartbeat
 from launcher.agent.engine import plan_preload
-from launcher.agent.faults import FaultBook, GiveUp, Restart, WorkerEnd, name_cause, sort_ends
+from launcher.agent.faults import (
+    FaultBook,
+    GiveUp,
+    RestartWorkers,
+    WorkerEnd,
+    name_cause,
+    sort_ends,
+)
 from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
-from launcher.agent.heartbeat import Beat
+from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop
 from launcher.agent.takeover import may_go_on, plan_round
@@ -88,7 +95,7 @@ def test_a_restart_has_a_cause_and_only_worker_faults_count(
     ends: tuple[WorkerEnd, ...], cause: str, counts: bool
 ) -> None:
     regroups = cause == "membership"
-    assert book().judge(ends, 0, regroups=regroups) == Restart(cause=cause, counts=counts)
+    assert book().judge(ends, 0, regroups=regroups) == RestartWorkers(cause=cause, counts=counts)
 
 
 def test_bad_input_ends_the_run_at_once() -> None:
@@ -100,7 +107,7 @@ def test_bad_input_ends_the_run_at_once() -> None:
 def test_equal_failures_at_the_same_step_end_the_run_at_the_limit() -> None:
     one = book()
     verdicts = [one.judge((end(message="ValueError"),), steps) for steps in (100, 104, 99)]
-    assert [type(verdict) for verdict in verdicts] == [Restart, Restart, GiveUp]
+    assert [type(verdict) for verdict in verdicts] == [RestartWorkers, RestartWorkers, GiveUp]
 
 
 @pytest.mark.parametrize(
@@ -117,14 +124,14 @@ def test_progress_or_another_failure_begins_the_count_anew(
     one = book()
     first = (end(message="ValueError"), 100)
     for failure, steps in [first, first, *others, first, first]:
-        assert isinstance(one.judge((failure,), steps), Restart)
+        assert isinstance(one.judge((failure,), steps), RestartWorkers)
 
 
 def test_losing_peers_for_ever_without_a_step_ends_the_run_too() -> None:
     one = book()
     ends = (end(message="Connection reset by peer"),)
     verdicts = [one.judge(ends, 0) for _ in range(9)]
-    assert [type(verdict) for verdict in verdicts] == [Restart] * 8 + [GiveUp]
+    assert [type(verdict) for verdict in verdicts] == [RestartWorkers] * 8 + [GiveUp]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +250,8 @@ def test_only_the_roster_keeps_its_run_id_because_stock_agents_close_theirs() ->
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
         (Reason.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
+        # Asked to end: it must not join the others for the rest of its grace.
+        (Reason.PREEMPTED, STORES, (0.0,), True, False),
         (Reason.TRAINING_FAILED, STORES, (0.0,), False, False),
     ],
 )
@@ -265,8 +274,8 @@ def test_a_static_rendezvous_has_no_second_store() -> None:
 # -- watchdog ----------------------------------------------------------------------------------
 
 
-def beat(at: float, *, steps: int = 1, until: float = 0.0, phase: str = "step") -> Beat:
-    return Beat(pid=1, number=steps, steps=steps, at=at, until=until, phase=phase)
+def beat(at: float, *, steps: int = 1, until: float = 0.0, phase: str = "step") -> WorkerBeat:
+    return WorkerBeat(pid=1, number=steps, steps=steps, at=at, until=until, phase=phase)
 
 
 LIMITS = Limits(factor=10, min_s=5, max_s=60)
@@ -474,7 +483,7 @@ def test_a_task_of_another_kind_is_refused(change: dict[str, Any]) -> None:
 def test_fabric_is_preloaded_where_the_script_mentions_it(
     named: tuple[str, ...], source: bytes, modules: tuple[str, ...]
 ) -> None:
-    assert plan_preload(AgentSettings(preload=named), {"script": source}) == modules
+    assert plan_preload(AgentSettings(preload=named), [source]) == modules
 
 
 def test_equal_sources_give_equal_archives_without_the_public_name() -> None:

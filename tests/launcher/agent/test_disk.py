@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import disk
-from launcher.agent.report import Ledger
+from launcher.agent.report import AgentLedger
 from launcher.contract.clock import SystemClock
+from launcher.contract.errors import DiskFullError
 from tests.launcher.agent.place import LIMIT_S, Place
 
 
@@ -58,7 +59,7 @@ def test_a_wait_for_room_has_an_end_that_names_what_fills_the_disk(tmp_path: Pat
     def act() -> None:
         raise full_error()
 
-    with pytest.raises(disk.DiskFullError, match=r"most in deep/big \(3.0 MiB\)"):
+    with pytest.raises(DiskFullError, match=r"most in deep/big \(3.0 MiB\)"):
         disk.retry_while_full(act, (tmp_path,), limit_s=0, pause=print, tell=print)
 
 
@@ -83,7 +84,7 @@ def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path: Path)
     path = tmp_path / "ledger/agent.jsonl"
     path.parent.mkdir()
     path.symlink_to("/dev/full")
-    ledger = Ledger(path, SystemClock(), node_index=0, incarnation=0)
+    ledger = AgentLedger(path, SystemClock(), node_index=0, incarnation=0)
     ledger.write("lost")
     path.unlink()
     path.write_text('{"event": "cut o')
@@ -95,7 +96,7 @@ def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path: Path)
 
 def test_a_ledger_whose_folder_could_not_be_made_makes_it_later(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("in the way")
-    ledger = Ledger(tmp_path / "ledger/a.jsonl", SystemClock(), node_index=0, incarnation=0)
+    ledger = AgentLedger(tmp_path / "ledger/a.jsonl", SystemClock(), node_index=0, incarnation=0)
     ledger.write("lost")
     (tmp_path / "ledger").unlink()
     ledger.write("told")
@@ -117,6 +118,8 @@ def test_a_console_that_takes_nothing_ends_nobody(place: Place, start: str) -> N
 
 
 def test_a_ledger_makes_no_run_folder_anew_that_was_removed(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "run/ledger/a.jsonl", SystemClock(), node_index=0, incarnation=0)
+    ledger = AgentLedger(
+        tmp_path / "run/ledger/a.jsonl", SystemClock(), node_index=0, incarnation=0
+    )
     ledger.write("agent-ended")
     assert not (tmp_path / "run").exists()

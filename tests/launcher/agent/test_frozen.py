@@ -14,7 +14,7 @@ import pytest
 
 from launcher.agent import processes, supervisor
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
-from launcher.agent.waking import STOPPED_LIMIT_S, Waker
+from launcher.agent.waking import LOOK_S, STOPPED_LIMIT_S, Waker
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason
@@ -38,6 +38,50 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 def freeze(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+
+
+def test_a_node_that_stood_still_for_longer_than_its_waits_goes_on(place: Place) -> None:
+    place.write(WAITS)
+    place.plan()
+    process = place.start()
+    place.pid_in("up-0")
+    frozen = place.processes()
+    for one in frozen:
+        freeze(one)
+    time.sleep(LOOK_S + 0.5)
+    for one in frozen:
+        one.send_signal(signal.SIGCONT)
+    (place.folder / "go").touch()
+    assert process.wait(LIMIT_S) == 0, place.console()
+
+
+WAITS_FOR_SIGNALS = """
+import signal
+from launcher.agent import processes
+wanted = {signal.SIGTERM, signal.SIGHUP}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+print("up", flush=True)
+while (found := processes.wait_for_signal(wanted, 0.3)) is None:
+    pass
+print(found)
+"""
+
+
+def test_a_process_that_is_continued_finds_the_signal_that_came_and_no_other() -> None:
+    argv = [sys.executable, "-c", WAITS_FOR_SIGNALS]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        for signum in (None, None, signal.SIGTERM):
+            freeze(psutil.Process(child.pid))
+            time.sleep(0.4)
+            if signum:
+                child.send_signal(signum)
+            child.send_signal(signal.SIGCONT)
+            if signum is None:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    child.wait(0.4)
+        assert child.stdout.read() == f"{int(signal.SIGTERM)}\n"
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ import pytest
 
 from launcher.agent import heartbeat
 from launcher.agent.attempts import Attempts
-from launcher.agent.heartbeat import Beat, HeartbeatWriter, create_heartbeat, read_heartbeat
-from launcher.agent.report import Ledger
+from launcher.agent.heartbeat import HeartbeatWriter, WorkerBeat, create_heartbeat, read_heartbeat
+from launcher.agent.report import AgentLedger
 from launcher.agent.watchdog import PROOF_S, Look, Watchdog, compare_looks
 from launcher.contract.agent_settings import AgentSettings
 
@@ -108,7 +108,7 @@ def test_a_worker_that_beats_all_the_time_is_never_ended_as_hung(
     attempts.begin({0: 0})
     (worker,) = attempts.make()
     race(worker.heartbeat, "process")
-    ledger = Ledger(tmp_path / "ledger", far_clock, node_index=0, incarnation=0)
+    ledger = AgentLedger(tmp_path / "ledger", far_clock, node_index=0, incarnation=0)
     watchdog = Watchdog(attempts, AgentSettings(), ledger, far_clock)
     end = time.monotonic() + RACE_S
     while time.monotonic() < end:
@@ -147,8 +147,8 @@ def test_a_file_that_holds_no_whole_beat_is_read_as_none(tmp_path: Path) -> None
         assert read_heartbeat(path) is None
 
 
-def beat(number: int, rank: int = 0) -> Beat:
-    return Beat(pid=1 + rank, number=number, steps=number, at=1.0, until=0.0, phase="step")
+def beat(number: int, rank: int = 0) -> WorkerBeat:
+    return WorkerBeat(pid=1 + rank, number=number, steps=number, at=1.0, until=0.0, phase="step")
 
 
 @pytest.mark.parametrize(

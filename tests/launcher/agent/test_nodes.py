@@ -11,8 +11,6 @@ import pytest
 from launcher.contract.agent_settings import StoreEndpoint
 from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
 
-pytestmark = pytest.mark.slow
-
 WAITING = """
 import os, pathlib, sys, time
 world = os.environ["WORLD_SIZE"]
@@ -35,7 +33,7 @@ def all_up(places: list[Place], world: int) -> None:
         wait_until((place.folder / f"up-{world}-{place.index}").exists)
 
 
-@pytest.mark.parametrize("start_method", ["fresh", "fork"])
+@pytest.mark.parametrize("start_method", [pytest.param("fresh", marks=pytest.mark.slow), "fork"])
 def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
     places: list[Place], start_method: str
 ) -> None:
@@ -64,7 +62,7 @@ def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
     }
 
 
-@pytest.mark.parametrize("backend", ["c10d", "roster"])
+@pytest.mark.parametrize("backend", [pytest.param("c10d", marks=pytest.mark.slow), "roster"])
 def test_the_job_goes_on_when_the_node_with_the_store_is_killed(
     places: list[Place], backend: str
 ) -> None:
@@ -89,6 +87,34 @@ def test_the_job_goes_on_when_the_node_with_the_store_is_killed(
     assert [line.rpartition(":")[2] for line in told] == [str(port) for port in ports]
 
 
+REDUCING = """
+import os, pathlib
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+pathlib.Path(f"up-{dist.get_world_size()}-" + os.environ["LAUNCHER_NODE_INDEX"]).touch()
+while dist.get_world_size() > 1:
+    dist.all_reduce(one)
+"""
+
+
+def test_a_node_killed_in_a_collective_costs_the_others_no_restart(places: list[Place]) -> None:
+    two = places[:2]
+    two[0].write(REDUCING)
+    conf = {"fence_dir": str(two[0].folder), "last_call_s": "60", "detection_limit_s": "1"}
+    settings = {"backend": "roster", "start": "fork", "conf": tuple(conf.items())}
+    start(two, port=free_port(), max_restarts=0, **settings)
+    all_up(two, 2)
+    assert two[1].process is not None
+    two[1].process.kill()
+    assert two[0].process is not None
+    assert two[0].process.wait(LIMIT_S) == 0, two[0].console()
+    outcome = two[0].outcome()
+    assert outcome["attempts"] == 2
+    assert set(outcome["restarts"]) <= {"lost-peer", "membership"}
+
+
 SLOW_TO_LEAVE = """
 import os, sys, threading, time
 NAME = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -103,6 +129,7 @@ os.register_at_fork(after_in_child=lambda: threading.Thread(target=patch, daemon
 """What a busy machine does to a node: it closes its rendezvous two seconds after its work."""
 
 
+@pytest.mark.slow
 def test_a_good_end_under_c10d_prints_no_backtrace_of_a_node_that_leaves_later(
     places: list[Place], tmp_path: Path
 ) -> None:
@@ -121,6 +148,7 @@ def test_a_good_end_under_c10d_prints_no_backtrace_of_a_node_that_leaves_later(
         assert "failed to shutdown the rendezvous" not in place.console()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["c10d", "roster"])
 def test_a_run_that_is_given_up_on_one_node_ends_on_all_with_that_reason(
     places: list[Place], backend: str
@@ -152,6 +180,7 @@ for step in range(2 if os.environ["LAUNCHER_NODE_INDEX"] == "0" else 60):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_ended_is_not_taken_for_hanging_while_others_go_on(
     places: list[Place],
 ) -> None:
@@ -166,6 +195,7 @@ def test_a_worker_that_has_ended_is_not_taken_for_hanging_while_others_go_on(
         assert "hang" not in [event["event"] for event in place.events()]
 
 
+@pytest.mark.slow
 def test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry(places: list[Place]) -> None:
     places[1].write("print('never')")
     places[1].plan(

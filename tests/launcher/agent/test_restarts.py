@@ -12,8 +12,6 @@ import pytest
 
 from tests.launcher.agent.place import LIMIT_S, Place
 
-pytestmark = pytest.mark.slow
-
 STARTS = ["fresh", "fork"]
 COLLECTIVE = """
 import os, pathlib, sys, time
@@ -30,7 +28,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.slow), "fork"])
 def test_a_killed_worker_is_started_again_with_the_others(place: Place, start: str) -> None:
     place.write(COLLECTIVE)
     place.plan(nproc=2, start=start)
@@ -52,6 +50,7 @@ def test_a_killed_worker_is_started_again_with_the_others(place: Place, start: s
     assert json.loads((place.rank(1) / "exit.json").read_text())["exit_code"] == -9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_a_worker_that_is_killed_together_with_its_guard_is_named(place: Place, start: str) -> None:
     place.write(COLLECTIVE)
@@ -67,6 +66,7 @@ def test_a_worker_that_is_killed_together_with_its_guard_is_named(place: Place, 
     assert (told["exit_code"], told["cause"]) == (-9, "signal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(
     place: Place, start: str
@@ -89,6 +89,7 @@ def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(
     assert json.loads((place.rank(0) / "exit.json").read_text())["exit_code"] == -9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_the_same_failure_again_and_again_ends_the_run_and_says_so(
     place: Place, start: str
@@ -105,6 +106,7 @@ def test_the_same_failure_again_and_again_ends_the_run_and_says_so(
     assert "no data" in (place.rank() / "stderr").read_text()
 
 
+@pytest.mark.slow
 def test_restarts_are_used_up_by_worker_faults(place: Place) -> None:
     place.write("import os, sys; sys.exit(10 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))")
     place.plan(max_restarts=1)
@@ -114,6 +116,7 @@ def test_restarts_are_used_up_by_worker_faults(place: Place) -> None:
     assert "all 1 restarts are used up; last: rank 0: exit code 11" in outcome["detail"]
 
 
+@pytest.mark.slow
 def test_without_restarts_a_failure_is_the_training_s(place: Place) -> None:
     place.write("import sys; sys.exit(3)")
     place.plan(max_restarts=0)
@@ -122,6 +125,7 @@ def test_without_restarts_a_failure_is_the_training_s(place: Place) -> None:
     assert place.outcome()["first"]["exit_code"] == 3
 
 
+@pytest.mark.slow
 def test_bad_input_is_not_tried_again(place: Place) -> None:
     place.write("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])")
     place.plan(max_restarts=5)
@@ -148,6 +152,7 @@ print("steps done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_a_hang_is_restarted_after_every_rank_s_stacks_were_written(
     place: Place, start: str
@@ -165,6 +170,7 @@ def test_a_hang_is_restarted_after_every_rank_s_stacks_were_written(
     assert events.count("hang") == 1
 
 
+@pytest.mark.slow
 def test_a_hang_is_told_with_what_proved_it(place: Place) -> None:
     place.write(HANGING)
     place.plan(hang_min_s=1.5, hang_factor=3)
@@ -184,6 +190,7 @@ def test_a_hang_is_told_with_what_proved_it(place: Place) -> None:
     assert hang["cpu_share"] < 0.05
 
 
+@pytest.mark.slow
 def test_a_preload_that_starts_threads_falls_back_with_one_line(place: Place) -> None:
     site = place.folder / "site"
     place.write(
@@ -198,6 +205,7 @@ def test_a_preload_that_starts_threads_falls_back_with_one_line(place: Place) ->
     assert place.stdout() == "trained\n"
 
 
+@pytest.mark.slow
 def test_a_preload_that_is_missing_is_named_and_left_out(place: Place) -> None:
     place.write("import sys; print('torch' in sys.modules)")
     place.plan(start="fork", preload=("no_such_module",))
@@ -206,6 +214,7 @@ def test_a_preload_that_is_missing_is_named_and_left_out(place: Place) -> None:
     assert place.stdout() == "True\n"
 
 
+@pytest.mark.slow
 def test_logs_of_earlier_attempts_are_never_removed(place: Place) -> None:
     place.write(
         "import os, sys\n"

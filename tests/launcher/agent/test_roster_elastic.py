@@ -14,8 +14,6 @@ from launcher.agent.roster.store import serve_forked
 from tests.launcher.agent.elastic_process import HEADER, SLEEP, Agents
 from tests.launcher.agent.node_process import wait_until
 
-pytestmark = pytest.mark.slow
-
 LIMIT_S = 1.0
 
 
@@ -44,6 +42,7 @@ def test_a_node_lost_while_workers_sleep_costs_no_restart(
     wait_until(lambda: all(n.runs_as(r, 3) for r, n in enumerate(nodes)), 60)
 
 
+@pytest.mark.slow
 def test_workers_that_fail_beyond_max_restarts_end_the_job_on_every_node(agents: Agents) -> None:
     script = HEADER + 'test "$RANK" = 1 || exec sleep 600; sleep 0.5; exit 7'
     nodes = [
@@ -60,6 +59,7 @@ def test_workers_that_fail_beyond_max_restarts_end_the_job_on_every_node(agents:
         assert len(node.starts()) == 3
 
 
+@pytest.mark.slow
 def test_a_job_that_succeeds_closes_the_run_for_latecomers(agents: Agents) -> None:
     script = HEADER + "sleep 0.5"
     nodes = [agents.start(index, (2, 2), script) for index in range(2)]
@@ -70,6 +70,7 @@ def test_a_job_that_succeeds_closes_the_run_for_latecomers(agents: Agents) -> No
     assert late.outcome() == {"ended": "RendezvousClosedError", "closed": "finished", "counts": {}}
 
 
+@pytest.mark.slow
 def test_a_node_whose_agent_is_told_to_end_leaves_and_the_others_go_on(agents: Agents) -> None:
     nodes = [agents.start(index, (1, 2), SLEEP, detection_limit_s=600.0) for index in range(2)]
     wait_until(lambda: all(n.runs_as(r, 2) for r, n in enumerate(nodes)), 60)

@@ -14,8 +14,6 @@ import pytest
 from launcher.agent.roster.store import StoreProcess, serve_forked
 from tests.launcher.agent.node_process import Node, Nodes, wait_until
 
-pytestmark = pytest.mark.slow
-
 DEADLINE_S = 60.0
 """For what has to come at all; how soon it comes is measured by ``benchmarks``."""
 
@@ -44,7 +42,7 @@ def all_in(nodes: list[Node], size: int) -> bool:
     return all(node.is_in(size) for node in nodes)
 
 
-@pytest.mark.parametrize("limit_s", [1.0, 5.0])
+@pytest.mark.parametrize("limit_s", [1.0, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_survivors_of_a_killed_node_re_form_without_a_restart_counted(
     nodes_of: Callable[..., Nodes], limit_s: float
 ) -> None:
@@ -58,6 +56,7 @@ def test_survivors_of_a_killed_node_re_form_without_a_restart_counted(
     assert [node.last()["rank"] for node in rest] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_frozen_node_is_lost_and_rejoins_as_a_newcomer_under_a_later_generation(
     nodes_of: Callable[..., Nodes],
 ) -> None:
@@ -74,6 +73,7 @@ def test_a_frozen_node_is_lost_and_rejoins_as_a_newcomer_under_a_later_generatio
     assert [node.last()["rank"] for node in nodes] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_more_nodes_than_max_wait_and_step_in_when_one_is_lost(
     nodes_of: Callable[..., Nodes],
 ) -> None:
@@ -88,12 +88,14 @@ def test_more_nodes_than_max_wait_and_step_in_when_one_is_lost(
     assert [nodes[1].last()["rank"], spare.last()["rank"]] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_node_that_leaves_is_not_waited_for(nodes_of: Callable[..., Nodes]) -> None:
     nodes = nodes_of(1, 3, detection_limit_s=600.0).start_group(3)
     nodes[2].signal(signal.SIGTERM)
     wait_until(lambda: all_in(nodes[:2], 2), DEADLINE_S)  # sooner than the limit
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_store_reaches_all_nodes_as_a_connection_error(
     nodes_of: Callable[..., Nodes], store: StoreProcess
 ) -> None:
@@ -103,6 +105,7 @@ def test_the_loss_of_the_store_reaches_all_nodes_as_a_connection_error(
     assert {node.last()["kind"] for node in nodes} == {"RendezvousConnectionError"}
 
 
+@pytest.mark.slow
 def test_a_frozen_store_reaches_all_nodes_as_a_connection_error_after_the_silence_limit(
     nodes_of: Callable[..., Nodes], store: StoreProcess
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_frozen_store_reaches_all_nodes_as_a_connection_error_after_the_silenc
     assert "silent" in nodes[0].last()["text"]
 
 
+@pytest.mark.slow
 def test_a_store_that_is_frozen_from_the_start_is_given_up_in_time(
     nodes_of: Callable[..., Nodes], store: StoreProcess
 ) -> None:

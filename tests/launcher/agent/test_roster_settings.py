@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.roster import settings
-from launcher.agent.roster.settings import Settings, parse_settings
+from launcher.agent.roster.settings import RosterSettings, parse_settings
 
 
 def test_values_come_as_text_from_a_command_line_or_typed_from_code() -> None:
@@ -32,7 +32,11 @@ def test_all_problems_are_told_at_once() -> None:
     wrong = {"detection_limit": 3, "last_call_s": "soon", "watched": 0, "is_host": "maybe"}
     with pytest.raises(ValueError, match="rdzv_conf") as caught:
         parse_settings(wrong, {})
-    for word in ("detection_limit: no such key", "last_call_s='soon'", "watched: at least 1"):
+    for word in (
+        "detection_limit: no such key",
+        "last_call_s='soon'",
+        "watched: found 0; accepted: 1 or more",
+    ):
         assert word in str(caught.value)
     assert "is_host='maybe'" in str(caught.value)
     assert "node_index: missing" in str(caught.value)
@@ -44,12 +48,14 @@ def test_all_problems_are_told_at_once() -> None:
 def test_beats_are_frequent_enough_to_end_detection_within_a_second_of_the_limit(
     limit_s: float, interval_s: float
 ) -> None:
-    assert Settings(node_index=0, detection_limit_s=limit_s).interval_s == interval_s
+    assert RosterSettings(node_index=0, detection_limit_s=limit_s).interval_s == interval_s
 
 
 def test_every_key_says_what_it_means() -> None:
     tree = ast.parse(Path(settings.__file__).read_text())
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
+    body = next(
+        n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "RosterSettings"
+    )
     documented = {
         node.target.id
         for node, text in itertools.pairwise(body)
@@ -57,4 +63,4 @@ def test_every_key_says_what_it_means() -> None:
         and isinstance(node.target, ast.Name)
         and isinstance(text, ast.Expr)
     }
-    assert documented == {field.name for field in fields(Settings)}
+    assert documented == {field.name for field in fields(RosterSettings)}

@@ -14,8 +14,6 @@ import pytest
 from launcher.contract import protocol
 from tests.launcher.agent.place import LIMIT_S, Place, is_living, shared_memory_of, wait_until
 
-pytestmark = pytest.mark.slow
-
 TREE = """
 import os, pathlib, signal, subprocess, sys, time
 from multiprocessing import shared_memory
@@ -47,6 +45,7 @@ def start_tree(place: Place, **settings: Any) -> list[psutil.Process]:
     return place.processes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) -> None:
     everything = start_tree(place, start=start)
@@ -61,6 +60,7 @@ def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) ->
     assert place.outcome()["reason"] == "killed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_nothing_is_left_after_the_supervisor_was_killed(place: Place, start: str) -> None:
     everything = start_tree(place, start=start)
@@ -72,6 +72,7 @@ def test_nothing_is_left_after_the_supervisor_was_killed(place: Place, start: st
     wait_until(lambda: not any(path.exists() for path in segments), limit_s=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(
     place: Place, start: str
@@ -86,6 +87,7 @@ def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(
     assert not place.rank().exists()
 
 
+@pytest.mark.slow
 def test_sigterm_while_torch_is_still_being_imported_says_preempted(place: Place) -> None:
     place.write("print('never')")
     place.plan()
@@ -95,6 +97,7 @@ def test_sigterm_while_torch_is_still_being_imported_says_preempted(place: Place
     assert process.wait(LIMIT_S) == 143
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "code", "reason"),
     [
@@ -155,6 +158,7 @@ def test_a_training_that_speaks_gets_sigterm_only_after_it_has_committed(place: 
     assert [e["step"] for e in acknowledged] == [7]
 
 
+@pytest.mark.slow
 def test_a_training_that_speaks_but_never_answers_ends_by_the_deadline(place: Place) -> None:
     place.write(SPEAKER.replace('folder.joinpath("stop-ack.new")', "time.sleep(600)"))
     place.plan(stop_grace_s=4)
@@ -165,6 +169,7 @@ def test_a_training_that_speaks_but_never_answers_ends_by_the_deadline(place: Pl
     assert place.stdout().endswith("SIGTERM after nothing\n")
 
 
+@pytest.mark.slow
 def test_a_script_that_ignores_sigterm_is_killed_at_the_deadline(place: Place) -> None:
     place.write(
         "import signal, time\n"
@@ -180,6 +185,7 @@ def test_a_script_that_ignores_sigterm_is_killed_at_the_deadline(place: Place) -
     assert time.monotonic() - asked_at >= 2.0
 
 
+@pytest.mark.slow
 def test_a_third_signal_ends_everything_at_once(place: Place) -> None:
     place.write(
         "import signal, time\n"
@@ -195,6 +201,7 @@ def test_a_third_signal_ends_everything_at_once(place: Place) -> None:
     assert process.wait(LIMIT_S) == 143
 
 
+@pytest.mark.slow
 def test_usr1_reaches_the_scripts(place: Place) -> None:
     place.write(
         "import signal, sys, time\n"
@@ -208,6 +215,7 @@ def test_usr1_reaches_the_scripts(place: Place) -> None:
     assert process.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{}", '{"schema": 0}', "not json"])
 def test_a_plan_that_cannot_be_read_is_bad_input(place: Place, text: str) -> None:
     (place.folder / "node-plan-0.json").write_text(text)
@@ -215,6 +223,7 @@ def test_a_plan_that_cannot_be_read_is_bad_input(place: Place, text: str) -> Non
     assert "node plan cannot be read" in place.console()
 
 
+@pytest.mark.slow
 def test_the_scratch_folder_is_removed(place: Place) -> None:
     place.write("print(__import__('os').environ['LAUNCHER_HEARTBEAT'])")
     place.plan()
@@ -222,6 +231,7 @@ def test_the_scratch_folder_is_removed(place: Place) -> None:
     assert not os.path.exists(os.path.dirname(place.stdout().strip()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ended_with", "code"), [(0, 0), (1, 1), (194, 194), (143, None), (137, None)]
 )

@@ -11,8 +11,6 @@ import pytest
 from tests.launcher.agent.group import Group, kill
 from tests.launcher.agent.place import Place, wait_until
 
-pytestmark = pytest.mark.slow
-
 
 def tree(place: Place) -> list[psutil.Process]:
     """The supervisor first: it must not see its children stop."""
@@ -21,6 +19,7 @@ def tree(place: Place) -> list[psutil.Process]:
     return [supervisor, *supervisor.children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_the_next_candidate_takes_over_and_the_one_after_it(
     group_of: Callable[[int], Group],
 ) -> None:
@@ -35,6 +34,7 @@ def test_the_next_candidate_takes_over_and_the_one_after_it(
     assert third.outcome()["restarts"] == {}
 
 
+@pytest.mark.slow
 def test_two_candidates_that_are_lost_at_once_leave_the_third(
     group_of: Callable[[int], Group],
 ) -> None:
@@ -45,6 +45,7 @@ def test_two_candidates_that_are_lost_at_once_leave_the_third(
     group.finish(group.places[2:])
 
 
+@pytest.mark.slow
 def test_a_store_that_freezes_is_replaced_and_its_woken_node_joins_the_others(
     group_of: Callable[[int], Group],
 ) -> None:
@@ -65,7 +66,7 @@ def test_a_store_that_freezes_is_replaced_and_its_woken_node_joins_the_others(
     group.finish([first, second])
 
 
-@pytest.mark.parametrize("others_are_ready", [True, False])
+@pytest.mark.parametrize("others_are_ready", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_first_candidate_comes_back_and_finds_the_store_that_took_over(
     group_of: Callable[[int], Group], archive: Path, others_are_ready: bool
 ) -> None:

@@ -135,6 +135,18 @@ def test_a_deleted_folder_is_told_in_one_line(folder: Path, line: str) -> None:
     assert sorted(os.listdir(folder)) == ["job.yaml", "train.py"]
 
 
+@pytest.mark.parametrize("line", ["status", "run job.yaml", "ps"])
+def test_a_deleted_folder_is_told_where_the_launcher_is_called_by_its_path(
+    folder: Path, line: str
+) -> None:
+    (folder / "mine").write_text(
+        f"#!{sys.executable}\nfrom launcher.__main__ import main\nmain()\n"
+    )
+    (folder / "mine").chmod(0o755)
+    done = shell(f"mkdir gone; cd gone; rmdir ../gone; {folder}/mine {line}", folder)
+    assert_told(done, words="the current folder is gone")
+
+
 def test_help_and_version_need_no_folder(folder: Path) -> None:
     for line in ("--help", "--version", "run --help"):
         assert shell(f"mkdir gone; cd gone; rmdir ../gone; launcher {line}", folder).returncode == 0

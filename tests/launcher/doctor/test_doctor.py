@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from launcher.api.doctor import is_fit
+from launcher.doctor.answers import AllReduce, NodeFacts
 from launcher.doctor.finding import Status, failed, ok, render_findings, warning
 from launcher.doctor.judge import judge_all_reduce, judge_machine, judge_nodes, judge_shared
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
+from launcher.runs.records import parse_record
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner
 
@@ -38,18 +40,23 @@ GOOD = {
 }
 GPU = {
     "index": "0",
-    "pci.bus_id": "00000000:3B:00.0",
+    "bus_id": "00000000:3B:00.0",
     "name": "NVIDIA H200",
     "driver_version": "570.1",
-    "memory.used": "1",
-    "memory.total": "143771",
-    "ecc.errors.uncorrected.volatile.total": "0",
+    "memory_used": "1",
+    "memory_total": "143771",
+    "ecc_errors": "0",
 }
+
+
+def known(**facts: Any) -> NodeFacts:
+    """As the probe writes them, over JSON."""
+    return parse_record(NodeFacts, json.loads(json.dumps({**GOOD, **facts})))
 
 
 def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
     found = judge_nodes(
-        {f"node {i}": {**GOOD, **facts} for i, facts in enumerate(nodes)}, meets_others=True
+        {f"node {i}": known(**facts) for i, facts in enumerate(nodes)}, meets_others=True
     )
     return [(f.status.value, f.check, f.where) for f in found if f.status is not Status.OK]
 
@@ -87,7 +94,7 @@ def test_a_name_that_leads_to_loopback_is_a_fault_only_where_nodes_go_by_names(
     by_address: bool,
 ) -> None:
     # As stock Debian and Ubuntu have it.
-    node = {**GOOD, "host": "gpu1", "addresses": ["127.0.1.1"]}
+    node = known(host="gpu1", addresses=["127.0.1.1"])
     (row,) = judge_machine(node, "gpu1", meets_others=True, by_address=by_address)
     assert row.status is (Status.WARNING if by_address else Status.FAILED)
     assert row.found.startswith("gpu1 leads to 127.0.1.1")
@@ -97,9 +104,9 @@ def test_a_name_that_leads_to_loopback_is_a_fault_only_where_nodes_go_by_names(
 @pytest.mark.parametrize(
     ("gpu", "row"),
     [
-        ({"memory.used": "70000"}, ("warning", "GPU", "node 0, GPU 0")),
+        ({"memory_used": "70000"}, ("warning", "GPU", "node 0, GPU 0")),
         (
-            {"ecc.errors.uncorrected.volatile.total": "3"},
+            {"ecc_errors": "3"},
             ("failed", "GPU", "node 0, GPU 0"),
         ),
     ],
@@ -125,8 +132,8 @@ NVIDIA_SMI = """\
 def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
     gpus, xids = parse_gpus(NVIDIA_SMI), parse_xids(DMESG)
     assert xids == [("0000:3b:00", 79), ("0000:5e:00", 31)]
-    (node,) = [{**GOOD, "gpus": gpus, "xids": xids}]
-    first, second = (f for f in judge_machine(node, "gpu1", meets_others=False))
+    node = known(gpus=gpus, xids=xids)
+    first, second = judge_machine(node, "gpu1", meets_others=False)
     assert (first.status, first.where) == (Status.WARNING, "gpu1, GPU 0")
     assert first.found.endswith("1 of 81559 MiB used, XID 79 in the kernel's log")
     # 31 is a program's own mistake, and no word of it is said.
@@ -152,7 +159,7 @@ def test_without_gpus_nvidia_smi_says_none(text: str) -> None:
 def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
     facts: dict[str, Any], found: str
 ) -> None:
-    node = {**GOOD, "gpus": [GPU], "infiniband": {"mlx5_0": True}, **facts}
+    node = known(**{"gpus": [GPU], "infiniband": {"mlx5_0": True}, **facts})
     _, row = judge_machine(node, "gpu1", meets_others=False)
     assert (row.status, row.check) == (Status.WARNING, "InfiniBand")
     assert row.found == f"{found}, so that NCCL falls back to sockets"
@@ -165,18 +172,17 @@ def test_different_gpus_are_warned_of() -> None:
 
 
 def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
-    broken = {
-        **GOOD,
-        "shm_bytes": 1,
-        "checkpoint_error": "x",
-        "addresses": [],
-        "torch": "1",
-        "infiniband": {"mlx5_0": True},
-        "memlock_bytes": 1,
-        "gpus": [{**GPU, "ecc.errors.uncorrected.volatile.total": "1"}],
-    }
+    broken = known(
+        shm_bytes=1,
+        checkpoint_error="x",
+        addresses=[],
+        torch="1",
+        infiniband={"mlx5_0": True},
+        memlock_bytes=1,
+        gpus=[{**GPU, "ecc_errors": "1"}],
+    )
     found = [
-        *judge_nodes({"node 0": GOOD, "node 1": broken}, meets_others=True),
+        *judge_nodes({"node 0": known(), "node 1": broken}, meets_others=True),
         *judge_shared({"node 0": True, "node 1": False}),
         judge_all_reduce(None, "2 x 1"),
     ]
@@ -186,9 +192,10 @@ def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
 
 def test_a_slow_network_is_a_warning_and_one_worker_alone_is_none() -> None:
     rate = {"bytes": 1 << 24, "took_s": 1.0, "bytes_per_s": 1e6}
-    assert judge_all_reduce({"backend": "gloo", "rates": [rate]}, "2").status is Status.WARNING
-    alone = {**rate, "bytes_per_s": 0.0}
-    assert judge_all_reduce({"backend": "gloo", "rates": [alone]}, "1").status is Status.OK
+    slow = parse_record(AllReduce, {"backend": "gloo", "rates": [rate]})
+    assert judge_all_reduce(slow, "2").status is Status.WARNING
+    alone = parse_record(AllReduce, {"backend": "gloo", "rates": [{**rate, "bytes_per_s": 0.0}]})
+    assert judge_all_reduce(alone, "1").status is Status.OK
 
 
 def test_the_table_puts_the_fix_beneath_its_row() -> None:
@@ -266,6 +273,18 @@ def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None
     done = launcher("doctor", "job.yaml", "--on", "local", "--limit", "0.1")
     assert done.returncode == 1
     assert "no answer within 0.1 s" in done.stdout
+
+
+@pytest.mark.parametrize("started_by", ["agent", "torchrun"])
+def test_a_probe_that_fails_tells_the_workers_own_exception(
+    launcher: Runner, started_by: str
+) -> None:
+    launcher.write("", PREFIX + "env: {GLOO_SOCKET_IFNAME: nosuch0}\n")
+    done = launcher("doctor", "job.yaml", "--on", "local", "--set", f"engine={started_by}")
+    assert done.returncode == 1
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("failed")]
+    assert "RuntimeError: " in row
+    assert row.endswith("Unable to find address for: nosuch0")
 
 
 @pytest.mark.docker

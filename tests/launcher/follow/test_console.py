@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 
 from launcher.follow.console import PROGRESS_INTERVAL_S, Console
-from launcher.follow.lines import Block
+from launcher.follow.lines import LineBlock
 
 
 class StoppedClock:
@@ -82,9 +82,9 @@ def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_al
     console = Console(err, out=out, terminal=True, colour=True)
     console.progress("step 1 of 9")
     console.end_progress("stdout")
-    console.show(Block(data=b"one\ntwo\n"), stream="stdout", prefix="[0/1]", colour_key=1)
+    console.show(LineBlock(data=b"one\ntwo\n"), stream="stdout", prefix="[0/1]", colour_key=1)
     assert out.getvalue() == "[0/1] one\n[0/1] two\n", "no colours: it is no terminal"
-    console.show(Block(data=b"three\n"), stream="stderr", prefix="[0/1]", colour_key=1)
+    console.show(LineBlock(data=b"three\n"), stream="stderr", prefix="[0/1]", colour_key=1)
     assert screen(err.getvalue())[-2:] == ["\x1b[33m[0/1]\x1b[0m three", "step 1 of 9"]
 
 
@@ -99,10 +99,10 @@ def test_a_stdout_that_takes_no_more_is_told_once_and_a_stderr_never() -> None:
     err = io.StringIO()
     console = Console(err, out=Gone(), terminal=False, colour=False, goes_on="it goes on")
     for _ in range(2):
-        console.show(Block(data=b"one\n"), stream="stdout")
+        console.show(LineBlock(data=b"one\n"), stream="stdout")
     assert err.getvalue() == "launcher: stdout takes no more (Broken pipe); it goes on\n"
     nobody = Console(Gone(), terminal=False, colour=False)
-    nobody.show(Block(data=b"one\n"), stream="stdout")
+    nobody.show(LineBlock(data=b"one\n"), stream="stdout")
     nobody.note("two")
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.follow.lines import MAX_LINE_BYTES, Block, BlockSplitter
+from launcher.follow.lines import MAX_LINE_BYTES, BlockSplitter, LineBlock
 
 
 def split(*chunks: bytes, keeps_returns: bool = False) -> list[tuple[str, bool]]:
@@ -51,8 +51,10 @@ def test_no_character_of_utf8_text_is_lost(texts: list[str]) -> None:
 
 def test_an_endless_line_is_shown_in_pieces_and_does_not_fill_the_memory() -> None:
     splitter = BlockSplitter()
-    assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == [Block(data=b"x" * MAX_LINE_BYTES + b"\n")]
-    assert splitter.flush() == [Block(data=b"x\n")]
+    assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == [
+        LineBlock(data=b"x" * MAX_LINE_BYTES + b"\n")
+    ]
+    assert splitter.flush() == [LineBlock(data=b"x\n")]
 
 
 def test_where_returns_are_kept_they_are_bytes_like_any_other() -> None:
@@ -70,6 +72,6 @@ def test_where_returns_are_kept_the_cuts_between_reads_do_not_matter(chunks: lis
 
 def test_lines_that_came_together_stay_one_block_and_each_gets_the_prefix() -> None:
     (block,) = BlockSplitter().feed(b"one\n\ntwo\nrest")
-    assert block == Block(data=b"one\n\ntwo\n")
+    assert block == LineBlock(data=b"one\n\ntwo\n")
     assert block.with_prefix(b"[0/1] ") == b"[0/1] one\n[0/1] \n[0/1] two\n"
     assert block.with_prefix(b"") == block.data

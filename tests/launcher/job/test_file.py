@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from launcher.contract.errors import ExitCode, Fault, InputError
 from launcher.job.file import option_override, parse_job, parse_override, read_job
-from launcher.job.problems import JobFileError
 from launcher.job.spec import JobSpec
+from launcher.yamlfile.problem import FileError
 
 GOOD = "name: digits\ncommand: [train.py]\n"
 
@@ -63,24 +63,26 @@ def test_all_problems_of_a_file_are_reported_at_once_in_the_order_of_the_file() 
 
 
 def test_an_error_keeps_its_problems_apart_for_programs() -> None:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(FileError) as caught:
         parse_job(GOOD + "stop_grace_s: 0\nzzz: 1", "job.yaml")
-    assert [(one.where, one.key) for one in caught.value.problems] == [
-        ("job.yaml:3", "stop_grace_s"),
-        ("job.yaml:4", "zzz"),
+    assert [(one.where, one.path) for one in caught.value.problems] == [
+        ("job.yaml:3", ("stop_grace_s",)),
+        ("job.yaml:4", ("zzz",)),
     ]
 
 
 def test_a_wrong_value_behind_an_alias_is_reported_where_the_key_stands() -> None:
     assert problems_of("rdzv: {port: &p 70000}\nstop_grace_s: 5\nmax_restarts: *p") == [
-        "job.yaml:3: rdzv.port: found 70000; accepted: a whole number 1..65535"
+        "job.yaml:3: rdzv.port: found 70000; accepted: a whole number 1..65535",
+        "  fix: for example rdzv.port: 29400",
     ]
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal() -> None:
     assert problems_of('image: "\\e[31mred"') == [
         'job.yaml:3: image: found "\\e[31mred"; accepted: a Docker image reference such as '
-        "ghcr.io/me/train:1.4"
+        "ghcr.io/me/train:1.4",
+        "  fix: for example image: ghcr.io/me/train:1.4",
     ]
     assert "\x1b" not in "".join(problems_of('"\\e[31m": 1'))
 
@@ -95,6 +97,13 @@ def error_or_job(text: str, *settings: str) -> str | JobSpec:
         return parse_job(text, "job.yaml", [parse_override(setting) for setting in settings])
     except InputError as error:
         return str(error)
+
+
+def test_every_wrong_job_file_is_answered_with_a_fix() -> None:
+    for _, _, case in CASES:
+        lines = case.partition("\n->\n")[2].strip().splitlines()
+        whats = [line for line in lines if not line.startswith("  fix: ")]
+        assert len(lines) == 2 * len(whats), lines
 
 
 # -- what is accepted ---------------------------------------------------------------------------
@@ -161,10 +170,6 @@ def test_settings_of_the_rendezvous_come_as_torchrun_takes_them() -> None:
     )
 
 
-def test_arguments_of_the_command_line_follow_those_of_the_file() -> None:
-    assert job("").with_arguments("--epochs", "3").command == ("train.py", "--epochs", "3")
-
-
 def test_the_shipped_job_is_valid() -> None:
     made = read_job(Path(__file__).parents[3] / "jobs/digits.yaml")
     assert (made.name, made.command, made.max_restarts) == ("digits", ("-m", "train"), 3)
@@ -217,13 +222,19 @@ def test_options_named_as_their_keys_are_overrides_too() -> None:
     assert (made.nnodes.max, made.nproc_per_node, made.image) == (2, 2, "me/x:1")
 
 
+UNKNOWN_FIX = "  fix: remove it, or write one of these"
+PORT_FIX = "  fix: for example rdzv.port: 29400"
 BAD_OPTIONS = [
-    ("rdzv.port=70000", "rdzv.port: found 70000; accepted: a whole number 1..65535"),
-    ("rdzv.prot=1", "rdzv.prot: unknown key; did you mean rdzv.port?"),
-    ("zzz.a=1", f"zzz: unknown key; accepted: {', '.join(JobSpec.model_fields)}"),
+    ("rdzv.port=70000", "rdzv.port: found 70000; accepted: a whole number 1..65535\n" + PORT_FIX),
+    ("rdzv.prot=1", "rdzv.prot: unknown key\n  fix: did you mean rdzv.port?"),
+    ("zzz.a=1", f"zzz: unknown key; accepted: {', '.join(JobSpec.model_fields)}\n{UNKNOWN_FIX}"),
     ("image=[", "image: a [ or { that is not closed\n  fix: close it, or put the text in quotes"),
-    ("name.x=1", f"name: found a mapping; accepted: {NAME}"),
-    ("stop_grace_s.x=1", "stop_grace_s: found a mapping; accepted: a whole number 1..31536000"),
+    ("name.x=1", f"name: found a mapping; accepted: {NAME}\n  fix: for example name: digits"),
+    (
+        "stop_grace_s.x=1",
+        "stop_grace_s: found a mapping; accepted: a whole number 1..31536000\n"
+        "  fix: for example stop_grace_s: 120",
+    ),
     (
         "mounts.1=a:/a",
         "mounts.1: found 1 in a list of 0\n  fix: write a number of 0..0; the last one appends",
@@ -244,7 +255,8 @@ def test_a_wrong_option_is_named_as_the_place(setting: str, message: str) -> Non
 
 def test_problems_of_options_follow_those_of_the_file() -> None:
     lines = problems_of("stop_grace_s: 0", "rdzv.port=0")
-    assert [line.split(": ")[0] for line in lines] == ["job.yaml:3", "--set rdzv.port=0"]
+    places = [line.split(": ")[0] for line in lines if "fix:" not in line]
+    assert places == ["job.yaml:3", "--set rdzv.port=0"]
 
 
 def test_a_credential_in_an_option_is_not_shown() -> None:
@@ -257,11 +269,11 @@ def test_control_characters_of_an_option_do_not_reach_the_terminal() -> None:
 
 
 def test_an_option_with_dashes_is_named_as_it_was_typed() -> None:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(FileError) as caught:
         parse_job(GOOD, "job.yaml", [option_override("--nproc-per-node", "0")])
     assert str(caught.value) == (
         "--nproc-per-node 0: nproc_per_node: found 0; accepted: a whole number 1..1024, "
-        "or auto, gpu or cpu"
+        "or auto, gpu or cpu\n  fix: for example nproc_per_node: 8"
     )
 
 

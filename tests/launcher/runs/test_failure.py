@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.failure import RankFailure, decide_report, read_report
+from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import RankFailure
 
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
 

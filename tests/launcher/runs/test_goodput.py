@@ -9,15 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runs.goodput import CLASSES, Goodput, measure_goodput
+from launcher.runs.ledger import LedgerEvent
 
 
-def train(attempt: int, *events: tuple[float, str, dict[str, Any]]) -> list[dict[str, Any]]:
-    place = {"node_index": 0, "incarnation": 0, "attempt": attempt}
-    return [{**place, "at": at, "event": name, **values} for at, name, values in events]
+def event(at: float, name: str, values: dict[str, Any]) -> LedgerEvent:
+    return LedgerEvent(
+        name=name, node_index=0, incarnation=0, at=at, monotonic_s=at, values=values
+    )  # fmt: skip
 
 
-def agents(*times: float) -> list[dict[str, Any]]:
-    return [{"at": at, "event": "anything"} for at in times]
+def train(attempt: int, *events: tuple[float, str, dict[str, Any]]) -> list[LedgerEvent]:
+    return [event(at, name, {"attempt": attempt, **values}) for at, name, values in events]
+
+
+def agents(*times: float) -> list[LedgerEvent]:
+    return [event(at, "anything", {}) for at in times]
 
 
 def progress(at: float, step: int, stall_s: float = 0.0) -> tuple[float, str, dict[str, Any]]:
@@ -36,7 +42,7 @@ QUIET = train(
 )
 
 
-def measure(events: list[dict[str, Any]], finished_at: float, *alive: float) -> Goodput:
+def measure(events: list[LedgerEvent], finished_at: float, *alive: float) -> Goodput:
     found = measure_goodput(events, agents(*alive), 0.0, finished_at)
     assert found is not None
     return found

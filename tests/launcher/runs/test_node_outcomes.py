@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.report import AgentReport, Ledger, ledger_path, make_outcome, write_outcome
+from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome, write_outcome
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
@@ -58,7 +58,7 @@ class Folder:
         write_outcome(path, outcome)
 
     def ledger(self, node: int, *causes: str) -> None:
-        ledger = Ledger(
+        ledger = AgentLedger(
             ledger_path(self.run.path, node, 0), SystemClock(), node_index=node, incarnation=0
         )
         ledger.write("agent-started")

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from launcher.agent.faults import WorkerEnd
-from launcher.agent.report import AgentReport, Ledger, ledger_path, make_outcome
+from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome
 from launcher.agent.report import write_outcome as write_node_outcome
+from launcher.api.report import report_run
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.report import TIMELINE_LINES, read_postmortem, render_postmortem
+from launcher.runs.report import TIMELINE_LINES, render_postmortem
 
 MakePlan = Callable[..., LaunchPlan]
 SUBMITTED_AT = 1000.0
@@ -43,7 +44,7 @@ def write_ledger(run: RunFolder, node: int, incarnation: int, *events: tuple[Any
     """Events as (seconds since submission, name, values)."""
     clock = FakeClock(0)
     path = ledger_path(run.path, node, incarnation)
-    ledger = Ledger(path, clock, node_index=node, incarnation=incarnation)
+    ledger = AgentLedger(path, clock, node_index=node, incarnation=incarnation)
     for at, name, values in events:
         clock.at = at
         ledger.write(name, **values)
@@ -108,37 +109,39 @@ def ended(run: RunFolder) -> RunFolder:
 
 
 def test_a_report_names_cause_restarts_and_every_incarnation(ended: RunFolder) -> None:
-    told = read_postmortem(ended, SUBMITTED_AT + 99)
-    assert (told["state"], told["reason"], told["engine"]) == (
+    told = report_run(ended, SUBMITTED_AT + 99)
+    assert (told.state, told.reason, told.engine) == (
         "failed",
         "restarts-exhausted",
         "agent",
     )
-    assert told["failure"]["first"]["exception"] == "ValueError: boom"
-    assert [failure["rank"] for failure in told["failure"]["collateral"]] == [0]
-    assert told["restarts"] == {"membership": 1}
-    nodes = [(n["node_index"], n["incarnation"], n["reason"]) for n in told["nodes"]]
+    assert told.failure is not None
+    assert told.failure.first is not None
+    assert told.failure.first.exception == "ValueError: boom"
+    assert [failure.rank for failure in told.failure.collateral] == [0]
+    assert told.restarts == {"membership": 1}
+    nodes = [(n.node_index, n.incarnation, n.reason) for n in told.nodes]
     assert nodes == [(0, 0, "training-failed"), (1, 0, None), (1, 1, "restarts-exhausted")]
-    assert told["duration_s"] == 25
+    assert told.duration_s == 25
 
 
 def test_phases_of_a_killed_node_end_with_its_last_word(ended: RunFolder) -> None:
-    told = read_postmortem(ended, SUBMITTED_AT + 9999)
-    assert told["nodes"][0]["phases_s"] == {"starting": 3.0, "rendezvous": 2.0, "running": 14.0}
-    assert told["nodes"][1]["phases_s"] == {"starting": 2.0, "rendezvous": 1.0}
-    assert told["phases_s"]["rendezvous"] == 4.0
+    told = report_run(ended, SUBMITTED_AT + 9999)
+    assert told.nodes[0].phases_s == {"starting": 3.0, "rendezvous": 2.0, "running": 14.0}
+    assert told.nodes[1].phases_s == {"starting": 2.0, "rendezvous": 1.0}
+    assert told.phases_s["rendezvous"] == 4.0
 
 
 def test_the_text_tells_the_same(ended: RunFolder) -> None:
-    text = render_postmortem(read_postmortem(ended, SUBMITTED_AT + 99))
+    text = render_postmortem(report_run(ended, SUBMITTED_AT + 99))
     lines = text.splitlines()
     assert lines[0] == (
         "digits-0a1b2c: failed on local, engine agent "
         "(restarts-exhausted; rank 1: boom; fault: training; exit code 1; 25.0 s)"
     )
-    assert "  first cause: node 1, rank 1, attempt 0: ValueError: boom" in lines
+    assert "  first failure: rank 1 on node 1: ValueError: boom" in lines
     assert "    | ValueError: boom" in lines
-    assert "  fell with it: node 0, rank 0, attempt 0: Connection closed by peer" in lines
+    assert "  fell with it: rank 0 on node 0: Connection closed by peer" in lines
     assert "  restarts by cause, over all nodes: membership 1" in lines
     assert any(line.startswith("    1.0: 1 attempt, no report: ") for line in lines)
     assert "         8.00  0.0  restart: membership" in lines
@@ -150,25 +153,25 @@ def test_a_running_run_is_told_up_to_now(run: RunFolder) -> None:
     (run.node_dir(1, 1) / protocol.OUTCOME_FILE).unlink()
     path = ledger_path(run.path, 1, 1)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + '{"torn')
-    told = read_postmortem(run, SUBMITTED_AT + 41)
-    assert (told["state"], told["reason"]) == ("running", None)
-    assert told["nodes"][2]["phases_s"]["running"] == 30.0
+    told = report_run(run, SUBMITTED_AT + 41)
+    assert (told.state, told.reason) == ("running", None)
+    assert told.nodes[2].phases_s["running"] == 30.0
     assert "digits-0a1b2c: running on local" in render_postmortem(told)
 
 
 def test_the_trainings_own_ledger_does_not_disturb(ended: RunFolder) -> None:
-    before = read_postmortem(ended, 0.0)
+    before = report_run(ended, 0.0)
     folder = ended.path / protocol.LEDGER_DIR
     (folder / "training-0-0-0-0.jsonl").write_text('{"source": "training", "event": "step"}\n')
     with ledger_path(ended.path, 0, 0).open("a") as file:
         file.write('{"source": "training", "event": "step"}\n[]\nnot json\n{"source": "agent"}\n')
-    assert read_postmortem(ended, 0.0) == before
+    assert report_run(ended, 0.0) == before
 
 
 def test_a_long_timeline_is_cut_and_says_so(ended: RunFolder) -> None:
     many = [(30 + i, "gpu-wait", {"waited_s": 1.0}) for i in range(TIMELINE_LINES)]
     write_ledger(ended, 1, 1, *many)
-    text = render_postmortem(read_postmortem(ended, 0.0))
+    text = render_postmortem(report_run(ended, 0.0))
     assert "earlier events; all of them: --json" in text
     assert text.count("waited 1.0 s") == TIMELINE_LINES
 
@@ -181,7 +184,7 @@ def test_a_run_under_plain_torchrun_is_told_with_what_there_is(
     run.create(plan, "", SUBMITTED_AT)
     (run.path / "nodes/0/0/id_x/attempt_0/0").mkdir(parents=True)
     write_outcome(run, plan, Reason.COMPLETED, "", SUBMITTED_AT + 5)
-    text = render_postmortem(read_postmortem(run, SUBMITTED_AT + 9))
+    text = render_postmortem(report_run(run, SUBMITTED_AT + 9))
     assert "succeeded on local, engine torchrun (completed; exit code 0; 5.0 s)" in text
     assert "0.0: 1 attempt, plain torchrun keeps no report of a node" in text
     assert "timeline" not in text
@@ -192,6 +195,6 @@ def test_the_command_prints_text_or_json(
 ) -> None:
     root = str(ended.path.parent)
     assert run_command(["report", "digits", "--runs", root]) == 0
-    assert "first cause: node 1" in capsys.readouterr().out
+    assert "first failure: rank 1 on node 1" in capsys.readouterr().out
     assert run_command(["report", "--runs", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reason"] == "restarts-exhausted"

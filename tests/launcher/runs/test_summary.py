@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
 import pytest
 
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
-from launcher.runs.folder import Outcome
-from launcher.runs.summary import render_summary
+from launcher.runs.outcome import FailureReport, Outcome, RankFailure
+from launcher.runs.records import parse_record
+from launcher.runs.summary import COLLATERAL_LINES, render_summary
 
 
 def summary(reason: Reason, hosts: str | None = None, **fields: Any) -> str:
@@ -33,18 +36,27 @@ def summary(reason: Reason, hosts: str | None = None, **fields: Any) -> str:
         folder="runs/digits-0a1b2c",
         job_file="digits.yaml",
         program=".venv/bin/launcher",
-        hosts=hosts,
+        where=f" --hosts {shlex.quote(hosts)}" if hosts else "",
     )
 
 
-def rank(number: int, exception: str) -> dict[str, Any]:
-    return {
-        "node_index": number // 2,
-        "rank": number,
-        "exception": exception,
-        "log": f"/logs/{number}/stderr.log",
-        "log_tail": ["Traceback", exception],
-    }
+def rank(number: int, exception: str) -> RankFailure:
+    return RankFailure(
+        node_index=number // 2,
+        rank=number,
+        local_rank=number % 2,
+        exit_code=1,
+        exception=exception,
+        failed_at=0.0,
+        log=f"/logs/{number}/stderr.log",
+        log_tail=("Traceback", exception),
+    )
+
+
+def report(
+    first: RankFailure | None = None, *others: RankFailure, console_tail: tuple[str, ...] = ()
+) -> FailureReport:
+    return FailureReport(first=first, collateral=others, console_tail=console_tail)
 
 
 def test_a_success_shows_its_results_and_where_everything_is() -> None:
@@ -83,11 +95,8 @@ def test_a_script_without_checkpoints_is_not_offered_to_be_resumed() -> None:
 
 
 def test_a_failure_names_whose_fault_it_is_its_cause_and_what_fell_with_it() -> None:
-    failure = {
-        "first": rank(3, "ValueError: boom"),
-        "collateral": [rank(0, "RuntimeError: Connection closed by peer")],
-        "console_tail": [],
-    }
+    peer = rank(0, "RuntimeError: Connection closed by peer")
+    failure = report(rank(3, "ValueError: boom"), peer)
     lines = summary(Reason.RESTARTS_EXHAUSTED, failure=failure, attempts=4).splitlines()
     assert lines[1].startswith("FAILED digits-0a1b2c: restarts-exhausted (fault: training")
     assert "attempts: 4" in lines[1]
@@ -114,29 +123,46 @@ def test_a_failure_names_whose_fault_it_is_its_cause_and_what_fell_with_it() -> 
 def test_the_cause_is_told_once_and_never_by_a_worker_that_only_fell(
     detail: str, told: str
 ) -> None:
-    failure = {"first": rank(3, "ValueError: boom"), "collateral": [], "console_tail": []}
+    failure = report(rank(3, "ValueError: boom"))
     text = summary(Reason.RESTARTS_EXHAUSTED, failure=failure, detail=detail)
     assert text.splitlines()[1] == f"FAILED digits-0a1b2c: restarts-exhausted {told}"
     assert text.count("ValueError: boom") == 2, "the line of the first failure, and its log"
-    nobody = {"first": None, "collateral": [], "console_tail": []}
-    assert detail in summary(Reason.RESTARTS_EXHAUSTED, failure=nobody, detail=detail)
+    assert detail in summary(Reason.RESTARTS_EXHAUSTED, failure=report(), detail=detail)
 
 
 def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> None:
     lost = {"detail": "node 1 ended with exit code 137"}
-    failure = {"first": rank(0, "RuntimeError: Connection closed by peer"), "collateral": []}
+    failure = report(rank(0, "RuntimeError: Connection closed by peer"))
     text = summary(Reason.NODE_LOST, failure=failure, **lost)
     assert "first failure" not in text
     assert "  fell with it: rank 0 on node 0: RuntimeError: Connection closed by peer" in text
-    failure = {"first": rank(0, "ValueError: boom"), "collateral": []}
+    failure = report(rank(0, "ValueError: boom"))
     assert "first failure: rank 0" in summary(Reason.NODE_LOST, failure=failure, **lost)
 
 
 def test_where_no_worker_spoke_the_agents_words_are_shown() -> None:
-    failure = {"first": None, "collateral": [], "console_tail": ["error: no such option"]}
+    failure = report(console_tail=("error: no such option",))
     assert "    | error: no such option" in summary(Reason.TRAINING_FAILED, failure=failure)
 
 
 def test_a_lost_node_is_named_in_the_first_line() -> None:
     text = summary(Reason.NODE_LOST, detail="node 1 ended with exit code 137")
     assert "node-lost (node 1 ended with exit code 137; fault: platform)" in text
+
+
+def test_of_many_that_fell_only_some_are_shown() -> None:
+    others = (rank(number, "RuntimeError: Connection closed by peer") for number in range(1, 64))
+    text = summary(Reason.TRAINING_FAILED, failure=report(rank(0, "ValueError: boom"), *others))
+    assert text.count("fell with it: ") == COLLATERAL_LINES
+    assert f"  and {63 - COLLATERAL_LINES} more; all of them: launcher report --json" in text
+
+
+def test_an_outcome_is_read_back_as_it_was_written() -> None:
+    defaults = {"job": "x", "target": "local", "detail": "", "checkpoint_dir": "", "attempts": 1}
+    times = {"started_at": 0.0, "finished_at": 1.0, "duration_s": 1.0}
+    failure = report(rank(1, "ValueError: boom"), rank(0, "peer"), console_tail=("a", "b"))
+    outcome = Outcome(
+        **defaults, **times, run_id="x-1", state="failed", reason="node-lost", exit_code=1,
+        metrics={"loss": 1.0}, failure=failure, torch_version=None, restarts={"hang": 1},
+    )  # fmt: skip
+    assert parse_record(Outcome, json.loads(json.dumps(outcome.to_jsonable()))) == outcome

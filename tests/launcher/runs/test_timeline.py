@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
+from launcher.runs.ledger import LedgerEvent
 from launcher.runs.timeline import measure_phases, tell_event, tell_timeline
 
 SAMPLES: list[tuple[dict[str, Any], str]] = [
@@ -60,7 +61,7 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("event", "words"), SAMPLES)
 def test_events_are_told_in_words(event: dict[str, Any], words: str) -> None:
-    assert tell_event(event) == words
+    assert tell_event(event["event"], event) == words
 
 
 def test_every_event_of_the_contract_has_words() -> None:
@@ -76,13 +77,19 @@ def test_every_event_of_the_contract_has_words() -> None:
     "event", [{"event": "of-a-newer-agent"}, {"event": "hang"}, {"event": "restart", "x": 1}]
 )
 def test_what_is_not_understood_is_told_by_its_name(event: dict[str, Any]) -> None:
-    assert tell_event(event) == event["event"]
+    assert tell_event(event["event"], event) == event["event"]
 
 
-def at(event: str, seconds: float, node_index: int = 0, **values: Any) -> dict[str, Any]:
+def at(event: str, seconds: float, node_index: int = 0) -> LedgerEvent:
     """An event; each node's monotonic clock has a beginning of its own."""
-    times = {"at": 1000 + seconds, "monotonic_s": 77 * node_index + seconds}
-    return {"event": event, "node_index": node_index, "incarnation": 0, **times, **values}
+    return LedgerEvent(
+        name=event,
+        node_index=node_index,
+        incarnation=0,
+        at=1000 + seconds,
+        monotonic_s=77 * node_index + seconds,
+        values={},
+    )
 
 
 def test_nodes_are_told_together_from_the_submission_on() -> None:

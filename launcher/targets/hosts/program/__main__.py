@@ -150,7 +150,7 @@ def handle(asked: dict[str, Any], blob: bytes, held: Held) -> dict[str, Any]:
     }
     try:
         return {**HANDLERS, **holding}[asked["op"]](asked, blob)
-    except requests.RefusedError as error:
+    except requests.RequestError as error:
         return {"error": str(error)}
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

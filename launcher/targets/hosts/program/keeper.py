@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.contract import protocol
+from launcher.contract.keeper_record import read_record, write_record
 from launcher.targets.hosts.program import commands, processes
 from launcher.targets.hosts.program.leases import LeaseBook
 
-RECORD = "keeper.json"
-"""In the node's folder: pid, start; once it has ended exit_code, out_of_memory, detail."""
 SPEC = "keeper-spec.json"
-"""Beside it, of a node that Docker brings back: what its next keeper is started with."""
-RECORD_BYTES = 4096
+"""Beside the record, of a node that Docker brings back: what its next keeper is started with."""
 OF_THE_KEEPER = ("pid", "start", "waits_since", "gone")
 POLL_S = 0.05
 ENGINE_POLL_S = 0.5
@@ -197,29 +195,6 @@ GRACE_FILE = "stop-grace"
 """Seconds, written by a request to stop that has its own grace."""
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Replaces the record; on a full disk in the place that the first one took."""
-    data = json.dumps(record).encode().ljust(RECORD_BYTES)
-    temporary = folder / f".{RECORD}"
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(folder / RECORD)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-            with (folder / RECORD).open("r+b") as file:
-                file.write(data[:RECORD_BYTES])
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """The record as it is; empty where there is none."""
-    with suppress(OSError, ValueError):
-        record = json.loads((folder / RECORD).read_text())
-        if isinstance(record, dict):
-            return record
-    return {}
-
-
 def write_spec(spec: Spec) -> None:
     """What a later keeper of the same container needs, without the secrets."""
     path = Path(spec["node_dir"]) / SPEC
@@ -258,7 +233,7 @@ def has_ended_by_itself(folder: Path) -> bool:
 # -- containers ------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class ContainerState(NamedTuple):
     """A container as its engine tells it."""
 
     is_there: bool
@@ -267,7 +242,7 @@ class Found(NamedTuple):
     error: str = ""
 
 
-def inspect(name: str) -> Found | None:
+def inspect(name: str) -> ContainerState | None:
     """None where the engine does not answer."""
     fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
     argv = ("docker", "inspect", "--format", fields, name)
@@ -278,9 +253,9 @@ def inspect(name: str) -> Found | None:
         # The engine may have come up between the two: it counts what it says from now on.
         text = commands.read_output(argv)
         if text is None:
-            return Found(is_there=False)
+            return ContainerState(is_there=False)
     running, oom, error = text.strip("\n").split(" ", 2)
-    return Found(True, running == "true", oom == "true", error.strip())
+    return ContainerState(True, running == "true", oom == "true", error.strip())
 
 
 def remove_container(name: str) -> None:

@@ -28,7 +28,7 @@ PLAN_FILE = protocol.PLAN_FILE
 CODE_DIR = "code"
 
 
-class RefusedError(Exception):
+class RequestError(Exception):
     """What was asked cannot be done; the launcher tells it with this host's name in front."""
 
 
@@ -115,7 +115,7 @@ def prepare(asked: Asked, blob: bytes) -> Asked:
         _write(Path(path), text.encode("utf-8", "surrogateescape"))
     missing = [path for path in asked["needed"] if not os.path.exists(path)]
     if missing:
-        raise RefusedError(f"{missing[0]} is not there")
+        raise RequestError(f"{missing[0]} is not there")
     return {}
 
 
@@ -133,7 +133,7 @@ def stop(asked: Asked, blob: bytes) -> Asked:
     nodes = None if asked["nodes"] is None else tuple(asked["nodes"])
     if asked["tell_launcher"]:
         with suppress(OSError):
-            _write(Path(asked["run_dir"], protocol.STOP_REQUEST), b"stopped from elsewhere\n")
+            _write(Path(asked["run_dir"], protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
     end_nodes(asked["run_id"], nodes, asked["grace_s"], in_containers=asked["containers"])
     LeaseBook(asked["lease_dir"]).release(asked["run_id"], nodes)
     return {}
@@ -176,14 +176,14 @@ def image(asked: Asked, blob: bytes) -> Asked:
 def pull(asked: Asked, blob: bytes) -> Asked:
     """Pulls an image."""
     if told := commands.feed(("docker", "pull", "--quiet", asked["image"]), ()):
-        raise RefusedError(f"image {asked['image']} could not be pulled: {told.splitlines()[-1]}")
+        raise RequestError(f"image {asked['image']} could not be pulled: {told.splitlines()[-1]}")
     return {}
 
 
 def load(asked: Asked, blob: bytes) -> Asked:
     """Takes an image as ``docker save`` wrote it."""
     if told := commands.feed(("docker", "load", "--quiet"), asked["chunks"]):
-        raise RefusedError(told.splitlines()[-1])
+        raise RequestError(told.splitlines()[-1])
     return {}
 
 
@@ -191,7 +191,7 @@ def ask(asked: Asked, blob: bytes) -> Asked:
     """Leaves a request for the launcher that follows a run. Refused where none does."""
     run_dir = Path(asked["run_dir"])
     if asked["name"] not in protocol.RUN_REQUESTS or not is_followed(run_dir):
-        raise RefusedError(f"nobody follows {run_dir.name}")
+        raise RequestError(f"nobody follows {run_dir.name}")
     _write(run_dir / asked["name"], asked["text"].encode())
     return {}
 
@@ -251,14 +251,14 @@ def end_nodes(
     ):
         processes.end(left)
         if time.monotonic() > deadline + 5.0:
-            raise RefusedError(f"processes {left} of {run_id} cannot be ended")
+            raise RequestError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
         was_killed = True
     if in_containers and was_killed and keepers:
         # They could not remove their containers themselves.
         answers = _remove_containers(run_id, nodes)
     if not answers:
-        raise RefusedError(f"the Docker engine does not answer: containers of {run_id} may go on")
+        raise RequestError(f"the Docker engine does not answer: containers of {run_id} may go on")
 
 
 def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
@@ -293,7 +293,7 @@ def unpack(data: bytes, folder: Path) -> None:
         for member in archive.getmembers():
             target = os.path.realpath(folder / member.name)
             if not target.startswith(root + os.sep):
-                raise RefusedError(f"{member.name} lies outside of the code's folder")
+                raise RequestError(f"{member.name} lies outside of the code's folder")
         archive.extractall(folder)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
+from launcher.contract.keeper_record import RECORD, read_record, write_record
 from launcher.targets.hosts.program import commands, keeper, processes
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
 
@@ -46,13 +47,13 @@ def _revive(spec: dict[str, Any], program: str) -> None:
 
 
 def _wait_for_engine(folder: Path) -> None:
-    record = keeper.read_record(folder)
+    record = read_record(folder)
     since = record.setdefault("waits_since", time.time())
     _mark(folder, waits_since=since, gone=time.time() - since > keeper.BACK_LIMIT_S)
 
 
 def _mark(folder: Path, **told: Any) -> None:
-    keeper.write_record(folder, {**keeper.read_record(folder), **told})
+    write_record(folder, {**read_record(folder), **told})
 
 
 def _keep_again(spec: dict[str, Any], program: str) -> None:
@@ -76,11 +77,11 @@ def start(spec: dict[str, Any], program: str) -> None:
         processes.KEEPER: "1",
     }
     folder = Path(spec["node_dir"])
-    for stale in (keeper.RECORD, keeper.GRACE_FILE):
+    for stale in (RECORD, keeper.GRACE_FILE):
         (folder / stale).unlink(missing_ok=True)
     if spec["comes_back"]:
         keeper.write_spec(spec)
     argv = (sys.executable, "-S", program, "keep")
     pid = commands.start_keeper(argv, env, json.dumps(spec).encode(), folder / "keeper.log")
     # Else an observer that is quick would find no record, and take the node for lost.
-    keeper.write_record(folder, {"pid": pid, "start": processes.start_of(pid)})
+    write_record(folder, {"pid": pid, "start": processes.start_of(pid)})

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from launcher.contract.errors import TargetError
+from launcher.doctor.answers import NodeFacts
 from launcher.doctor.finding import Finding, Status
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
 from launcher.targets.hosts import doctor_judge
-from launcher.targets.hosts.doctor_answers import HostAnswer
+from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import Address, decide_unshared
 from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.settings import Host
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
 CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]
@@ -29,6 +31,12 @@ EVERY_WAY = frozenset(
 LEASE = {"run_id": "digits-1", "owner": "anna@desk", "gpus": ["0"], "slots": 0, "live": True}
 
 
+def known(names: dict[str, list[str]]) -> NodeFacts:
+    """A node of which only this matters."""
+    rest: dict[str, Any] = {field.name: None for field in fields(NodeFacts)}
+    return NodeFacts(**{**rest, "names": {name: tuple(found) for name, found in names.items()}})
+
+
 def rows(findings: Any) -> list[tuple[str, str, str]]:
     assert all(f.fix for f in findings if f.status is not Status.OK)
     return [(f.status.value, f.where, f.found) for f in findings]
@@ -39,7 +47,7 @@ def met(**fields: Any) -> Met:
     return Met(**{**given, **fields})
 
 
-def answer(host: Host, *, engine: dict[str, Any] | None = None, **found: Any) -> HostAnswer:
+def answer(host: Host, *, engine: EngineFacts | None = None, **found: Any) -> HostAnswer:
     usual = {"gpus": ["0", "1"], "leases": [], "host_name": host.name, "interfaces": []}
     return HostAnswer(host=host, found={**usual, **found}, engine=engine)
 
@@ -63,7 +71,7 @@ def test_clocks_are_held_against_the_middle_one(
     assert [(f.status.value, f.where) for f in found if f.status is not Status.OK] == not_ok
 
 
-ENGINE = {"version": "27.1", "runtimes": ["nvidia", "runc"], "hook": False}
+ENGINE: dict[str, Any] = {"version": "27.1", "runtimes": ["nvidia", "runc"], "hook": False}
 
 
 @pytest.mark.parametrize(
@@ -83,13 +91,15 @@ ENGINE = {"version": "27.1", "runtimes": ["nvidia", "runc"], "hook": False}
 def test_an_engine_must_answer_and_give_gpus_to_containers(
     engine: dict[str, Any], gpus: list[str], expected: list[tuple[str, str]]
 ) -> None:
-    found = doctor_judge.judge_engine(answer(HOSTS[0], engine={**ENGINE, **engine}, gpus=gpus))
+    found = doctor_judge.judge_engine(
+        answer(HOSTS[0], engine=EngineFacts(**{**ENGINE, **engine}), gpus=gpus)
+    )
     assert [(status, text) for status, _, text in rows(list(found))] == expected
 
 
 def images(own: str, *ids: str) -> list[tuple[str, str]]:
     answers = [
-        answer(host, engine={**ENGINE, "image_id": id, "digests": []})
+        answer(host, engine=EngineFacts(**ENGINE, image_id=id))
         for host, id in zip(HOSTS, ids, strict=True)
     ]
     found = list(doctor_judge.judge_images(answers, Image(name="a:1", id=own)))
@@ -209,7 +219,7 @@ def test_names_of_others_must_lead_to_them(
     addresses: list[str], expected: list[tuple[str, str]]
 ) -> None:
     first = answer(HOSTS[0], interfaces=[["eth0", "10.0.0.1", 0]])
-    first.node = {"names": {"gpu2": addresses}}
+    first = replace(first, node=known(names={"gpu2": addresses}))
     second = answer(HOSTS[1], interfaces=[["eth0", "10.0.0.2", 0]])
     found = rows(list(doctor_judge.judge_names([first, second])))
     assert [(status, text) for status, _, text in found] == expected

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.keeper_record import read_record, write_record
 from launcher.targets.hosts.program import commands, keeper, processes, revive
 from launcher.targets.hosts.program.leases import LeaseBook
 
@@ -22,7 +23,7 @@ class Node:
         self.state_dir, self.folder = state_dir, state_dir / "runs/r/nodes/0/0"
         self.folder.mkdir(parents=True)
         self.book = LeaseBook(str(state_dir / "leases"))
-        keeper.write_record(self.folder, {"pid": os.getpid(), "start": "another boot:1"})
+        write_record(self.folder, {"pid": os.getpid(), "start": "another boot:1"})
         self.spec: dict[str, Any] = {
             "run_id": "r",
             "node_index": 0,
@@ -52,7 +53,7 @@ class Engine:
     """Stands in for the docker command line; ``started`` are the keepers' specs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.found: keeper.Found | None = None
+        self.found: keeper.ContainerState | None = None
         self.removed: list[str] = []
         self.started: list[dict[str, Any]] = []
         monkeypatch.setattr(keeper, "inspect", lambda name: self.found)
@@ -71,27 +72,27 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 def test_a_container_that_came_back_gets_keeper_and_lease_again(node: Node, engine: Engine) -> None:
     assert node.state == "pending"
-    engine.found = keeper.Found(is_there=True, is_running=True)
+    engine.found = keeper.ContainerState(is_there=True, is_running=True)
     revive.revive(node.state_dir, "program")
     revive.revive(node.state_dir, "program")
     (spec,) = engine.started
     assert spec["argv"] == ["docker", "attach", "--no-stdin", "--sig-proxy=false", "r-0"]
     assert [lease["live"] for lease in node.book.read()] == [True]
     assert node.state == "running"
-    assert processes.start_of(os.getpid()) == keeper.read_record(node.folder)["start"]
+    assert processes.start_of(os.getpid()) == read_record(node.folder)["start"]
 
 
 def test_a_node_waits_for_its_engine_and_not_for_ever(node: Node, engine: Engine) -> None:
     revive.revive(node.state_dir, "program")
     assert node.state == "pending"
-    record = keeper.read_record(node.folder)
-    keeper.write_record(node.folder, {**record, "waits_since": 0})
+    record = read_record(node.folder)
+    write_record(node.folder, {**record, "waits_since": 0})
     revive.revive(node.state_dir, "program")
     assert node.state == "missing"
 
 
 def test_a_container_that_is_gone_is_not_waited_for(node: Node, engine: Engine) -> None:
-    engine.found = keeper.Found(is_there=False)
+    engine.found = keeper.ContainerState(is_there=False)
     revive.revive(node.state_dir, "program")
     assert node.state == "missing"
     assert engine.started == []
@@ -99,7 +100,7 @@ def test_a_container_that_is_gone_is_not_waited_for(node: Node, engine: Engine) 
 
 def test_what_another_has_taken_meanwhile_stays_theirs(node: Node, engine: Engine) -> None:
     node.book.take({**LEASE, "run_id": "other"}, 10, None)
-    engine.found = keeper.Found(is_there=True, is_running=True)
+    engine.found = keeper.ContainerState(is_there=True, is_running=True)
     revive.revive(node.state_dir, "program")
     assert engine.removed == ["r-0"]
     assert engine.started == []

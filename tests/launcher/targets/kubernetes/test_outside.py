@@ -277,7 +277,7 @@ def test_a_report_without_a_folder_is_made_of_pods_conditions_and_events(
     lines = [line.strip() for line in said.splitlines()]
     assert lines[0].startswith(f"{RUN_ID}: failed on kubernetes, engine agent (training-failed")
     assert "exit code 1; 41.0 s" in lines[0]
-    assert "first cause: node 1, rank 1, attempt 1: ValueError: no data" in lines
+    assert "first failure: rank 1 on node 1, attempt 1: ValueError: no data" in lines
     assert "| Traceback" in lines
     assert "log: python -m launcher logs digits-0a1b2c --rank 1" in lines
     assert "restarts by cause, over all nodes: exit 2" in lines

@@ -15,28 +15,26 @@ import pytest
 
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
-from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.reasons import NodeState, Reason
-from launcher.follow.console import Console
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import logs
 from launcher.targets.kubernetes import watch as kubernetes_watch
-from launcher.targets.kubernetes.api import ApiError, Cluster, Place
-from launcher.targets.kubernetes.follow import ClusterFollower
-from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, Source
+from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
+from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
 from launcher.targets.kubernetes.watch import PodWatch
+from tests.launcher.cluster_run import ClusterRun
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
 ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
-JOB = Place(api_version="batch/v1", kind="Job", name="digits")
+JOB = ObjectPlace(api_version="batch/v1", kind="Job", name="digits")
 
 
 @pytest.fixture(autouse=True)
@@ -286,7 +284,7 @@ class Reader:
     def __init__(self, cluster: Cluster, restarts: int = 0) -> None:
         self.lines: list[str] = []
         self.fate = Fate(is_over=False, was_restarted=False)
-        source = Source(pod="d-0", uid="d-0", container="node", restarts=restarts)
+        source = LogSource(pod="d-0", uid="d-0", container="node", restarts=restarts)
         self._lock = threading.Lock()
         self.follower = LogFollower(cluster, source, lambda: self.fate, self._write)
 
@@ -371,39 +369,17 @@ def test_timestamps_are_ordered_whatever_their_digits(earlier: str, later: str) 
 # -- a run from end to end ----------------------------------------------------------------------
 
 
-class Run:
-    """A follower in a thread, as the command line has it in its main one."""
-
-    def __init__(self, target: KubernetesTarget, plan: LaunchPlan, folder: Path) -> None:
-        self.output = folder / "console"
-        self.folder = RunFolder(Path(plan.run_dir))
-        self.folder.create(plan, "", 1.0)
-        console = Console(self.output.open("w"), terminal=False, colour=False)
-        self.follower = ClusterFollower(self.folder, plan, target, console, SystemClock())
-        self.outcome: Any = None
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def _follow(self) -> None:
-        self.outcome = self.follower.follow()
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text()
-
-    def end(self) -> Any:
-        self._thread.join(60)
-        assert not self._thread.is_alive(), self.text
-        return self.outcome
-
-
 @pytest.fixture
 def run(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> Run:
-    started = Run(target, plan(), tmp_path)
-    server.until(lambda: ("jobs", "digits") in server.objects)
-    return started
+    server: FakeCluster, plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> Iterator[ClusterRun]:
+    started = ClusterRun(server, tmp_path, plan())
+    yield started
+    # Else it fails once the limit for a pod's start is over, in the middle of another test.
+    started.follower.stop_reason = Reason.INTERRUPTED
+    for pods, name in [key for key in server.objects if key[0] == "pods"]:
+        server.remove(pods, name)
+    started.end()
 
 
 def condition(server: FakeCluster, kind: str, **fields: str) -> None:
@@ -413,7 +389,7 @@ def condition(server: FakeCluster, kind: str, **fields: str) -> None:
 
 
 def test_a_run_is_followed_through_a_lost_pod_to_its_end(
-    server: FakeCluster, run: Run, target: KubernetesTarget
+    server: FakeCluster, run: ClusterRun, target: KubernetesTarget
 ) -> None:
     server.put("pods", pod("digits-0-a", labelled(0), phase="Pending", state={}))
     server.until(lambda: "digits-0-a is starting" in run.text)
@@ -445,7 +421,7 @@ def test_a_run_is_followed_through_a_lost_pod_to_its_end(
     assert consoles[1, 1] == "[1/1] back\n"
 
 
-def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: Run) -> None:
+def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: ClusterRun) -> None:
     state = ended(1, message="ValueError: no data")
     server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=state))
     server.log("digits-0-a", (stamp(1), "[0/0] dying"), ended=True)
@@ -459,7 +435,7 @@ def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: Ru
 
 
 def test_the_agents_outcome_comes_home_in_the_termination_message(
-    server: FakeCluster, run: Run
+    server: FakeCluster, run: ClusterRun
 ) -> None:
     told = {
         "schema": 1, "node_index": 0, "incarnation": 0, "reason": "restarts-exhausted",
@@ -478,7 +454,7 @@ def test_the_agents_outcome_comes_home_in_the_termination_message(
     assert json.loads(saved.read_text()) == told
 
 
-def test_troubles_are_told_while_the_run_waits(server: FakeCluster, run: Run) -> None:
+def test_troubles_are_told_while_the_run_waits(server: FakeCluster, run: ClusterRun) -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     server.put("pods", pod("digits-0-a", labelled(0), phase="Pending", state=waiting))
     server.until(lambda: "digits-0-a: ImagePullBackOff: no such image" in run.text)
@@ -486,7 +462,7 @@ def test_troubles_are_told_while_the_run_waits(server: FakeCluster, run: Run) ->
 
 
 def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(
-    server: FakeCluster, run: Run
+    server: FakeCluster, run: ClusterRun
 ) -> None:
     run.follower.stop_reason = Reason.INTERRUPTED
     outcome = run.end()
@@ -525,7 +501,7 @@ def test_pods_that_do_not_end_are_told_after_the_limit(
 
 
 def test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault(
-    server: FakeCluster, run: Run
+    server: FakeCluster, run: ClusterRun
 ) -> None:
     server.put("pods", pod("digits-0-a", labelled(0)))
     server.until(lambda: "digits-0-a runs" in run.text)
@@ -541,14 +517,13 @@ def test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault(
 
 
 def test_scaling_patches_both_counts_at_once(
-    server: FakeCluster, run: Run, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+    server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
     before = len(server.asked("PATCH", "/jobs/"))
-    target.scale(plan(), 1)
+    target.resize(plan(), 1)
     spec = server.objects["jobs", "digits"]["spec"]
     assert (spec["parallelism"], spec["completions"]) == (1, 1)
     assert len(server.asked("PATCH", "/jobs/")) == before + 1
-    run.follower.stop_reason = Reason.INTERRUPTED
 
 
 def test_scaling_a_pytorchjob_patches_its_workers(
@@ -556,7 +531,7 @@ def test_scaling_a_pytorchjob_patches_its_workers(
 ) -> None:
     target.submit(plan("pytorchjob"))
     before = server.objects["pytorchjobs", "digits"]["spec"]
-    target.scale(plan("pytorchjob"), 1)
+    target.resize(plan("pytorchjob"), 1)
     after = server.objects["pytorchjobs", "digits"]["spec"]
     assert after["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 1
     assert before["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 2
@@ -580,7 +555,7 @@ def test_every_operators_kind_is_suspended_where_it_reads_that(
 ) -> None:
     made = plan(kind) if kind == "pytorchjob" else plan(kind, nnodes=2)
     target.submit(made)
-    target.suspend(made)
+    target.suspend_job(made)
     found = server.objects[f"{kind}s", "digits"]["spec"]
     for key in at:
         found = found[key]
@@ -591,26 +566,24 @@ def test_a_kind_that_keeps_its_size_refuses_to_scale(
     target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
     with pytest.raises(InputError, match="a jobset keeps its size"):
-        target.scale(plan("jobset", nnodes=2), 1)
+        target.resize(plan("jobset", nnodes=2), 1)
 
 
 def test_keeping_suspends_the_job(
-    server: FakeCluster, run: Run, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+    server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
-    target.suspend(plan())
+    target.suspend_job(plan())
     assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
-    run.follower.stop_reason = Reason.INTERRUPTED
 
 
 def test_a_later_call_finds_the_cluster_that_the_run_is_on(
-    server: FakeCluster, run: Run, plan: Callable[..., LaunchPlan], tmp_path: Path
+    server: FakeCluster, run: ClusterRun, plan: Callable[..., LaunchPlan], tmp_path: Path
 ) -> None:
     server.until(lambda: (tmp_path / "runs/digits-0a1b2c/cluster.json").exists())
     server.put("pods", pod("digits-0-a", labelled(0)))
     later = KubernetesTarget(tmp_path / "runs")
     (first, second) = later.observe(plan()).nodes
     assert (first.state, second.state) == (NodeState.RUNNING, NodeState.MISSING)
-    run.follower.stop_reason = Reason.INTERRUPTED
 
 
 # -- the command line -----------------------------------------------------------------------------

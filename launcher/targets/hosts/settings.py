@@ -1,8 +1,12 @@
-"""One machine of an inventory, and what was found on it."""
+"""A run's own settings on hosts: the machines, and what is sent to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from launcher.plan.target_facts import MachineFacts
+from launcher.plan.target_settings import TargetSettings
+from launcher.targets.container import ContainerSettings
 
 STATE_DIR = "~/.launcher"
 """Where a host keeps runs, code and programs, unless the inventory names another folder."""
@@ -35,20 +39,15 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostFacts:
-    """A host as it was when the plan was made.
+class HostFacts(MachineFacts):
+    """A host as it was when the plan was made; ``device_ids`` are those that nobody holds.
 
-    ``address`` is where all others reached it, ``interface`` the one that has the address.
-    ``device_ids`` are the accelerators that nobody holds. ``state_dir`` is the host's own folder,
-    absolute; ``runtime`` is ``python`` or ``docker``. ``user`` is ``uid:gid`` there; ``image`` is
-    what containers start from, ``image_labels`` its labels as JSON where the host has it.
-    ``clock_offset_s`` is the host's wall clock less the launcher's, to half a round trip.
+    ``state_dir`` is the host's own folder, absolute; ``runtime`` is ``python`` or ``docker``.
+    ``user`` is ``uid:gid`` there; ``image`` is what containers start from, ``image_labels`` its
+    labels as JSON where the host has it.
     """
 
     host: Host
-    address: str
-    interface: str | None
-    cpu_count: int
     device_ids: tuple[str, ...] = ()
     python: str = "python3"
     torch_version: str | None = None
@@ -57,4 +56,25 @@ class HostFacts:
     user: str | None = None
     image: str | None = None
     image_labels: str = ""
-    clock_offset_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def cpu_workers(self) -> int:
+        return self.host.slots or self.cpu_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsSettings(TargetSettings):
+    """``hosts`` are the machines by node index; ``code`` is the hash of what is sent to them."""
+
+    hosts: tuple[HostFacts, ...]
+    code: str | None
+    ssh_config: str | None
+    containers: ContainerSettings
+
+    @property
+    def machines(self) -> tuple[MachineFacts, ...]:
+        return self.hosts

@@ -1,0 +1,38 @@
+"""The record that a host's keeper writes of its node, and that the launcher reads.
+
+Standard library only, and no newer than Python 3.8: hosts import it with a Python of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+RECORD = "keeper.json"
+"""In the node's folder: pid, start; once it has ended exit_code, out_of_memory, detail."""
+RECORD_BYTES = 4096
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Replaces the record; on a full disk it overwrites the first one in place."""
+    data = json.dumps(record).encode().ljust(RECORD_BYTES)
+    temporary = folder / f".{RECORD}"
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(folder / RECORD)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            with (folder / RECORD).open("r+b") as file:
+                file.write(data[:RECORD_BYTES])
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record as it is; empty where there is none."""
+    with suppress(OSError, ValueError):
+        record = json.loads((folder / RECORD).read_text())
+        if isinstance(record, dict):
+            return record
+    return {}

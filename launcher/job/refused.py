@@ -1,0 +1,17 @@
+"""The error of a value that a job file may not hold."""
+
+from __future__ import annotations
+
+
+class NotAcceptedError(ValueError):
+    """A value that a job file may not hold: what is accepted there, and what to write instead.
+
+    Without ``accepted`` the words of the field's schema are told. ``found`` is given where showing
+    the whole value would say too much or too little.
+    """
+
+    def __init__(self, accepted: str = "", *, fix: str = "", found: str | None = None) -> None:
+        super().__init__(f"accepted: {accepted}" if accepted else "not accepted")
+        self.accepted = accepted
+        self.fix = fix
+        self.found = found

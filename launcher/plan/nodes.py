@@ -1,0 +1,209 @@
+"""Each node's part of a plan: its name and address, what it sees where, and its environment."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.contract import protocol
+from launcher.contract.node_plan import Elastic, Env, Mount, NodePlan
+from launcher.plan.devices import NodeDevices
+from launcher.plan.rendezvous import backend_of, endpoint_of, plan_rendezvous
+from launcher.plan.target_facts import Folders, MachineFacts, NodeFacts, TargetFacts
+from launcher.plan.torchrun import ENVIRONMENT, line_prefix_template, parse_torch_version
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+LOCAL_ADDR = "127.0.0.1"
+
+
+class _View(NamedTuple):
+    """What nodes with the same folders and interface have in common."""
+
+    run_dir: str
+    fence_dir: str
+    mounts: tuple[Mount, ...]
+    workdir: str | None
+    env: Env
+
+
+class NodePlanner:
+    """Plans the nodes of one run; what nodes have in common is computed once."""
+
+    def __init__(
+        self, job: JobSpec, facts: TargetFacts, run_id: str, extra_args: tuple[str, ...]
+    ) -> None:
+        self._job, self._facts, self._run_id = job, facts, run_id
+        self._in_container = facts.image is not None
+        self._width = len(str(job.nnodes.max - 1))
+        self._command = (*job.command, *extra_args)
+        self._torch_version = parse_torch_version(facts.torch_version or job.torch_version)
+        run_dir = f"{facts.run_root}/{run_id}"
+        own = f"{run_dir}/{protocol.CHECKPOINTS_DIR}"
+        given = job.checkpoint_dir
+        checkpoints = own if given is None else absolute(given, facts.cwd)
+        self._folders_here = Folders(run=run_dir, checkpoints=checkpoints, cwd=facts.cwd)
+        self._nodes = facts.nodes or (NodeFacts(),) * job.nnodes.max
+        self._host = facts.rdzv_host or self._address(0)
+        self._view = functools.cache(self._plan_view)
+
+    def plan(self, index: int, devices: NodeDevices) -> NodePlan:
+        """One node's first incarnation."""
+        job, facts = self._job, self._facts
+        view = self._view(self.folders(index), self._machine(index).interface)
+        rendezvous = plan_rendezvous(
+            job,
+            node_index=index,
+            host=self._host,
+            port=facts.ports[0] if facts.ports else None,
+            id=job.rdzv.id or self._run_id,
+            torch_version=self._torch_version,
+            fence_dir=view.fence_dir,
+        )
+        return NodePlan(
+            node_index=index,
+            incarnation=0,
+            name=self._name(index),
+            local_addr=self._address(index),
+            min_nodes=job.nnodes.min,
+            max_nodes=job.nnodes.max,
+            nproc_per_node=devices.nproc_per_node,
+            max_restarts=job.max_restarts,
+            rendezvous=rendezvous,
+            command=self._command,
+            workdir=view.workdir,
+            env=(
+                *view.env,
+                (protocol.NODE_INDEX, str(index)),
+                (protocol.INCARNATION, "0"),
+                (protocol.RDZV_BACKEND, backend_of(rendezvous)),
+                (protocol.RDZV_ENDPOINT, endpoint_of(rendezvous)),
+                (protocol.LINE_PREFIX_TEMPLATE, line_prefix_template(index)),
+                (protocol.MAX_WORLD_SIZE, str(job.nnodes.max * devices.nproc_per_node)),
+            ),
+            secrets=job.secrets,
+            mounts=view.mounts,
+            device_ids=devices.device_ids,
+            log_dir=f"{view.run_dir}/{protocol.NODES_DIR}/{index}/0",
+        )
+
+    def folders(self, index: int) -> Folders:
+        """A node's folders, on its machine."""
+        given = self._nodes[index].folders
+        return self._folders_here if given is None else given.of_run(self._run_id)
+
+    def _machine(self, index: int) -> MachineFacts:
+        return self._nodes[index].machine or self._facts.machine
+
+    def _name(self, index: int) -> str:
+        # Zero-padded: torchrun orders ranks by address as text, w-10 before w-2.
+        return self._nodes[index].name or f"{self._run_id}-{index:0{self._width}d}"
+
+    def _address(self, index: int) -> str:
+        if given := self._machine(index).address:
+            return given
+        # A lone node meets itself; a container name would need a resolver for nothing.
+        alone = self._job.nnodes.max == 1
+        return self._name(index) if self._in_container and not alone else LOCAL_ADDR
+
+    def _plan_view(self, folders: Folders, interface: str | None) -> _View:
+        run_dir, checkpoint_dir = folders.run, folders.checkpoints
+        if self._in_container and not folders.in_container:
+            run_dir, checkpoint_dir = protocol.CONTAINER_RUN_DIR, protocol.CONTAINER_CHECKPOINT_DIR
+        own = (
+            (protocol.RUN_ID, self._run_id),
+            (protocol.RUN_DIR, run_dir),
+            (protocol.CHECKPOINT_DIR, checkpoint_dir),
+            (protocol.ATTEMPT, "0"),
+            (protocol.STOP_GRACE_S, str(self._job.stop_grace_s)),
+            (protocol.PROGRESS, "bar" if self._facts.terminal else "lines"),
+            *self._env_of_place(interface),
+        )
+        return _View(
+            run_dir=run_dir,
+            fence_dir=checkpoint_dir if self._facts.shares_storage else "",
+            mounts=self._mounts(folders),
+            workdir=self._workdir(folders.cwd),
+            # The job's own values win, in the place of what they overrule.
+            env=tuple({**dict(ENVIRONMENT), **dict(own), **dict(self._job.env)}.items()),
+        )
+
+    def _env_of_place(self, interface: str | None) -> Env:
+        env: Env = ()
+        if self._in_container:
+            # The caller's uid has no entry in the image's passwd: no home, no user name.
+            env = (("HOME", "/tmp"), ("USER", "launcher"), ("LOGNAME", "launcher"))
+        if interface is not None:
+            # Names differ from host to host. NCCL takes a beginning of a name, unless after =.
+            gloo, nccl = ("GLOO_SOCKET_IFNAME", interface), ("NCCL_SOCKET_IFNAME", f"={interface}")
+            return (*env, gloo, nccl)
+        loopback = self._facts.machine.loopback
+        if loopback and not self._in_container and self._facts.accelerator == "cpu":
+            return (("GLOO_SOCKET_IFNAME", loopback),)
+        return env
+
+    def _mounts(self, folders: Folders) -> tuple[Mount, ...]:
+        if not self._in_container or folders.in_container:
+            return ()
+        own = [
+            Mount(source=folders.run, target=protocol.CONTAINER_RUN_DIR),
+            Mount(source=folders.checkpoints, target=protocol.CONTAINER_CHECKPOINT_DIR),
+        ]
+        if self._job.uses_agent:
+            archive = f"{folders.run}/{protocol.AGENT_ARCHIVE}"
+            own.append(Mount(source=archive, target=protocol.CONTAINER_AGENT, read_only=True))
+        users = (
+            Mount(source=absolute(m.source, folders.cwd), target=m.target, read_only=m.read_only)
+            for m in self._job.mounts
+        )
+        return (*own, *users)
+
+    def _workdir(self, cwd: str) -> str | None:
+        """Where the command runs; without a container a mounted folder is its mount's source."""
+        given = self._job.workdir
+        if self._in_container or given is None:
+            return given if self._in_container else cwd
+        for mount in self._job.mounts:
+            if PurePosixPath(given).is_relative_to(mount.target):
+                inside = PurePosixPath(given).relative_to(mount.target)
+                return str(PurePosixPath(absolute(mount.source, cwd)) / inside)
+        return absolute(given, cwd)
+
+
+def plan_node_like(node: NodePlan, index: int, name: str, incarnation: int = 0) -> NodePlan:
+    """A node of another index with the settings of ``node``.
+
+    It serves the rendezvous' store only where ``node`` does and the index is 0.
+    """
+    rendezvous = node.rendezvous
+    if isinstance(rendezvous, Elastic):
+        rendezvous = replace(rendezvous, is_host=rendezvous.is_host and index == 0)
+    own = {
+        protocol.NODE_INDEX: str(index),
+        protocol.INCARNATION: str(incarnation),
+        protocol.LINE_PREFIX_TEMPLATE: line_prefix_template(index),
+    }
+    nodes = PurePosixPath(node.log_dir).parents[1]
+    return replace(
+        node,
+        node_index=index,
+        incarnation=incarnation,
+        name=name,
+        local_addr=name if node.local_addr == node.name else node.local_addr,
+        rendezvous=rendezvous,
+        env=tuple((key, own.get(key, value)) for key, value in node.env),
+        log_dir=str(nodes / str(index) / str(incarnation)),
+    )
+
+
+def plan_incarnation(node: NodePlan, incarnation: int) -> NodePlan:
+    """The same node, started once more."""
+    return plan_node_like(node, node.node_index, node.name, incarnation)
+
+
+def absolute(path: str, cwd: str) -> str:
+    """A path of the job, which may be relative to ``cwd``."""
+    return str(PurePosixPath(cwd) / path)

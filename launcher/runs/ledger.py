@@ -1,0 +1,100 @@
+"""The run's ledger: events that agents, training and clusters recorded while it ran."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.contract import protocol
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEvent:
+    """One line of a ledger; its keys are in ``contract.protocol``.
+
+    ``at`` is seconds since the epoch, ``monotonic_s`` the node's own steady clock; ``values`` is
+    the whole line.
+    """
+
+    name: str
+    node_index: int
+    incarnation: int
+    at: float
+    monotonic_s: float
+    values: Mapping[str, Any]
+
+
+_NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
+
+
+def parse_event(data: object, source: str = "agent") -> LedgerEvent | None:
+    """None for a line of another source, and for one without place, name or time."""
+    if not isinstance(data, dict) or data.get("source") != source:
+        return None
+    name = data.get("event")
+    numbers: dict[str, Any] = {key: data.get(key) for key in _NUMBERS}
+    if not isinstance(name, str) or not all(isinstance(n, int | float) for n in numbers.values()):
+        return None
+    return LedgerEvent(name=name, values=data, **numbers)
+
+
+def read_ledger(path: Path, source: str = "agent") -> tuple[LedgerEvent, ...]:
+    """The source's events in one file, oldest first; other sources' and broken lines are left out.
+
+    A line is broken where its writer was killed while it wrote.
+    """
+    with contextlib.suppress(OSError):
+        return tuple(_parse_lines(path.read_text(errors="replace").splitlines(), source))
+    return ()
+
+
+def _parse_lines(lines: Iterable[str], source: str) -> Iterator[LedgerEvent]:
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            if event := parse_event(json.loads(line), source):
+                yield event
+
+
+def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
+    """Where an agent's part of the ledger lies, if it wrote any."""
+    name = protocol.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
+    return run.path / protocol.LEDGER_DIR / name
+
+
+def read_train_ledger(run: RunFolder) -> tuple[LedgerEvent, ...]:
+    """The training's events, in no order; empty where the training writes none."""
+    pattern = protocol.TRAIN_LEDGER.format(node_index="*", incarnation="*", attempt="*", rank="*")
+    paths = sorted((run.path / protocol.LEDGER_DIR).glob(pattern))
+    return tuple(event for path in paths for event in read_ledger(path, "train"))
+
+
+def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
+    """By cause, the restarts of one agent after which its workers did start again. Pure."""
+    found: Counter[str] = Counter()
+    cause: str | None = None
+    for event in events:
+        if event.name == "restart":
+            cause = str(event.values.get("cause"))
+        elif event.name == "workers-started" and cause is not None:
+            found[cause] += 1
+            cause = None
+    return found
+
+
+def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
+    """Each node's wall clock less the launcher's, in seconds, as measured before the run. Pure."""
+    return {index: machine.clock_offset_s for index, machine in enumerate(plan.machines)}
+
+
+def by_launchers_clock(
+    events: Iterable[LedgerEvent], offsets: Mapping[int, float]
+) -> tuple[LedgerEvent, ...]:
+    """The same events with times of the launcher's clock. Pure."""
+    return tuple(replace(e, at=e.at - offsets.get(e.node_index, 0.0)) for e in events)

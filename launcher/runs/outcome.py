@@ -1,0 +1,104 @@
+"""How a run ended, and which of its workers failed: the records of ``outcome.json``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from launcher.agent.faults import COLLATERAL
+from launcher.contract.reasons import Reason
+from launcher.runs.records import Jsonable
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """One worker that ended badly.
+
+    ``failed_at`` is seconds since the epoch by the launcher's clock, for ordering only; ``host`` is
+    the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is ahead.
+    ``cause`` is a word of ``contract``'s FAILURE; ``attempt`` counts the starts of this
+    incarnation's workers, 0-based.
+    """
+
+    node_index: int
+    rank: int
+    local_rank: int
+    exit_code: int
+    exception: str
+    failed_at: float
+    log: str
+    log_tail: tuple[str, ...]
+    cause: str = "exit"
+    attempt: int = 0
+    host: str = ""
+    clock_offset_s: float = 0.0
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether its exception only names another worker, or its own agent ended it."""
+        return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureReport:
+    """The first cause and the workers that fell with it; ``console_tail`` where no worker spoke."""
+
+    first: RankFailure | None
+    collateral: tuple[RankFailure, ...]
+    console_tail: tuple[str, ...]
+
+    @property
+    def ranks(self) -> tuple[RankFailure, ...]:
+        """All workers that failed, the first one first."""
+        return (*((self.first,) if self.first else ()), *self.collateral)
+
+    @property
+    def clock_offsets_s(self) -> dict[str, float]:
+        """How far the clocks of the failed workers' hosts are ahead of the launcher's."""
+        return {one.host: one.clock_offset_s for one in self.ranks if one.host}
+
+    def with_log_commands(self, run_id: str) -> FailureReport:
+        """With the command that shows each worker's log in place of its path."""
+
+        def named(one: RankFailure) -> RankFailure:
+            return replace(one, log=f"launcher logs {run_id} --rank {one.rank}")
+
+        first = named(self.first) if self.first else None
+        return replace(self, first=first, collateral=tuple(map(named, self.collateral)))
+
+    def to_jsonable(self) -> Jsonable:
+        """Plain data for ``outcome.json``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended, as ``outcome.json`` tells it. Times are seconds since the Unix epoch."""
+
+    run_id: str
+    job: str
+    target: str
+    state: str
+    reason: str
+    exit_code: int
+    detail: str
+    attempts: int
+    started_at: float
+    finished_at: float
+    duration_s: float
+    metrics: Mapping[str, object]
+    failure: FailureReport | None
+    checkpoint_dir: str
+    torch_version: str | None
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Restarts of workers by cause, as the nodes' agents counted them, over all nodes: a lost
+    peer counts once on each node that lost it. Empty where plain torchrun ran the workers."""
+
+    @property
+    def reason_enum(self) -> Reason:
+        """The reason as a member of its table."""
+        return Reason(self.reason)
+
+    def to_jsonable(self) -> Jsonable:
+        """Plain data for ``outcome.json``."""
+        return asdict(self)

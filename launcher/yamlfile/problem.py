@@ -1,0 +1,63 @@
+"""What is wrong at a place of a file or of an option: one type for every reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.contract.errors import InputError
+
+if TYPE_CHECKING:
+    from launcher.yamlfile.source import YamlSource
+
+KeyPath = tuple[str | int, ...]
+"""From the top of the file to a value: keys of mappings and 0-based places in lists."""
+
+_MAX_SHOWN = 60
+_AFTER_THE_FILE = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, and the fix to type.
+
+    ``where`` is ``file:line``, or the option that gave the value; ``line`` is the same line as a
+    number, 0 for an option; ``path`` is the key, empty where the problem is not about a key.
+    """
+
+    where: str
+    line: int = 0
+    path: KeyPath = ()
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        line = ": ".join(part for part in (self.where, render_key(self.path), self.what) if part)
+        return f"{line}\n  fix: {self.fix}" if self.fix else line
+
+
+class FileError(InputError):
+    """All that is wrong with a file and its options, in the order of the file, then the options.
+
+    ``source`` is what could be read all the same, so that a caller can report problems of its own
+    beside these; None where nothing could be read.
+    """
+
+    def __init__(self, problems: Sequence[Problem], source: YamlSource | None = None) -> None:
+        self.problems = tuple(sorted(problems, key=lambda one: one.line or _AFTER_THE_FILE))
+        self.source = source
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def render_key(path: KeyPath) -> str:
+    """A path as ``--set`` takes it: ``mounts.0.target``."""
+    return ".".join(render_value(str(part)) for part in path)
+
+
+def render_value(text: str) -> str:
+    """Text fit for one line of a terminal: no control characters, not too long."""
+    if len(text) > _MAX_SHOWN:
+        text = text[: _MAX_SHOWN - 3] + "..."
+    return text if text.isprintable() and text == text.strip() else json.dumps(text)
