@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -109,7 +108,6 @@ class GlobalBatchSampler(Sampler[list[Any]]):
                 f"--global_batch_size {size - size % virtual_shards} or less",
             )
         self.virtual_shards = virtual_shards
-        self.batches_per_epoch = Fraction(size, global_batch_size)
         self.shards = plan_rank_shards(virtual_shards, rank, world_size)
         self._shard_size = plan_shard_size(global_batch_size, virtual_shards)
         self._size = size
