@@ -184,6 +184,10 @@ class AgentSpec(Section):
     with ``disk-full``; 0 does not wait."""
     health: HealthSpec = HealthSpec()
     """The agent's own HTTP server."""
+    in_image: bool | None = None
+    """Whether nodes start the agent that their image holds, as the images of this project do. Left
+    out: on Docker the image's label decides, on Kubernetes its name (``fabric-train``). ``false``
+    brings the launcher's own agent into any image, as always on hosts."""
 
 
 class LocalSpec(Section):
