@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER, AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
-from launcher.plan.target_facts import AgentFacts
+from launcher.plan.target_facts import AgentFacts, TargetFacts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -17,14 +17,14 @@ not a coincidence any more."""
 
 
 def plan_agent(
-    job: JobSpec, target: AgentFacts | None, stores: tuple[StoreEndpoint, ...]
+    job: JobSpec, facts: TargetFacts, stores: tuple[StoreEndpoint, ...]
 ) -> AgentSettings | None:
     """The agent's settings; None where plain torchrun runs the workers."""
     if not job.uses_agent:
         return None
     agent = job.agent
     # Without a word of the target, the launcher follows the workers' own files.
-    target = target or AgentFacts(identity="plan", health_port=agent.health.port, tee=False)
+    target = facts.agent or AgentFacts(identity="plan", health_port=agent.health.port, tee=False)
     return AgentSettings(
         start=job.start or "fresh",
         preload=agent.preload,
@@ -39,6 +39,7 @@ def plan_agent(
         health_port=target.health_port,
         identity=target.identity,
         tee=target.tee,
+        in_image=facts.agent_in_image,
     )
 
 

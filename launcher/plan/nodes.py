@@ -152,7 +152,7 @@ class NodePlanner:
             Mount(source=folders.run, target=protocol.CONTAINER_RUN_DIR),
             Mount(source=folders.checkpoints, target=protocol.CONTAINER_CHECKPOINT_DIR),
         ]
-        if self._job.uses_agent:
+        if self._job.uses_agent and not self._facts.agent_in_image:
             archive = f"{folders.run}/{protocol.AGENT_ARCHIVE}"
             own.append(Mount(source=archive, target=protocol.CONTAINER_AGENT, read_only=True))
         users = (

@@ -109,6 +109,8 @@ class TargetFacts:
     accelerator: str
     machine: MachineFacts
     image: str | None = None
+    agent_in_image: bool = False
+    """Whether the image holds this launcher's node agent."""
     torch_version: str | None = None
     run_root: str
     cwd: str

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from launcher.contract.records import changed_fields
 from launcher.plan.target_facts import MachineFacts
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class TargetSettings:
 def dump_settings(settings: TargetSettings) -> dict[str, object]:
     """As plain data with the name of its class."""
     kind = type(settings)
-    return {KIND: f"{kind.__module__}.{kind.__qualname__}", **vars(settings)}
+    return {KIND: f"{kind.__module__}.{kind.__qualname__}", **changed_fields(settings)}
 
 
 def parse_settings(data: Any) -> TargetSettings:

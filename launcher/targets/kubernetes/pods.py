@@ -52,26 +52,26 @@ class PodSettings(TargetSettings):
     """
 
     kind: str
-    has_master: bool
-    namespace: str | None
-    checkpoint: Claim | None
-    run: Claim | None
-    volumes: tuple[Volume, ...]
+    has_master: bool = False
+    namespace: str | None = None
+    checkpoint: Claim | None = None
+    run: Claim | None = None
+    volumes: tuple[Volume, ...] = ()
     secret: str
-    image_pull_secrets: tuple[str, ...]
-    service_account: str | None
-    uid: int
-    priority_class: str | None
-    node_selector: Env
-    tolerations: tuple[Toleration, ...]
-    whole_node: bool
-    gang: str | None
-    queue: str | None
-    host_network: bool
-    gpus: int
-    rdma_resource: str
-    rdma_devices: int
-    probe_port: int | None
+    image_pull_secrets: tuple[str, ...] = ()
+    service_account: str | None = None
+    uid: int = 1000
+    priority_class: str | None = None
+    node_selector: Env = ()
+    tolerations: tuple[Toleration, ...] = ()
+    whole_node: bool = False
+    gang: str | None = None
+    queue: str | None = None
+    host_network: bool = False
+    gpus: int = 0
+    rdma_resource: str = "rdma/hca"
+    rdma_devices: int = 0
+    probe_port: int | None = HEALTH_PORT
     start_limit_s: int = 600
     waits_for_master: bool = False
     """Whether the operator gives Workers an init container that waits for the Master."""
