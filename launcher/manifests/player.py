@@ -91,26 +91,10 @@ class Player:
         claims: Mapping[str, Path],
         stage: Stage,
     ) -> None:
-<<<<<<< HEAD
-        self._play = play
-        self._id = play_id
-        self._engine = engine
-        self._clock = clock
-        self._folders = PlayFolders(claims)
-        self._pods = [_Pod(state=PodState()) for _ in play.pods]
-||||||| 0bc54bb
-        self._play = play
-        self._id = play_id
-        self._engine = engine
-        self._clock = clock
-        self._folders = PlayFolders(claims)
-        self._pods = [_Pod(state=PodState()) for _ in play.pods]
-=======
         self._play, self._id = play, play_id
         self._engine, self._clock, self._stage = engine, clock, stage
         self._folders = PlayFolders(claims)
         self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
->>>>>>> refs/heads/jobfile
         self._output: queue.SimpleQueue[_Output | _Lost] = queue.SimpleQueue()
         self._lost: set[_Lost] = set()
 
