@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.commands import ROOT, TIMEOUT_S, find_launcher, read, run
 from benchmarks.measure import BenchmarkError, Goal, Measurement, Row, interleave
 from benchmarks.start import TRAINING, read_first_step
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.settings import Host
 
 NODES = 2
 PORTS = range(20000, 32000)

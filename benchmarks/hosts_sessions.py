@@ -17,8 +17,8 @@ import psutil
 
 from benchmarks.measure import BenchmarkError, Goal, Measurement, Row
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 
 SESSIONS = (4, 16, 64, 128)

@@ -33,20 +33,21 @@ def plan_and_render(nodes: int) -> float:
     """Seconds from a validated job to the text that would start so many nodes."""
     from launcher.job.spec import JobSpec
     from launcher.plan.launch_plan import plan_run
-    from launcher.plan.target_facts import TargetFacts
+    from launcher.plan.target_facts import MachineFacts, TargetFacts
+    from launcher.targets.container import ContainerSettings
     from launcher.targets.docker.render import render_docker
 
     job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], "nnodes": nodes})
     facts = TargetFacts(
         target="docker",
         accelerator="cpu",
-        cpu_count=1,
+        machine=MachineFacts(cpu_count=1),
         image="fabric-train:cpu",
         torch_version="2.13.0",
         run_root="/runs",
         cwd="/work",
-        free_port=23456,
-        user="1000:1000",
+        ports=(23456,),
+        own=ContainerSettings(user="1000:1000"),
     )
     began = time.perf_counter()
     text = render_docker(plan_run(job, facts, run_id="digits-0a1b2c")).shell()

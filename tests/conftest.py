@@ -46,7 +46,11 @@ def why_no_cc() -> str:
 
 def why_no_kubectl() -> str:
     """Empty where the client is there; what it builds needs no cluster."""
-    return "" if shutil.which("kubectl") else "no program kubectl: https://kubernetes.io/docs/tasks/tools"
+    return (
+        ""
+        if shutil.which("kubectl")
+        else "no program kubectl: https://kubernetes.io/docs/tasks/tools"
+    )
 
 
 def why_no_hosts() -> str:

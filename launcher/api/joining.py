@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import PurePosixPath
 
-from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.torchrun import line_prefix_template
+from launcher.plan.nodes import plan_node_like
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import render_agent_files, write_agent_files
 
@@ -53,22 +51,7 @@ def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:
             f"{plan.run_id} gave each GPU of this machine to one of its nodes",
             f"launcher scale {plan.run_id} N, for nodes that were planned",
         )
-    name = f"{plan.run_id}-{index}"
-    own = {
-        protocol.NODE_INDEX: str(index),
-        protocol.INCARNATION: "0",
-        protocol.LINE_PREFIX_TEMPLATE: line_prefix_template(index),
-    }
-    return replace(
-        last,
-        node_index=index,
-        incarnation=0,
-        name=name,
-        local_addr=name if last.local_addr == last.name else last.local_addr,
-        rendezvous=replace(last.rendezvous, is_host=False),
-        env=tuple((key, own.get(key, value)) for key, value in last.env),
-        log_dir=str(PurePosixPath(last.log_dir).parents[1] / str(index) / "0"),
-    )
+    return plan_node_like(last, index, f"{plan.run_id}-{index}")
 
 
 def _take_index(run: RunFolder, plan: LaunchPlan) -> int:

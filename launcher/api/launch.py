@@ -7,27 +7,22 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from launcher.api.open import KUBERNETES
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import InputError, KeyInputError, LauncherError, TargetError
+from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower
 from launcher.follow.outlet import Outlet
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder, check_folder
+from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets import proc
-
-if TYPE_CHECKING:
-    from launcher.targets.kubernetes.follow import ClusterFollower
 
 
 def open_console(
@@ -90,54 +85,6 @@ def _are_one(stdout: TextIO, stderr: TextIO | None) -> bool:
     return os.path.samestat(os.fstat(stdout.fileno()), os.fstat(stderr.fileno()))
 
 
-def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
-    """Makes the run's folder with the plan and what will be submitted.
-
-    Raises ``InputError``, before anything exists, where a secret has no value to pass on, or a
-    folder cannot be made.
-    """
-    if plan.target != KUBERNETES:
-        _check_here(plan)
-    target.check(plan)
-    check_folder(Path(plan.run_dir))
-    run = RunFolder(Path(plan.run_dir))
-    run.create(plan, target.render(plan).shell(), SystemClock().wall())
-    return run
-
-
-def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for each variable of the caller that its workers find with another value. Pure.
-
-    Only local processes inherit what the caller has, and only a person's own is worth a word: in a
-    worker of another run these variables are that run's.
-    """
-    if plan.target != "local" or protocol.RUN_ID in environ:
-        return ()
-    env = dict(plan.nodes[0].env)
-    return tuple(
-        f"{name}={environ[name]} of this environment does not reach the workers, who find "
-        f"{name}={env[name]}; if it is the script's own, rename it: MY_{name}"
-        for name in (protocol.RUN_DIR, protocol.CHECKPOINT_DIR)
-        if environ.get(name, env[name]) != env[name]
-    )
-
-
-def _check_here(plan: LaunchPlan) -> None:
-    """What nodes take from this machine: secrets by value, and the checkpoints' folder.
-
-    That of hosts is on none but them.
-    """
-    missing = [name for name in plan.nodes[0].secrets if name not in os.environ]
-    if missing:
-        raise KeyInputError(
-            ("secrets",),
-            f"{', '.join(missing)} not set in this environment",
-            f"export {missing[0]}=... before the launcher is called, or take it out of the job",
-        )
-    if not plan.hosts:
-        check_folder(Path(plan.checkpoint_dir))
-
-
 def follow_here(
     run: RunFolder,
     plan: LaunchPlan,
@@ -152,7 +99,7 @@ def follow_here(
     The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace,
     a second one at once. Raises ``TargetError``, and ``KeyboardInterrupt`` for the second.
     """
-    follower = _follower(run, plan, target, console, verbose=verbose)
+    follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
     _stop_on_signals(follower)
     return follower.follow(on_submitted)
 
@@ -179,7 +126,7 @@ def follow_in_background(
 
 def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: proc.Tell) -> None:
     console = _LogConsole()
-    follower = _follower(run, plan, target, console, verbose=False)
+    follower = Follower(run, plan, target, console, SystemClock())
     _stop_on_signals(follower)
     try:
         follower.follow(lambda: told(json.dumps({"notes": console.take_notes(), "error": None})))
@@ -210,19 +157,7 @@ class _LogConsole(Console):
         return notes
 
 
-def _follower(
-    run: RunFolder, plan: LaunchPlan, target: Target, console: Console, *, verbose: bool
-) -> Follower | ClusterFollower:
-    if plan.target == KUBERNETES:
-        from launcher.targets.kubernetes.follow import ClusterFollower
-        from launcher.targets.kubernetes.target import KubernetesTarget
-
-        assert isinstance(target, KubernetesTarget), "plan and target belong together"
-        return ClusterFollower(run, plan, target, console, SystemClock(), show_agents=verbose)
-    return Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
-
-
-def _stop_on_signals(follower: Follower | ClusterFollower) -> None:
+def _stop_on_signals(follower: Follower) -> None:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if follower.stop_reason is not None:
             # A third must not interrupt the cleaning up, nor what is told of it.

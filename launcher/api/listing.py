@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from launcher.api.open import KUBERNETES, open_target
+from launcher.api.open import open_target
 from launcher.api.stopping import read_outcome_now
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
-from launcher.contract.reasons import NodeState, RunState
+from launcher.contract.reasons import TERMINAL_STATES, RunState
 from launcher.follow.loop import fold
-from launcher.follow.scaling import read_withdrawn, without
+from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
-from launcher.follow.target import Target
+from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import FailureReport, Outcome
-
-if TYPE_CHECKING:
-    from launcher.targets.kubernetes.target import KubernetesTarget
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -32,40 +29,22 @@ ORPHANED = "orphaned"
 UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One run in a list. ``age_s`` is counted from its submission."""
-
-    run_id: str
-    state: str
-    age_s: float
-    folder: str
-    job: str = ""
-    target: str = ""
-    reason: str = ""
-    nnodes: int = 0
-
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-
-def list_runs(run_root: Path, *, everything: bool) -> list[Row]:
+def list_runs(run_root: Path, *, everything: bool) -> list[ListedRun]:
     """Runs that go on (or ``everything``), oldest first; an ended one gets its outcome."""
     rows = [_row(run) for run in list_folders(run_root)]
-    over = {RunState.SUCCEEDED.value, RunState.FAILED.value, RunState.STOPPED.value}
+    over = {state.value for state in TERMINAL_STATES}
     return [row for row in rows if everything or row.state not in over]
 
 
-def _row(run: RunFolder) -> Row:
+def _row(run: RunFolder) -> ListedRun:
     age_s = round(SystemClock().wall() - run.submitted_at(), 1)
     try:
         plan = run.read_plan()
     except InputError:
         # Of another version, or damaged: one such folder must not hide the other runs.
-        return Row(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
+        return ListedRun(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
     state, outcome = read_state(run, plan)
-    return Row(
+    return ListedRun(
         run_id=run.run_id,
         job=plan.job_name,
         target=plan.target,
@@ -81,33 +60,18 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     """A run's state in a word; one that ended unseen gets its outcome."""
     outcome = read_outcome_now(run, plan)
     if outcome is None and run.launcher_pid() is None:
+        target = open_target(plan.target, run.path.parent)
         try:
-            outcome = _fold(run, plan)
+            outcome = fold(run, target, SystemClock().wall())
         except TargetError:
             return "unknown", None
-        if outcome is None and plan.target != KUBERNETES:
+        if outcome is None and not target.goes_on_alone:
             # Of a run that another machine started, its launcher may be there.
             return (RunState.RUNNING.value if run.is_foreign else ORPHANED), None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
 
 
-def _fold(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
-    target, now = open_target(plan.target, run.path.parent), SystemClock().wall()
-    if plan.target != KUBERNETES:
-        return fold(run, target, now)
-    from launcher.targets.kubernetes.follow import fold_cluster_run
-
-    return fold_cluster_run(run, plan, _on_cluster(target), now)
-
-
-def _on_cluster(target: Target) -> KubernetesTarget:
-    from launcher.targets.kubernetes.target import KubernetesTarget
-
-    assert isinstance(target, KubernetesTarget), "the plan's own"
-    return target
-
-
-def render_table(rows: Sequence[Row]) -> str:
+def render_table(rows: Sequence[ListedRun]) -> str:
     """Columns for a person."""
     if not rows:
         return "no runs; those that ended: launcher ps --all\n"
@@ -215,7 +179,7 @@ def show_logs(
     plan = run.read_plan()
     tails = RunTails(
         run,
-        workers_in_consoles=plan.target == KUBERNETES,
+        workers_in_consoles=open_target(plan.target, run.path.parent).tells_by_consoles,
         agents=agents and rank is None,
         keeps_returns=not stdout.isatty(),
     )
@@ -227,49 +191,15 @@ def show_logs(
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
     """One turn for each look at the files, until there is nothing more to come."""
-    target = open_target(plan.target, run.path.parent)
-    if follow and plan.target == "hosts" and goes_on(run, plan, target):
-        look_on(run, plan, target)
-    while follow and (run.launcher_pid() is not None or plan.target != KUBERNETES):
-        if not goes_on(run, plan, target):
-            return
+    while follow and run.launcher_pid() is not None and run.read_outcome() is None:
         yield
         time.sleep(POLL_S)
-    if (
-        plan.target != KUBERNETES
-        or read_outcome_now(run, plan) is not None
-        or run.launcher_pid() is not None
-    ):
-        return
-    # Nobody writes the pods' output into the folder: this process does.
-    on_cluster = _on_cluster(target)
-    if not follow:
-        return on_cluster.read_logs(plan)
-    from launcher.targets.kubernetes.follow import bring_logs
-
-    for _ in bring_logs(run, plan, on_cluster, SystemClock()):
-        yield
-        time.sleep(POLL_S)
-
-
-def look_on(run: RunFolder, plan: LaunchPlan, target: Target) -> None:
-    """Brings the output of a run on hosts that nobody here follows."""
-    from launcher.targets.hosts.target import HostsTarget
-
-    if run.launcher_pid() is None:
-        assert isinstance(target, HostsTarget), "plan and target belong together"
-        target.look_on(plan)
-
-
-def goes_on(run: RunFolder, plan: LaunchPlan, target: Target) -> bool:
-    """Whether more output may come; of a run that nobody here follows, brings what hosts have."""
-    if run.read_outcome() is not None:
-        return False
-    if run.launcher_pid() is not None:
-        return True
-    alive = (NodeState.RUNNING, NodeState.PENDING)
-    nodes = target.observe(plan).nodes
-    return plan.target == "hosts" and any(node.state in alive for node in nodes)
+    if read_outcome_now(run, plan) is None and run.launcher_pid() is None:
+        # Nobody here writes what other machines have into the folder: this process does.
+        target = open_target(plan.target, run.path.parent)
+        for _ in target.bring_output(run, plan, follow=follow):
+            yield
+            time.sleep(POLL_S)
 
 
 def _write(

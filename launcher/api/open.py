@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
-from launcher.follow.target import Target
-from launcher.plan.target_facts import TargetFacts
+from launcher.targets.room import Room
 
 if TYPE_CHECKING:
+    from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
-    from launcher.targets.hosts.inventory import Inventory
-    from launcher.targets.hosts.ssh import Ssh
+    from launcher.plan.target_facts import TargetFacts
 
-KUBERNETES = "kubernetes"
-TARGETS = ("docker", "local", KUBERNETES, "hosts")
-SHOWN_HOSTS = 8
+ROOMS = {
+    "docker": "launcher.targets.docker.room:DockerRoom",
+    "local": "launcher.targets.local.room:LocalRoom",
+    "kubernetes": "launcher.targets.kubernetes.room:KubernetesRoom",
+    "hosts": "launcher.targets.hosts.room:HostsRoom",
+}
+"""Where each target's room is, as ``MODULE:CLASS``; those tried unasked in the order of trial."""
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
@@ -33,35 +37,23 @@ class Choice:
     why: str
 
 
-def open_target(
-    name: str,
-    run_root: Path,
-    inventory: Inventory | None = None,
-    context: str | None = None,
-    ssh: Ssh | None = None,
-) -> Target:
-    """The target of that name, imported here: nobody pays for another's library.
+def room_of(name: str) -> Room:
+    """The room of the target of that name. Raises ``InputError`` where there is none."""
+    if name not in ROOMS:
+        raise InputError(f"--on {name}: no such target", f"one of: {', '.join(ROOMS)}")
+    module, _, kind = ROOMS[name].partition(":")
+    room: Room = getattr(importlib.import_module(module), kind)()
+    return room
 
-    ``inventory`` are the machines of target ``hosts``, ``context`` is the kubeconfig's for target
-    ``kubernetes``, where the command line names them; ``ssh`` has connections to the machines.
-    """
-    if name == "hosts":
-        from launcher.targets.hosts.target import HostsTarget
 
-        return HostsTarget(run_root, inventory, ssh=ssh)
-    if name == "local":
-        from launcher.targets.local.target import LocalTarget
+def rooms() -> Iterator[Room]:
+    """The rooms of all targets."""
+    return map(room_of, ROOMS)
 
-        return LocalTarget(run_root)
-    if name == "docker":
-        from launcher.targets.docker.target import DockerTarget
 
-        return DockerTarget(run_root)
-    if name == KUBERNETES:
-        from launcher.targets.kubernetes.target import KubernetesTarget
-
-        return KubernetesTarget(run_root, context=context)
-    raise InputError(f"--on {name}: no such target", f"one of: {', '.join(TARGETS)}")
+def open_target(name: str, run_root: Path) -> Target:
+    """The target of that name, imported here: nobody pays for another's library."""
+    return room_of(name).open(run_root)
 
 
 def choose_target(
@@ -70,29 +62,32 @@ def choose_target(
     run_root: Path,
     open_: Callable[[str, Path], Target] = open_target,
 ) -> Choice:
-    """Docker where its engine answers and the image is there, else local processes.
+    """The first target that can run the job, of those that are tried unasked.
 
     Raises ``TargetError`` where a forced target cannot run the job, or none can.
     """
     if forced is not None:
         target = open_(forced, run_root)
         facts = target.facts(job)
-        return Choice(
-            target=target, facts=facts, why=f"{describe(facts)} (forced by --on {forced})"
-        )
-    docker = open_("docker", run_root)
-    try:
-        facts = docker.facts(job)
-        stale = _read_image_reason() if job.image is None else ""
-        why = f"{describe(facts)}{f'; the image is an older one: {stale}' if stale else ''}"
-        return Choice(target=docker, facts=facts, why=why)
-    except SilentTargetError as error:
-        raise TargetError(error.what, f"{error.hint}; without it: --on local") from error
-    except TargetError as error:
-        reason = _read_image_reason() or error.what
-    local = open_("local", run_root)
-    facts = local.facts(job)
-    return Choice(target=local, facts=facts, why=f"{describe(facts)}, because {reason}")
+        why = f"{target.describe(facts)} (forced by --on {forced})"
+        return Choice(target=target, facts=facts, why=why)
+    names = [room.name for room in rooms() if room.is_tried_unasked]
+    because = ""
+    for name, after in zip(names, [*names[1:], ""], strict=True):
+        target = open_(name, run_root)
+        try:
+            facts = target.facts(job)
+        except SilentTargetError as error:
+            raise TargetError(error.what, f"{error.hint}; without it: --on {after}") from error
+        except TargetError as error:
+            if not after:
+                raise
+            because = f", because {_read_image_reason() or error.what}"
+            continue
+        stale = _read_image_reason() if facts.image and job.image is None else ""
+        old = f"; the image is an older one: {stale}" if stale else ""
+        return Choice(target=target, facts=facts, why=f"{target.describe(facts)}{old}{because}")
+    raise AssertionError("the last one returns or raises")
 
 
 def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
@@ -107,32 +102,6 @@ def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
             f"{protocol.ENGINE}=torchrun, or unset {protocol.ENGINE}",
         )
     return job.without_agent() if engine == "torchrun" else job
-
-
-def describe(facts: TargetFacts) -> str:
-    """What was chosen, in words."""
-    if facts.target == KUBERNETES:
-        return f"Kubernetes, image {facts.image}, {facts.accelerator}"
-    where = "local processes" if facts.target == "local" else f"local Docker, image {facts.image}"
-    if facts.target == "hosts":
-        where = describe_hosts(facts)
-    if facts.accelerator == "cuda" and not facts.hosts:
-        return f"{where}, {len(facts.device_ids)} GPUs, NCCL"
-    if facts.accelerator == "cuda":
-        return f"{where}, {sum(len(host.device_ids) for host in facts.hosts)} GPUs, NCCL"
-    return f"{where}, no GPU: gloo, {facts.cpu_count} CPU cores"
-
-
-def describe_hosts(facts: TargetFacts) -> str:
-    """The machines, and what was looked at before they were taken."""
-    names = [host.host.name for host in facts.hosts]
-    more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
-    checked = (
-        "ssh, torch, ports, leases, clocks" if facts.runs_bare else "ssh, Docker, ports, leases"
-    )
-    pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
-    shared = ", one checkpoint folder" if len(names) > 1 and facts.shares_storage else ""
-    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs}{shared})"
 
 
 def _read_image_reason() -> str:

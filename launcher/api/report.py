@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.api.listing import read_state
+from launcher.api.open import open_target
 from launcher.runs.folder import RunFolder
 from launcher.runs.report import Postmortem, read_postmortem
-from launcher.targets.kubernetes.story import bring_story
 
 
 def report_run(run: RunFolder, now: float, claim: Path | None = None) -> Postmortem:
@@ -18,5 +18,5 @@ def report_run(run: RunFolder, now: float, claim: Path | None = None) -> Postmor
     """
     plan = run.read_plan()
     if run.is_borrowed:
-        bring_story(run, plan, claim)
+        open_target(plan.target, run.path.parent).bring_story(run, plan, claim)
     return read_postmortem(run, plan, *read_state(run, plan), now)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands import cluster
+from launcher.api.open import ROOMS, open_target, room_of, rooms
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 
 if TYPE_CHECKING:
     from launcher.api.open import Choice
+    from launcher.follow.target import Target
     from launcher.job.file import Override
     from launcher.job.spec import JobSpec
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
-    from launcher.targets.hosts.inventory import Inventory
-    from launcher.targets.hosts.ssh import Ssh
 
 RUN_ROOT = Path("runs")
 OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image")
@@ -71,35 +68,22 @@ def add_job_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """A job file, where it shall run and what it goes on from."""
     add_job_file(parser)
-    parser.add_argument(
-        "--on",
-        metavar="TARGET",
-        help="docker, local, hosts or kubernetes (default: what the machine has)",
-    )
-    add_hosts(parser)
-    cluster.add_place(parser)
-    cluster.add_kind(parser)
+    add_target(parser, "what the machine has")
     parser.add_argument(
         "--resume", metavar="RUN", help="go on from the checkpoints of an earlier run"
     )
     parser.usage = f"{parser.prog} JOB [options] [-- training arguments]"
 
 
-def add_hosts(parser: argparse.ArgumentParser) -> None:
-    """The machines of target ``hosts``."""
+def add_target(parser: argparse.ArgumentParser, default: str) -> None:
+    """Where a job shall run, and the options of all targets."""
+    *names, last = ROOMS
     parser.add_argument(
-        "--hosts",
-        default=os.environ.get("LAUNCHER_HOSTS") or None,
-        metavar="FILE|NAMES",
-        help="hosts.yaml, a hostfile, or names such as gpu[1-4] (default: $LAUNCHER_HOSTS)",
+        "--on", metavar="TARGET", help=f"{', '.join(names)} or {last} (default: {default})"
     )
-    parser.add_argument("--include", default="", metavar="HOSTS", help="only these: gpu1;gpu2:0,2")
-    parser.add_argument("--exclude", default="", metavar="HOSTS", help="all but these")
-    parser.add_argument(
-        "--accept-new-host-keys",
-        action="store_true",
-        help="remember the keys of hosts never seen before; a changed key stays refused",
-    )
+    for room in rooms():
+        room.add_options(parser)
+        room.add_job_options(parser)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -111,14 +95,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         default=protocol.LATEST_LINK,
         help="run id, its beginning, or latest (default); on a cluster also the job's name",
     )
-    # A run that another machine started is found on its hosts.
+    # A run that another machine started is found on its target.
     parser.add_argument(
         "--on",
-        choices=("hosts", cluster.KUBERNETES),
-        help="kubernetes: look for the run, or a job's name, on the cluster first",
+        choices=[room.name for room in rooms() if room.finds_runs],
+        help="look for the run there first; on a cluster also for a job's name",
     )
-    add_hosts(parser)
-    cluster.add_place(parser)
+    for room in rooms():
+        room.add_options(parser)
 
 
 # -- what is read from the arguments ------------------------------------------------------------
@@ -141,7 +125,9 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     from launcher.job.file import option_override, parse_override
 
-    settings = [*arguments.set, *cluster.read_overrides(arguments)]
+    settings = [*arguments.set]
+    for room in rooms():
+        settings += room.read_settings(arguments)
     overrides = [parse_override(setting) for setting in settings]
     for key in OVERRIDES:
         value = getattr(arguments, key)
@@ -157,62 +143,49 @@ def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
     return find_place(key, str(arguments.job), _read_overrides(arguments))
 
 
-def planned(arguments: argparse.Namespace) -> tuple[Choice, LaunchPlan]:
-    """Where the job will run, and the plan of a new run there."""
-    inventory = read_hosts(arguments)
-    forced = arguments.on or ("hosts" if inventory else None)
-    ssh = _connect(inventory) if inventory and forced == "hosts" else None
+def target_named(arguments: argparse.Namespace) -> str | None:
+    """The name of the target that the command line asks for; None where it names none."""
+    named = (room.name for room in rooms() if room.is_named(arguments))
+    return arguments.on or next(named, None)
 
-    from launcher.api.open import choose_target, open_target
+
+def planned(arguments: argparse.Namespace, *, preview: bool = False) -> tuple[Choice, LaunchPlan]:
+    """Where the job will run, and the plan of a new run there.
+
+    ``preview``: for a target that is asked nothing to render a job, without chance.
+    """
+    root, forced = run_root(arguments), target_named(arguments)
+    # Opened first: some targets begin to connect, which takes as long as all the imports.
+    opened = room_of(forced).open(root, arguments) if forced else None
+
+    from launcher.api.open import Choice, choose_target
     from launcher.plan.launch_plan import new_run_id, plan_run
-    from launcher.targets.hosts.plan import plan_on_hosts
 
-    job = read_job(arguments)
-    if arguments.resume and arguments.on != cluster.KUBERNETES:
-        job = _resumed(job, arguments)
-    open_ = functools.partial(open_target, inventory=inventory, context=arguments.context, ssh=ssh)
-    choice = choose_target(job, forced, run_root(arguments), open_)
-    run_id = new_run_id(job.name, os.urandom(3))
-    if choice.facts.target == cluster.KUBERNETES:
-        return choice, _planned_kubernetes(job, run_id, arguments)
-    plan_ = plan_on_hosts if choice.facts.hosts else plan_run
-    return choice, plan_(job, choice.facts, run_id=run_id, extra_args=arguments.extra)
-
-
-def _connect(inventory: Inventory) -> Ssh:
-    """Begins before all else is imported, which takes as long as the hosts' answer."""
-    from launcher.targets.hosts.ssh import Ssh
-
-    ssh = Ssh(inventory)
-    ssh.open_early(inventory.hosts)
-    return ssh
+    job = _resumed(read_job(arguments), arguments, opened)
+    facts = opened.facts_offline(job) if opened and preview else None
+    if opened and facts:
+        choice, run_id = Choice(target=opened, facts=facts, why=""), job.name
+    else:
+        open_ = (lambda name, root: opened) if opened else open_target
+        choice = choose_target(job, forced, root, open_)
+        run_id = new_run_id(job.name, os.urandom(3))
+    detached = getattr(arguments, "detach", False)
+    return choice, plan_run(
+        job, choice.facts, run_id=run_id, extra_args=arguments.extra, detached=detached
+    )
 
 
-def _planned_kubernetes(job: JobSpec, run_id: str, arguments: argparse.Namespace) -> LaunchPlan:
-    from launcher.targets.kubernetes.plan import plan_kubernetes
-
-    if arguments.resume:
-        raise InputError(
-            f"--resume {arguments.resume}: on Kubernetes jobs go on from their checkpoints",
-            "leave it out; kubernetes.checkpoint says where they are",
-        )
-    root, cwd = str(run_root(arguments).absolute()), str(Path.cwd())
-    return plan_kubernetes(job, run_id=run_id, run_root=root, cwd=cwd, extra_args=arguments.extra)
-
-
-def read_hosts(arguments: argparse.Namespace) -> Inventory | None:
-    """The machines that the command line names; None where it names none."""
-    from launcher.targets.hosts.inventory import read_inventory
-
-    if arguments.hosts is None:
-        return None
-    found = read_inventory(arguments.hosts, arguments.include, arguments.exclude)
-    return dataclasses.replace(found, accept_new=arguments.accept_new_host_keys)
-
-
-def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
+def _resumed(job: JobSpec, arguments: argparse.Namespace, target: Target | None) -> JobSpec:
     from launcher.runs.folder import find_run
 
+    if not arguments.resume:
+        return job
+    if target and target.own_checkpoints:
+        what = f"on {target.name.capitalize()} a job goes on from its own checkpoints"
+        raise InputError(
+            f"--resume {arguments.resume}: {what}",
+            f"leave it out; {target.own_checkpoints} says where they are",
+        )
     earlier = find_run(run_root(arguments), arguments.resume).read_plan()
     return job.model_copy(update={"checkpoint_dir": earlier.checkpoint_dir})
 
@@ -220,34 +193,21 @@ def _resumed(job: JobSpec, arguments: argparse.Namespace) -> JobSpec:
 def find(arguments: argparse.Namespace) -> RunFolder:
     """The run that was named, in a folder here or where it runs. Raises ``InputError``.
 
-    Of a run of a cluster without a folder here, what it returns is gone when the command ends.
+    Of a run of a target without a folder here, what it returns is gone when the command ends.
     """
-    on_cluster = arguments.on == cluster.KUBERNETES or arguments.context or arguments.namespace
-    if not on_cluster:
-        inventory = read_hosts(arguments)
-        if inventory is not None or arguments.on == "hosts":
-            return _find_on_hosts(arguments, inventory)
-    run = cluster.find_run(arguments, run_root(arguments))
-    if (arguments.context or arguments.namespace) and not run.is_borrowed:
-        cluster.move_run(run, arguments.context, arguments.namespace)
-    return run
-
-
-def _find_on_hosts(arguments: argparse.Namespace, inventory: Inventory | None) -> RunFolder:
     from launcher.runs.folder import find_run
 
-    name = arguments.run
+    root = run_root(arguments)
+    for room in rooms():
+        if room.finds_runs and room.has_runs_named(arguments):
+            return room.find_run(arguments, root)
     try:
-        run = find_run(run_root(arguments), arguments.run)
-        if inventory is None or not run.is_foreign:
-            return run
-        name = run.run_id
-    except InputError:
-        if inventory is None:
-            raise
-    from launcher.targets.hosts.adopt import adopt_run
-
-    return adopt_run(inventory, run_root(arguments), name)
+        return find_run(root, arguments.run)
+    except InputError as error:
+        for room in rooms():
+            if (run := room.look_for_run(arguments, root, error)) is not None:
+                return run
+        raise
 
 
 def run_root(arguments: argparse.Namespace) -> Path:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Sequence
 
 from launcher import __version__
-from launcher.commands import check, cluster, doctor, env, hosts, jobs, play, runs, schema
+from launcher.api.open import rooms
+from launcher.commands import check, doctor, env, jobs, play, runs, schema
+from launcher.commands.arguments import add_command
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.typed import spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
-GROUPS = (jobs, runs, hosts, doctor, env, check, play, schema)
+GROUPS = (jobs, runs, doctor, env, check, play, schema)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
@@ -26,20 +29,22 @@ lost, 143 stopped, 198 a disk is full. Docs: docs/job-file.md"""
 def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     """Runs one command and returns its exit code; errors become a few lines.
 
-    ``is_plugin``: called by kubectl, for which everything is on a cluster.
+    ``is_plugin``: called by another program, for whose target everything is.
     """
     own, extra = _split_extra(list(argv))
-    parser = _parser("kubectl launcher" if is_plugin else "launcher")
-    own = _place_last(own) if is_plugin else own
+    plugin = next(room for room in rooms() if room.plugin) if is_plugin else None
+    parser = _parser(plugin.plugin if plugin else "launcher")
+    own = _place_last(own, plugin.plugin_options) if plugin else own
     arguments = argparse.Namespace()
     try:
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
-        if is_plugin:
-            cluster.assume(arguments)
+        if plugin:
+            plugin.take_plugin(arguments)
         _check(arguments, unknown, own, extra)
         with contextlib.ExitStack() as arguments.until_end:
-            arguments.until_end.enter_context(cluster.kubeconfig_of(arguments))
+            for room in rooms():
+                arguments.until_end.enter_context(room.within(arguments))
             return int(arguments.handler(arguments))
     except LauncherError as error:
         return _tell(_placed(error, arguments), arguments)
@@ -108,12 +113,12 @@ def _tell(error: LauncherError, arguments: argparse.Namespace) -> int:
     return int(error.exit_code)
 
 
-def _place_last(argv: list[str]) -> list[str]:
+def _place_last(argv: list[str], options: tuple[str, ...]) -> list[str]:
     """As kubectl takes them, its own options may come before the command as well."""
     at = 0
-    while at < len(argv) and argv[at].startswith(cluster.PLACE_OPTIONS):
+    while at < len(argv) and argv[at].startswith(options):
         # kubectl takes -nNAME, -n=NAME and -n NAME.
-        at += 2 if argv[at] in cluster.PLACE_OPTIONS else 1
+        at += 2 if argv[at] in options else 1
     return [*argv[at : at + 1], *argv[:at], *argv[at + 1 :]]
 
 
@@ -127,6 +132,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in GROUPS:
         group.add(commands)
+    for room in rooms():
+        room.add_commands(functools.partial(add_command, commands))
     return parser
 
 

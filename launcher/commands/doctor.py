@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.commands import cluster
+from launcher.api.open import rooms
 from launcher.commands.arguments import (
     add_command,
-    add_hosts,
     add_job_file,
-    read_hosts,
+    add_target,
     read_job,
     run_root,
+    target_named,
 )
 from launcher.commands.parser import seconds
 from launcher.commands.typed import spell
@@ -33,14 +33,7 @@ def add(commands: Any) -> None:
         "check whether a target is fit for a job, and say how to mend it",
     )
     add_job_file(doctor, optional=True)
-    doctor.add_argument(
-        "--on",
-        metavar="TARGET",
-        help="docker, local, hosts or kubernetes (default: as run chooses)",
-    )
-    add_hosts(doctor)
-    cluster.add_place(doctor)
-    cluster.add_kind(doctor)
+    add_target(doctor, "as run chooses")
     doctor.add_argument(
         "--limit",
         type=seconds,
@@ -55,16 +48,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from launcher.api.doctor import diagnose, is_fit
     from launcher.doctor.finding import render_findings
 
-    inventory = read_hosts(arguments)
-    if arguments.job is None and inventory is None:
+    sample = next(filter(None, (room.sample_job(arguments) for room in rooms())), "")
+    if arguments.job is None and not sample:
         fix = "launcher doctor JOB; without one only: launcher doctor --hosts hosts.yaml"
         raise InputError("no job file is named", fix)
-    on_all = (
-        f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts) if inventory else 1}\n"
-    )
-    job = read_job(arguments, otherwise=on_all)
-    name = arguments.on or ("hosts" if inventory else _usual_target(job, run_root(arguments)))
-    findings = list(diagnose(job, name, arguments.limit, inventory, arguments.context))
+    job = read_job(arguments, otherwise=sample)
+    name = target_named(arguments) or _usual_target(job, run_root(arguments))
+    findings = list(diagnose(job, name, arguments.limit, arguments))
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:

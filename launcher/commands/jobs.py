@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import os
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.api.open import room_of
 from launcher.commands.arguments import (
     add_command,
     add_job,
     planned,
-    read_job,
-    run_root,
     shown,
 )
-from launcher.commands.cluster import KUBERNETES
 from launcher.commands.typed import (
     extra_of_job,
+    joined,
     options_of_job,
     options_of_runs,
     program_name,
     spell,
 )
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode
 
 if TYPE_CHECKING:
     from launcher.api.open import Choice
@@ -60,7 +57,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from launcher.api import launch
 
     choice, plan = planned(arguments)
-    plan = dataclasses.replace(plan, detached=arguments.detach)
     typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
@@ -102,7 +98,8 @@ def _run_here(
         folder=shown(run.path),
         job_file=shlex.quote(arguments.job),
         program=program_name(),
-        hosts=arguments.hosts if plan.hosts else None,
+        where=joined(room_of(plan.target).words_of_target(arguments)),
+        resumes_by_run=not choice.target.own_checkpoints,
         options=options_of_job(arguments),
         runs=options_of_runs(arguments),
         extra=extra_of_job(arguments),
@@ -112,56 +109,22 @@ def _run_here(
 
 
 def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
-    from launcher.api import launch
+    from launcher.follow.loop import create_run
 
-    run = launch.create_run(plan, choice.target)
+    run = create_run(plan, choice.target)
     console.note(f"running on {choice.why}")
-    for line in launch.find_overruled(plan, os.environ):
-        console.note(line)
-    if plan.kubernetes is not None:
-        from launcher.targets.kubernetes.render import render_losses
-
-        for told in (*choice.target.notes, *render_losses(plan.kubernetes)):
-            console.note(told)
-        choice.target.notes.clear()
+    while choice.target.notes:
+        console.note(choice.target.notes.pop(0))
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    if arguments.on == KUBERNETES:
-        return _render_kubernetes(arguments)
-    choice, plan = planned(arguments)
-    text = plan.to_json() if arguments.json else choice.target.render(plan).shell()
-    sys.stdout.write(text)
-    return int(ExitCode.OK)
-
-
-def _render_kubernetes(arguments: argparse.Namespace) -> int:
-    from launcher.targets.kubernetes.plan import plan_kubernetes
-    from launcher.targets.kubernetes.render import render_losses, render_manifest
-    from launcher.targets.kubernetes.render_pod import pods_of
-
-    if arguments.resume:
-        raise InputError(
-            f"--resume {arguments.resume}: on Kubernetes a job goes on from its own checkpoints",
-            "leave it out; kubernetes.checkpoint says where they are",
-        )
-    job = read_job(arguments)
-    # No chance in it: the same job file gives the same manifest.
-    plan = plan_kubernetes(
-        job,
-        run_id=job.name,
-        run_root=str(run_root(arguments).absolute()),
-        cwd=str(Path.cwd()),
-        extra_args=arguments.extra,
-    )
-    for loss in render_losses(pods_of(plan)):
-        print(f"note: {loss}", file=sys.stderr)
-    made_by = shlex.join(["launcher", *sys.argv[1:]])
-    sys.stdout.write(
-        plan.to_json() if arguments.json else render_manifest(plan, made_by=made_by).yaml()
-    )
+    choice, plan = planned(arguments, preview=True)
+    text = choice.target.preview(plan, shlex.join(["launcher", *sys.argv[1:]]))
+    for note in choice.target.notes:
+        print(f"note: {note}", file=sys.stderr)
+    sys.stdout.write(plan.to_json() if arguments.json else text)
     return int(ExitCode.OK)
 
 

@@ -5,25 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.commands import cluster
-from launcher.commands.arguments import (
-    add_command,
-    add_hosts,
-    add_run,
-    find,
-    read_hosts,
-    run_root,
-)
+from launcher.api.open import rooms
+from launcher.commands.arguments import add_command, add_run, find, run_root
 from launcher.commands.parser import natural, seconds
 from launcher.commands.typed import spell
 from launcher.contract.errors import ExitCode, InputError
-
-if TYPE_CHECKING:
-    from launcher.api.listing import Row
 
 
 def add(commands: Any) -> None:
@@ -32,10 +21,12 @@ def add(commands: Any) -> None:
     listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
     listing.add_argument("--json", action="store_true")
     listing.add_argument(
-        "--on", choices=(cluster.KUBERNETES,), help="the runs of a cluster, whoever started them"
+        "--on",
+        choices=[room.name for room in rooms() if room.lists_alone],
+        help="the runs of a cluster, whoever started them",
     )
-    cluster.add_place(listing)
-    add_hosts(listing)
+    for room in rooms():
+        room.add_options(listing)
 
     status = add_command(commands, "status", _status, "show one run and its nodes")
     add_run(status)
@@ -85,34 +76,20 @@ def add(commands: Any) -> None:
 def _ps(arguments: argparse.Namespace) -> int:
     from launcher.api.listing import list_runs, render_table
 
-    if arguments.on or arguments.context or arguments.namespace:
-        rows = _list_cluster(arguments)
-    else:
-        rows = list_runs(run_root(arguments), everything=arguments.all)
-    if (inventory := read_hosts(arguments)) is not None:
-        from launcher.runs.folder import list_runs as list_folders
-        from launcher.targets.hosts.adopt import list_on_hosts
+    def note(line: str) -> None:
+        print(f"note: {line}", file=sys.stderr)
 
-        known = [run.run_id for run in list_folders(run_root(arguments))]
-        rows += list_on_hosts(inventory, known, time.time())
+    root, everything = run_root(arguments), arguments.all
+    named = [room for room in rooms() if room.has_runs_named(arguments)]
+    alone = any(room.lists_alone for room in named)
+    rows = [] if alone else list_runs(root, everything=everything)
+    for room in named:
+        rows += room.list_runs(arguments, root, note, everything=everything)
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     else:
         sys.stdout.write(spell(render_table(rows), arguments))
     return int(ExitCode.OK)
-
-
-def _list_cluster(arguments: argparse.Namespace) -> list[Row]:
-    from launcher.contract.clock import SystemClock
-    from launcher.targets.kubernetes.api import Cluster
-    from launcher.targets.kubernetes.listing import list_cluster_runs
-
-    place = Cluster(context=arguments.context, namespace=arguments.namespace)
-    now = SystemClock().wall()
-    rows, notes = list_cluster_runs(run_root(arguments), place, now, everything=arguments.all)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    return rows
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -170,7 +147,7 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _scale(arguments: argparse.Namespace) -> int:
-    from launcher.follow.scaling import scale_run
+    from launcher.api.scaling import scale_run
 
     said = scale_run(find(arguments), arguments.nodes)
     print(spell(said, arguments), file=sys.stderr)

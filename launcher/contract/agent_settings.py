@@ -32,19 +32,19 @@ class AgentSettings:
     start: Start = "fresh"
     """``fresh``: a new interpreter for each worker; ``fork``: forked from a warm process."""
     preload: tuple[str, ...] = ()
-    """Modules that the warm process imports beside torch; they must not start threads or CUDA."""
+    """Modules that the warm process imports besides torch; they must not start threads or CUDA."""
     identity: str = "plan"
     """Where the node's index comes from: the plan, or an operator (see ``identity.py``)."""
     stop_grace_s: float = 30.0
     """From a request to stop to the kill."""
     exit_grace_s: float = 2.0
-    """What a worker gets between SIGTERM and SIGKILL where nobody asked for a stop: a restart."""
+    """From SIGTERM to SIGKILL of a worker that is restarted; a stop has ``stop_grace_s``."""
     same_failure_limit: int = 3
     """Equal failures in a row, without progress between them, that end the run."""
     outer_limit: int = 3
     """How often another store is tried within ``outer_limit_s`` after one was lost."""
     outer_limit_s: float = 900.0
-    """Losses longer ago than this are forgiven."""
+    """Losses longer ago than this do not count."""
     stores: tuple[StoreEndpoint, ...] = ()
     """Candidates for the store; empty: the plan's endpoint alone."""
     hang_factor: float = 10.0
@@ -61,8 +61,8 @@ class AgentSettings:
     health_port: int | None = None
     """None: no health server. 0: any free port, named in the log."""
     tee: bool = True
-    """Copy the workers' output to the node's console; False where somebody follows the files,
-    which spares every restart the tenth of a second in which torch ends its copying threads."""
+    """Copy the workers' output to the node's console. False where the launcher follows the files:
+    a restart is then 0.1 s faster, as torch has no copying threads to end."""
     monitor_interval_s: float = 0.05
     """How often workers and membership are looked at."""
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.api import launch
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
 from launcher.doctor.answers import AllReduce, NodeFacts
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
-from launcher.follow.loop import Follower
+from launcher.follow.loop import Follower, create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
@@ -93,7 +92,7 @@ def judge_speed(answers: ProbeAnswers, plan: LaunchPlan) -> Finding:
 
 
 def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
-    run = launch.create_run(plan, target)
+    run = create_run(plan, target)
     console = Console(io.StringIO(), terminal=False, colour=False)
     follower = Follower(run, plan, target, console, SystemClock())
 

@@ -1,15 +1,25 @@
-"""The interface of a target: facts, submit, observe, logs, stop. Nothing else knows a target."""
+"""The interface of a target: what following, stopping, scaling and showing a run ask of it.
+
+Only a target's own room and the table in ``api/open`` know its name.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from launcher.contract.reasons import NodeState
+from launcher.contract.errors import InputError
+from launcher.contract.reasons import NodeState, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
+from launcher.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from launcher.contract.clock import Clock
+    from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
 
@@ -46,6 +56,33 @@ class LiveRun:
     running_nodes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """Why a run is over; ``at`` is when, in seconds since the epoch, None for just now."""
+
+    reason: Reason
+    detail: str = ""
+    at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """One run in a list. ``age_s`` is counted from its submission."""
+
+    run_id: str
+    state: str
+    age_s: float
+    folder: str
+    job: str = ""
+    target: str = ""
+    reason: str = ""
+    nnodes: int = 0
+
+    def to_jsonable(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
 class Artifact(Protocol):
     """A plan rendered for a target."""
 
@@ -58,55 +95,192 @@ class Artifact(Protocol):
         ...
 
 
-class Target(Protocol):
-    """A place where jobs run. Methods block until done unless they say otherwise."""
+class Driver(Protocol):
+    """Keeps one run going, a turn at a time. ``Follower`` calls it and shows the output."""
 
-    name: str
-    notes: list[str]
-    """What a person should know of what was done; whoever tells it takes it out."""
+    plan: LaunchPlan
+    """The plan now in force."""
+    live: tuple[int, ...]
+    """Indices of the nodes that are in the world now; empty where all planned ones count."""
+    poll_s: float
+    """Between two turns."""
 
-    def facts(self, job: JobSpec) -> TargetFacts:
-        """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""
+    def turn(self) -> RunEnd | None:
+        """Looks at the run and acts on what it finds; says how the run ended, if it has."""
         ...
 
-    def check(self, plan: LaunchPlan) -> None:
-        """Raises ``InputError`` for what the nodes need and can be seen to be missing.
+    def scale(self, nodes: int) -> None:
+        """Changes the number of nodes to one that the plan allows."""
+        ...
 
-        Called before anything is made; what only a node can see is found at the start.
+    def end(self, why: RunEnd, *, asked: bool) -> None:
+        """Ends what is left and brings the last output. ``asked``: somebody wants the run to stop.
+
+        Raises ``TargetError`` where the run cannot be ended and goes on.
         """
         ...
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
-        """The plan's nodes, or ``only`` those, as what ``submit`` would start. Pure."""
+    def hurry(self) -> RunEnd | None:
+        """A second Ctrl-C: as what the run is to end, at once; None to abandon it."""
         ...
 
+    def close(self) -> None:
+        """Tells what there is left to tell, once the run is over."""
+        ...
+
+    def abandon(self, error: BaseException, *, submitted: bool) -> bool:
+        """The follower cannot go on. Whether nothing runs any more, so that there is an outcome.
+
+        Raises ``TargetError`` where the run goes on although it was to end.
+        """
+        ...
+
+
+class Target(ABC):
+    """A place where jobs run. Methods block until done unless they say otherwise."""
+
+    name: ClassVar[str]
+    goes_on_alone: ClassVar[bool] = False
+    """Whether a run needs no launcher: controllers of the target start and replace its nodes."""
+    keeps_stopped_runs: ClassVar[bool] = False
+    """Whether ``suspend`` can end a run and keep what resumes it."""
+    own_checkpoints: ClassVar[str] = ""
+    """The key of the job file that says where its checkpoints are, whatever the run; empty where
+    a new run goes on from an earlier one that is named by its id (``--resume``)."""
+    tells_by_consoles: ClassVar[bool] = False
+    """Whether the workers' lines come in their nodes' own output, and nowhere else."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        """What a person should know of what was done; whoever tells it takes it out."""
+
+    # -- before a run -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def facts(self, job: JobSpec) -> TargetFacts:
+        """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""
+
+    def facts_offline(self, job: JobSpec) -> TargetFacts | None:
+        """The facts where nothing has to be asked to render a job; None elsewhere. Pure."""
+        return None
+
+    def describe(self, facts: TargetFacts) -> str:
+        """Where a job runs, and on what, in words."""
+        where = self.describe_place(facts)
+        if facts.accelerator == "cuda":
+            machines = [node.machine for node in facts.nodes if node.machine] or [facts.machine]
+            return f"{where}, {sum(len(each.device_ids or ()) for each in machines)} GPUs, NCCL"
+        return f"{where}, no GPU: gloo, {facts.machine.cpu_count} CPU cores"
+
+    def describe_place(self, facts: TargetFacts) -> str:
+        """Where a job runs, in words."""
+        return self.name
+
+    def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
+        """Raises ``InputError`` for what the nodes need and can be seen to be missing.
+
+        Called before anything is made; what only a node can see is found at the start. ``notes``
+        says what will not be as a person may expect.
+        """
+
+    @abstractmethod
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
+        """The plan's nodes, or ``only`` those, as what ``submit`` would start. Pure."""
+
+    def preview(self, plan: LaunchPlan, made_by: str) -> str:
+        """What ``launcher render`` prints. ``made_by`` is the command that was typed. Pure."""
+        return self.render(plan).shell()
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    @abstractmethod
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         """Starts the nodes; an earlier incarnation of the same node is dead first.
 
         Raises ``TargetError``, leaving nothing of this call behind.
         """
-        ...
 
+    @abstractmethod
     def observe(self, plan: LaunchPlan) -> Observation:
         """The plan's nodes as they are now. Does not wait."""
-        ...
 
-    def collect(self, plan: LaunchPlan) -> None:
+    def collect(self, plan: LaunchPlan) -> None:  # noqa: B027 - most write into the run folder
         """Brings what the nodes wrote outside the run folder into it. Idempotent."""
-        ...
 
+    @abstractmethod
     def stop(self, run_id: str, grace_s: float) -> None:
         """Ends the run's nodes, by force after ``grace_s`` seconds, and removes all that is left.
 
         What they wrote is collected first. Idempotent; a run that the target does not know is no
         error.
         """
-        ...
 
+    @abstractmethod
     def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
         """Ends some nodes of a run as ``stop`` does, and leaves the others alone. Idempotent."""
-        ...
 
+    @abstractmethod
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs of which the target holds something, whoever started them."""
-        ...
+
+    def drive(
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        console: Console,
+        clock: Clock,
+        show: Callable[[], None],
+    ) -> Driver:
+        """What keeps a run going, here by starting lost nodes anew.
+
+        ``show`` brings to the console what nodes and workers have written by now.
+        """
+        from launcher.follow.nodes import NodeDriver
+
+        return NodeDriver(run, plan, self, console, clock, show)
+
+    # -- of a run that nobody here follows --------------------------------------------------------
+
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
+        """How the run has ended; None while it goes on. What is left of an ended one is removed.
+
+        Raises ``TargetError``.
+        """
+        from launcher.follow.nodes import find_end
+
+        return find_end(run, plan, self)
+
+    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan with the incarnations that its nodes have come to."""
+        return plan
+
+    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+        """Brings the run's output into its folder, a turn at a time: with ``follow`` until its end.
+
+        Raises ``TargetError``.
+        """
+        return iter(())
+
+    def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:  # noqa: B027
+        """Puts what the target itself tells of a borrowed run into its folder.
+
+        ``claim`` is where this machine sees the run's storage. Raises ``TargetError``.
+        """
+
+    def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
+        """Changes the number of nodes; False where only the run's own launcher could."""
+        return False
+
+    # -- a run that is stopped and kept -----------------------------------------------------------
+
+    def suspend(self, run_id: str) -> None:
+        """Ends the nodes of a run and keeps what resumes it."""
+        raise InputError(f"--keep: {run_id} is on no cluster", "leave --keep out")
+
+    def resuming(self, plan: LaunchPlan) -> str:
+        """The command that has a suspended run go on."""
+        raise NotImplementedError
+
+    def has_resumed(self, plan: LaunchPlan) -> bool:
+        """Whether somebody has had a suspended run go on."""
+        return False

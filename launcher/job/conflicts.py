@@ -16,7 +16,7 @@ Raw = Mapping[str, object]
 """A section's keys as they were written."""
 
 ROSTER_CONF = ("join_timeout", "last_call_timeout", "read_timeout")
-"""What of ``rdzv.conf`` the backend ``roster`` knows."""
+"""Keys of ``rdzv.conf`` that the backend ``roster`` knows."""
 REMOVE = "remove the key"
 
 
@@ -34,7 +34,7 @@ class Conflict:
 
 
 def find_conflicts(raw: Raw) -> tuple[Conflict, ...]:
-    """All conflicts of a job file's data, or of a JobSpec's own dump."""
+    """All conflicts in the data of a job file, or in the dump of a JobSpec."""
     of_all = (_engine, _hangs, _rendezvous, _processes, _secrets, _mounts, _kubernetes)
     return tuple(conflict for find in of_all for conflict in find(raw))
 
@@ -57,7 +57,7 @@ def _nodes(raw: Raw) -> NodeRange | None:
 
 
 def _engine(raw: Raw) -> Iterator[Conflict]:
-    """What needs the agent, in a job that says ``engine: torchrun``; what roster does not know."""
+    """Keys that need the agent under ``engine: torchrun``; settings unknown to roster."""
     rdzv = _section(raw, "rdzv")
     backend, start = rdzv.get("backend"), raw.get("start")
     if raw.get("engine") == "torchrun":
@@ -76,7 +76,7 @@ def _engine(raw: Raw) -> Iterator[Conflict]:
 
 
 def _runs_agent(raw: Raw) -> bool:
-    """As ``JobSpec.uses_agent``, for data that is not checked yet."""
+    """The same as ``JobSpec.uses_agent``, for data that is not checked yet."""
     if raw.get("engine") is not None:
         return raw.get("engine") == "agent"
     nodes, restarts = _nodes(raw), raw.get("max_restarts")

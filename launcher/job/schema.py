@@ -64,12 +64,12 @@ def _allow_empty(field: dict[str, Any]) -> None:
 
 
 def schema_at(path: KeyPath) -> Schema:
-    """The part of the schema that governs ``path``; empty where there is none."""
+    """The schema of the value at ``path``; empty where there is none."""
     return resolve(field_at(path))
 
 
 def field_at(path: KeyPath) -> Schema:
-    """The same with what is said of the field alone: description, default and examples."""
+    """The schema of the field at ``path``, which also has description, default and examples."""
     return _child(schema_at(path[:-1]), path[-1]) if path else job_schema()
 
 

@@ -293,8 +293,7 @@ class JobSpec(Section):
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
     mounts: tuple[Annotated[MountSpec, OrText(MOUNT, MOUNT_WORDS)], ...] = Field(
-        default=(),
-        examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]],
+        default=(), examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]]
     )
     """Folders or files of the host that the containers see; each either ``source:target``,
     ``source:target:ro`` or the keys below."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER, AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.plan.target_facts import AgentFacts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -15,11 +16,15 @@ STORE_CANDIDATES = 3
 these nodes, are no longer chance."""
 
 
-def plan_agent(job: JobSpec, stores: tuple[StoreEndpoint, ...]) -> AgentSettings | None:
+def plan_agent(
+    job: JobSpec, target: AgentFacts | None, stores: tuple[StoreEndpoint, ...]
+) -> AgentSettings | None:
     """The agent's settings; None where plain torchrun runs the workers."""
     if not job.uses_agent:
         return None
     agent = job.agent
+    # Without a word of the target, the launcher follows the workers' own files.
+    target = target or AgentFacts(identity="plan", health_port=agent.health.port, tee=False)
     return AgentSettings(
         start=job.start or "fresh",
         preload=agent.preload,
@@ -31,9 +36,9 @@ def plan_agent(job: JobSpec, stores: tuple[StoreEndpoint, ...]) -> AgentSettings
         gpu_free_limit_s=agent.gpu_free_limit_s,
         disk_free_limit_s=agent.disk_free_limit_s,
         health_host=agent.health.address,
-        health_port=agent.health.port,
-        # The launcher follows the workers' own files, on every target.
-        tee=False,
+        health_port=target.health_port,
+        identity=target.identity,
+        tee=target.tee,
     )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from launcher.plan.hosts import HostFacts
+if TYPE_CHECKING:
+    from launcher.plan.target_settings import TargetSettings
+
+RUN_ID = "{run_id}"
+"""Stands for the run's id in the folders of facts, which are found before the run has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,56 +22,101 @@ class Capacity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    """One machine as it was when the plan was made.
+
+    ``device_ids`` are the accelerators that a job may use: empty on CPU, None where a scheduler
+    gives them out. ``capacity`` is None where nobody has counted.
+    """
+
+    name: str = ""
+    """As a person calls it; empty for the launcher's own."""
+    cpu_count: int
+    device_ids: tuple[str, ...] | None = ()
+    capacity: Capacity | None = None
+    address: str | None = None
+    """Where other nodes reach it; None: by the node's name, or by loopback."""
+    interface: str | None = None
+    """The network interface that has the address, where one was chosen."""
+    loopback: str | None = "lo"
+    """The interface of nodes that all run here; None where they may run on several machines."""
+    clock_offset_s: float = 0.0
+    """Its wall clock less the launcher's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    """A node's folders, absolute, with ``RUN_ID`` for the run's id.
+
+    They are on the node's machine and mounted into its container, if it has one; or, where
+    ``in_container``, paths in the container at which the target itself provides them.
+    """
+
+    run: str
+    checkpoints: str
+    cwd: str = "/"
+    """What relative paths of the job start from."""
+    in_container: bool = False
+
+    def of_run(self, run_id: str) -> Folders:
+        """The folders of one run."""
+        return replace(
+            self,
+            run=self.run.replace(RUN_ID, run_id),
+            checkpoints=self.checkpoints.replace(RUN_ID, run_id),
+            cwd=self.cwd.replace(RUN_ID, run_id),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """Where one node will run. None: as ``TargetFacts`` says for all nodes."""
+
+    name: str | None = None
+    """Its host name, where the target gives one."""
+    machine: MachineFacts | None = None
+    folders: Folders | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFacts:
+    """What a target needs of the node agent, without which it cannot start nodes."""
+
+    identity: str
+    """Where the agent learns its node's index: a name of ``agent/identity.py``."""
+    health_port: int | None
+    tee: bool
+    """Whether people look for the workers' output on the node's console."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetFacts:
     """A target as it was when the plan was made.
 
-    ``device_ids`` are the accelerators a job may use, empty on a CPU target; ``cpu_count`` is
-    of one machine. ``image`` is the reference that containers start from, ``torch_version`` what
-    its label (or the local interpreter) says, None where nobody knows. ``python`` is the program
-    that runs torchrun on local processes. ``run_root`` and ``cwd`` are absolute folders of the
-    launcher's machine. ``free_port`` is a TCP port nobody listened on, for targets whose nodes
-    share one network; ``spare_ports`` are more of them, for stores that take over. ``rdzv_host``
-    and ``local_addr`` are node 0's and this node's address where a person starts nodes by hand.
-    ``user`` is ``uid:gid`` of the caller, to whom files in mounts shall belong. ``capacity`` is of
-    the one machine on which all nodes run, None where they run on several.
-
-    Pods: ``node_names`` are the names at which nodes are reached, in order, where the target gives
-    them. ``assigns_devices``: its scheduler gives nodes their accelerators. ``node_run_dir`` and
-    ``node_checkpoint_dir`` are where a node finds them on storage of the target's own, None where
-    they are folders of the launcher's machine; ``shares_storage`` says whether all nodes see the
-    same.
-
-    Hosts: ``hosts`` are the machines, one for each node in its order; ``code`` is the hash of the
-    archive that is sent to them, ``cwd_in_code`` the caller's folder in it, ``interface`` the one
-    by which a node reaches the others. ``runs_bare``: nodes are processes without a container.
+    ``machine`` is the one on which all nodes run; where ``nodes`` are given, each has one of its
+    own, like this one unless it says otherwise. There are then at most so many nodes.
+    ``image`` is what containers start from, None where nodes are processes. ``torch_version`` is
+    None where nobody knows it. ``run_root`` and ``cwd`` are absolute folders of the launcher's
+    machine.
     """
 
     target: str
     accelerator: str
-    device_ids: tuple[str, ...] = ()
-    cpu_count: int
+    machine: MachineFacts
     image: str | None = None
     torch_version: str | None = None
-    cuda_version: str | None = None
-    python: str = "python3"
     run_root: str
     cwd: str
-    free_port: int | None = None
-    spare_ports: tuple[int, ...] = ()
+    ports: tuple[int, ...] = ()
+    """Free TCP ports: the rendezvous', then those of stores that take over on the same machine."""
     rdzv_host: str | None = None
-    local_addr: str | None = None
-    loopback_interface: str = "lo"
-    user: str | None = None
-    capacity: Capacity | None = None
-    terminal: bool = False
-    node_names: tuple[str, ...] = ()
-    assigns_devices: bool = False
-    node_run_dir: str | None = None
-    node_checkpoint_dir: str | None = None
+    """Where nodes meet, if not at node 0's own address."""
     shares_storage: bool = True
-    interface: str | None = None
-    hosts: tuple[HostFacts, ...] = ()
-    code: str | None = None
-    cwd_in_code: str = ""
-    ssh_config: str | None = None
-    runs_bare: bool = False
+    """Whether all nodes see the same checkpoint folder."""
+    terminal: bool = False
+    """Whether a person watches, and progress may be a bar."""
+    nodes: tuple[NodeFacts, ...] = ()
+    agent: AgentFacts | None = None
+    """None where plain torchrun will do as well."""
+    own: TargetSettings | None = None
+    """The target's own settings: the plan carries them to its renderer."""

@@ -1,7 +1,7 @@
-"""torchrun: the only owner of its flags, its ``PET_*`` variables, its report and its log layout.
+"""torchrun's flags, its ``PET_*`` variables, its failure report, and where workers' logs lie.
 
-A flag newer than the torch in the image would end the run with a usage error, so flags are
-gated by torch's version.
+A flag that is newer than the torch in the image would end the run with a usage error, so flags
+depend on torch's version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parse_torch_version(text: str | None) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TorchrunOptions:
     """One node's torchrun options as ``dest -> value``; flags and variables are two spellings."""
 
     options: Env
@@ -41,7 +41,9 @@ class Settings:
         return tuple((f"PET_{dest.upper()}", value) for dest, value in self.options)
 
 
-def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Settings:
+def plan_settings(
+    node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int
+) -> TorchrunOptions:
     """torchrun's options for one node."""
     several = node.max_nodes > 1
     nnodes = (
@@ -79,7 +81,7 @@ def plan_settings(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: 
     options += [("log_dir", node.log_dir), ("redirects", "3"), ("tee", "3")]
     if torch_version >= (2, 12):
         options.append(("shutdown_timeout", str(stop_grace_s)))
-    return Settings(options=tuple(options))
+    return TorchrunOptions(options=tuple(options))
 
 
 def _is_host(elastic: Elastic) -> Env:
@@ -99,7 +101,7 @@ ENVIRONMENT: Env = (
 
 
 def render_argv(
-    prefix: tuple[str, ...], settings: Settings, command: tuple[str, ...]
+    prefix: tuple[str, ...], settings: TorchrunOptions, command: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The whole command line; ``prefix`` is what starts torchrun on the target."""
     return (*prefix, *settings.flags(), *command)
@@ -201,15 +203,23 @@ class WorkerLog:
         return rank_of(node_rank, self.local_rank or 0, nproc_per_node)
 
 
-_LOG_FOLDER = re.compile(
-    rf"{protocol.NODES_DIR}/(?P<node_index>\d+)/(?P<incarnation>\d+)/"
-    r"[^/]+/attempt_(?P<attempt>\d+)/(?P<local_rank>\d+)"
+WORKER_FOLDERS = (
+    "*/*/*/attempt_*/*",
+    f"*/*/{protocol.ATTEMPT_FOLDER}/{protocol.RANK_FOLDER}".format(attempt="*", rank="*"),
+)
+"""Globs for the workers' folders beneath that of all nodes: torchrun's, and the node agent's."""
+_NODE = rf"{protocol.NODES_DIR}/(?P<node_index>\d+)/(?P<incarnation>\d+)/"
+_NUMBERS = {"attempt": r"(?P<attempt>\d+)", "rank": r"(?P<rank>\d+)"}
+_LAYOUTS = (
+    re.compile(rf"{_NODE}[^/]+/attempt_(?P<attempt>\d+)/(?P<local_rank>\d+)"),
+    re.compile(_NODE + f"{protocol.ATTEMPT_FOLDER}/{protocol.RANK_FOLDER}".format(**_NUMBERS)),
 )
 
 
-def parse_log_folder(path: str) -> WorkerLog | None:
-    """Reads the log folder of one of torchrun's workers; None for any other path."""
-    match = _LOG_FOLDER.fullmatch(path)
-    if match is None:
-        return None
-    return WorkerLog(folder=path, **{key: int(value) for key, value in match.groupdict().items()})
+def parse_worker_folder(path: str) -> WorkerLog | None:
+    """Reads the path of a worker's log folder; None for any other path."""
+    for layout in _LAYOUTS:
+        if match := layout.fullmatch(path):
+            numbers = {name: int(text) for name, text in match.groupdict().items()}
+            return WorkerLog(folder=path, **numbers)
+    return None

@@ -90,12 +90,12 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
 
 def _placed(failure: RankFailure, plan: LaunchPlan) -> RankFailure:
     """With its machine, and its time by the launcher's clock."""
-    if failure.node_index >= len(plan.hosts):
+    if failure.node_index >= len(plan.machines):
         return failure
-    facts = plan.hosts[failure.node_index]
-    offset_s = facts.clock_offset_s
+    machine = plan.machines[failure.node_index]
+    offset_s = machine.clock_offset_s
     failed_at = failure.failed_at - offset_s if failure.failed_at else 0.0
-    return replace(failure, failed_at=failed_at, host=facts.host.name, clock_offset_s=offset_s)
+    return replace(failure, failed_at=failed_at, host=machine.name, clock_offset_s=offset_s)
 
 
 # -- the node agent's word ---------------------------------------------------------------------

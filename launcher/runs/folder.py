@@ -15,9 +15,8 @@ from launcher.agent import disk
 from launcher.agent.reserve import release, reserve, write_into_reserve
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
-from launcher.plan import agent_logs
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
-from launcher.plan.torchrun import WorkerLog, parse_log_folder
+from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
 from launcher.runs.outcome import Outcome
 
 LAUNCHER_FILE = "launcher.json"
@@ -122,13 +121,9 @@ class RunFolder:
     def worker_logs(self) -> tuple[WorkerLog, ...]:
         """Every worker's log folder so far, oldest incarnation and attempt first."""
         nodes = self.path / protocol.NODES_DIR
-        layouts = (
-            ("*/*/*/attempt_*/*", parse_log_folder),
-            (agent_logs.FOLDERS, agent_logs.parse_agent_folder),
-        )
         found = (
-            parse(str(folder.relative_to(self.path)))
-            for pattern, parse in layouts
+            parse_worker_folder(str(folder.relative_to(self.path)))
+            for pattern in WORKER_FOLDERS
             for folder in nodes.glob(pattern)
         )
         order = lambda w: (w.incarnation, w.attempt, w.node_index, w.rank_on(0, 0))  # noqa: E731

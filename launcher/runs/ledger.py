@@ -90,7 +90,7 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
 
 def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
     """Each node's wall clock less the launcher's, in seconds, as measured before the run. Pure."""
-    return {index: facts.clock_offset_s for index, facts in enumerate(plan.hosts)}
+    return {index: machine.clock_offset_s for index, machine in enumerate(plan.machines)}
 
 
 def by_launchers_clock(

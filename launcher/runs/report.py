@@ -107,7 +107,7 @@ def read_postmortem(
         failure=failure.with_log_commands(run.run_id) if failure and run.is_borrowed else failure,
         restarts=(outcome.restarts if outcome else None) or read_restarts(run),
         nodes=nodes,
-        clock_offsets_s={plan.hosts[i].host.name: offsets[i] for i in offsets},
+        clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
         phases_s=_sum_phases(nodes),
         goodput=measure_goodput(trained, events, submitted_at, ended_at),
         timeline=_merge(tell_timeline([*events, *of_pods], submitted_at), story.said, submitted_at),

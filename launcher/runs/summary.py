@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 
 from launcher.agent.faults import is_own_failure
 from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 
-KUBERNETES = "kubernetes"
 COLLATERAL_LINES = 8
 
 
@@ -20,16 +18,18 @@ def render_summary(
     folder: str,
     job_file: str,
     program: str,
-    hosts: str | None = None,
+    where: str = "",
+    resumes_by_run: bool = True,
     options: str = "",
     runs: str = "",
     extra: str = "",
 ) -> str:
     """Result, where things are, and the exact next commands; for a failure its first cause.
 
-    All as one types it: ``program`` is how this launcher is called, ``hosts`` what names the
-    machines, ``options`` what else was given with the job file, ``runs`` what leads to the run,
-    ``extra`` the training's own arguments; the last three are empty or begin with a blank.
+    All as one types it: ``program`` is how this launcher is called, ``where`` what names the
+    target's machines, ``options`` what else was given with the job file, ``runs`` what leads to the
+    run, ``extra`` the training's own arguments; the last four are empty or begin with a blank.
+    ``resumes_by_run``: a new run goes on from the checkpoints of one that is named.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -42,10 +42,8 @@ def render_summary(
     if outcome.failure or outcome.restarts:
         lines.append(f"  report       {program} report {outcome.run_id}{runs}")
     lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
-    where = f"--on {outcome.target}" + (f" --hosts {shlex.quote(hosts)}" if hosts else "")
-    where += options
-    # On a cluster a job goes on from its own checkpoints, whatever the run.
-    earlier = "" if outcome.target == KUBERNETES else f" --resume {outcome.run_id}"
+    where = f"--on {outcome.target}{where}{options}"
+    earlier = f" --resume {outcome.run_id}" if resumes_by_run else ""
     resume = f"{program} run {job_file} {where}{earlier}{extra}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")

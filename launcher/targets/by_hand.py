@@ -10,7 +10,7 @@ from launcher.contract.node_plan import Env, NodePlan, Static
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.ranks import world_size
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.torchrun import parse_torch_version, plan_settings
 from launcher.targets.shell import render_exports, render_line
 
@@ -45,16 +45,23 @@ def plan_by_hand(
             f"--rdzv-endpoint {endpoint}, but the job says rdzv.port: {job.rdzv.port}",
             "leave one of them out",
         )
+    address = local_addr or read_local_addr(host)
+    on_this_machine = job.nnodes.max == 1 or address.startswith("127.") or address == "::1"
     facts = TargetFacts(
-        target="local",
+        target="by hand",
         accelerator="cpu",
-        cpu_count=os.cpu_count() or 1,
+        machine=MachineFacts(
+            name="this machine",
+            cpu_count=os.cpu_count() or 1,
+            device_ids=None,  # whatever the machine has where the person starts the node
+            address=address,
+            # gloo on loopback would not find nodes on other machines.
+            loopback="lo" if on_this_machine else None,
+        ),
         run_root=run_root,
         cwd=cwd,
-        free_port=port,
+        ports=() if port is None else (port,),
         rdzv_host=host,
-        local_addr=local_addr or read_local_addr(host),
-        assigns_devices=True,  # whatever the machine has where the person starts the node
     )
     # What people start by hand is torchrun, with the plan's settings.
     return plan_run(job.without_agent(), facts, run_id=job.rdzv.id or job.name)

@@ -9,15 +9,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, Mount, NodePlan
 from launcher.plan.launch_plan import LaunchPlan, Resources
+from launcher.plan.target_settings import TargetSettings
 from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
 from launcher.targets.agent_files import agent_argv, folder_of
 from launcher.targets.shell import CONTINUED, quote, render_csv, render_line
 
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+PYTHON = "python3"
 TORCHRUN = "torchrun"
 """Found through the image's PATH: a foreign image may hold nothing of this project but torch."""
 STOP_MARGIN_S = 10
@@ -63,6 +68,24 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContainerSettings(TargetSettings):
+    """What Docker is told of all containers; ``user`` is the ``uid:gid`` of their files."""
+
+    user: str | None = None
+    runtime: str | None = None
+    labels: Env = ()
+    extra_hosts: Env = ()
+
+
+def plan_containers(job: JobSpec, user: str | None) -> ContainerSettings:
+    """The job's settings of Docker."""
+    spec = job.docker
+    return ContainerSettings(
+        user=user, runtime=spec.runtime, labels=spec.labels, extra_hosts=spec.extra_hosts
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Container:
     """One node as a container; ``shared`` are the options that all containers of the plan have.
 
@@ -102,7 +125,7 @@ class Container:
     def arguments(self) -> Words:
         """What follows the entry point: the agent's files, or torchrun's flags and the command."""
         if self.plan.agent is not None:
-            return agent_argv(self.plan.python, protocol.CONTAINER_AGENT, self.node)[1:]
+            return agent_argv(PYTHON, protocol.CONTAINER_AGENT, self.node)[1:]
         torch_version = parse_torch_version(self.plan.torch_version)
         settings = plan_settings(self.node, torch_version, self.plan.stop_grace_s)
         return render_argv((), settings, self.node.literal_command)
@@ -143,7 +166,9 @@ class Container:
 # -- options, each in both spellings ----------------------------------------------------------
 
 
-def shared_options(plan: LaunchPlan, network: str, restart: str = "no") -> Iterator[Option]:
+def shared_options(
+    plan: LaunchPlan, own: ContainerSettings, network: str, restart: str = "no"
+) -> Iterator[Option]:
     """What all containers of a run have in common, made once: rendering stays cheap.
 
     ``restart`` is Docker's policy for a container that has ended.
@@ -153,7 +178,7 @@ def shared_options(plan: LaunchPlan, network: str, restart: str = "no") -> Itera
         config={"networking_config": {"EndpointsConfig": {network: {}}}},
         host={"network_mode": network},
     )
-    hosts = [f"{name}:{address}" for name, address in plan.extra_hosts]
+    hosts = [f"{name}:{address}" for name, address in own.extra_hosts]
     if hosts:
         yield Option(flag="--add-host", values=tuple(hosts), host={"extra_hosts": hosts})
     yield _entrypoint(plan, restart)
@@ -162,19 +187,19 @@ def shared_options(plan: LaunchPlan, network: str, restart: str = "no") -> Itera
         line=("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
         config={"stop_signal": "SIGTERM", "stop_timeout": timeout_s},
     )
-    if plan.user is not None:
-        yield Option(line=("--user", plan.user), config={"user": plan.user})
-    if plan.runtime is not None:
-        yield Option(line=("--runtime", plan.runtime), host={"runtime": plan.runtime})
+    if own.user is not None:
+        yield Option(line=("--user", own.user), config={"user": own.user})
+    if own.runtime is not None:
+        yield Option(line=("--runtime", own.runtime), host={"runtime": own.runtime})
     yield from _limits(plan.resources, plan.accelerator)
     yield _log()
-    yield _labels((*plan.labels, *run_labels(plan), (protocol.LABEL_ATTEMPT, str(plan.attempt))))
+    yield _labels((*own.labels, *run_labels(plan), (protocol.LABEL_ATTEMPT, str(plan.attempt))))
 
 
 def _entrypoint(plan: LaunchPlan, restart: str) -> Option:
     """The override also drops the image's own init process: the agent's supervisor is one itself,
     torchrun is not."""
-    init, program = ((), plan.python) if plan.agent is not None else (("--init",), TORCHRUN)
+    init, program = ((), PYTHON) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
         line=(*init, "--entrypoint", program, "--restart", restart),
         config={"entrypoint": [program], "detach": True},

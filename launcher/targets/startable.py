@@ -5,16 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets import proc
 from launcher.targets.code import Code
-from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 
 LOOK_LIMIT_S = 20.0
 _FIND = """
@@ -23,6 +21,18 @@ sys.path[0] = sys.argv[1]
 print(importlib.util.find_spec(sys.argv[2]) is not None)
 """
 """For another interpreter: says whether it finds a module, without importing it."""
+
+
+def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets' values. Raises ``KeyInputError`` naming those that are not set. Pure."""
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise KeyInputError(
+            ("secrets",),
+            f"{', '.join(missing)} not set in this environment",
+            f"export {missing[0]}=... before the launcher is called, or take it out of the job",
+        )
+    return {name: environ[name] for name in names}
 
 
 def check_here(node: NodePlan, python: str) -> None:
@@ -67,10 +77,12 @@ def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
         _check_file(outside, node.command[0], f"at {outside}, which is {inside} in the container")
 
 
-def check_in_code(plan: LaunchPlan, code: Code | None) -> None:
-    """For nodes on hosts that get the code sent. Raises ``KeyInputError`` for a script outside."""
-    node, names = plan.nodes[0], code.names if code else frozenset()
-    code_dir = f"{run_dir_on(plan.hosts[0], plan.run_id)}/{CODE_DIR}" if plan.hosts else ""
+def check_in_code(node: NodePlan, code_dir: str, code: Code | None) -> None:
+    """For a node that gets the code sent into ``code_dir``.
+
+    Raises ``KeyInputError`` where the script would lie there, and is not in the code.
+    """
+    names = code.names if code else frozenset()
     path = PurePosixPath(os.path.normpath(PurePosixPath(node.workdir or "/") / node.command[0]))
     if node.command[0] == "-m" or not names or not path.is_relative_to(code_dir):
         return

@@ -1,4 +1,4 @@
-"""Our words for what is wrong with a text that is no YAML: the problem, and the fix."""
+"""Plain words for what is wrong with a text that is not YAML: the problem, and the fix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EXPLANATIONS = (
 
 
 def explain(message: str, text: str, mark: yaml.Mark | None) -> tuple[str, str]:
-    """Our words for PyYAML's, which speak of tokens and scanners."""
+    """The problem and the fix in plain words; PyYAML's speak of tokens and scanners."""
     character = text[mark.index : mark.index + 1] if mark is not None else ""
     if character == "\t":
         return "a tab; YAML indents with spaces", "replace the tab by spaces"

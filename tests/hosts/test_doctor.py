@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.hosts import LEASE_DIR
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.settings import LEASE_DIR
 from launcher.targets.hosts.ssh import Ssh
 from tests.conftest import DOCKER_IMAGE
 from tests.hosts.places import Host, Network

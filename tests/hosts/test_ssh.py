@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 from tests.hosts.places import HOME, Network
 

@@ -14,6 +14,7 @@ from typing import Any
 import docker
 
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.kubernetes.pods import PodSettings
 from launcher.targets.kubernetes.render import RenderedManifest
 from tests.k8s.manifests_table import main_object, pod_specs
 
@@ -60,8 +61,7 @@ class Pods:
     """A job's pods on a network of their own; ``close`` removes all of it."""
 
     def __init__(self, plan: LaunchPlan, manifest: RenderedManifest, folder: Path) -> None:
-        assert plan.kubernetes is not None
-        self.kind = plan.kubernetes.kind
+        self.kind = PodSettings.of(plan).kind
         self.plan, self.manifest, self.folder = plan, manifest, folder
         self.engine = docker.from_env()
         self.network = self.engine.networks.create(f"pods-{secrets.token_hex(4)}")

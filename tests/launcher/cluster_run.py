@@ -11,12 +11,13 @@ from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
 from launcher.follow.console import Console
+from launcher.follow.loop import Follower
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets.kubernetes.follow import ClusterFollower
 from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.pods import PodSettings
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, Object, pod
 
@@ -44,7 +45,7 @@ class ClusterRun:
         self.folder.create(plan, "", 1.0)
         target = KubernetesTarget(folder / "runs")
         console = Console(self.output.open("w"), terminal=False, colour=False)
-        self.follower = ClusterFollower(self.folder, plan, target, console, SystemClock())
+        self.follower = Follower(self.folder, plan, target, console, SystemClock())
         self.outcome: Outcome | None = None
         self.error: LauncherError | None = None
         self._submitted = threading.Event()
@@ -85,7 +86,7 @@ class ClusterRun:
     def put(self, name: str, index: int = 0, *, made: str | None = None, **fields: Any) -> Object:
         """A pod of the run; ``made`` is when, of this minute's seconds."""
         labels = {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
-        if self.plan.kubernetes and self.plan.kubernetes.kind == "pytorchjob":
+        if PodSettings.of(self.plan).kind == "pytorchjob":
             labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
         item = pod(name, labels, **fields)
         if made is not None:

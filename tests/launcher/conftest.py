@@ -13,9 +13,11 @@ import pytest
 
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.targets.container import ContainerSettings, plan_containers
 from launcher.targets.kubernetes.logs import LogFollower
 from launcher.targets.kubernetes.watch import PodWatch
+from launcher.targets.local.render import LocalSettings
 from tests.launcher.docker_runs import remove_left
 from tests.launcher.runner import Runner
 
@@ -28,22 +30,22 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 LOCAL = TargetFacts(
     target="local",
     accelerator="cpu",
-    cpu_count=8,
+    machine=MachineFacts(cpu_count=8),
     torch_version="2.13.0",
-    python="/opt/venv/bin/python",
     run_root="/work space/runs",
     cwd="/work space",
-    free_port=23456,
+    ports=(23456,),
+    own=LocalSettings(python="/opt/venv/bin/python"),
 )
 DOCKER = TargetFacts(
     target="docker",
     accelerator="cpu",
-    cpu_count=8,
+    machine=MachineFacts(cpu_count=8),
     image="fabric-train:cpu",
     torch_version="2.13.0",
     run_root="/home/me/runs",
     cwd="/home/me",
-    user="1000:1000",
+    own=ContainerSettings(user="1000:1000"),
 )
 
 
@@ -60,7 +62,10 @@ def make_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan]:
     """A plan with a fixed run id; ``facts`` are those of ``local`` unless given."""
 
     def make(facts: TargetFacts = LOCAL, **fields: Any) -> LaunchPlan:
-        return plan_run(make_job(**fields), facts, run_id="digits-0a1b2c")
+        job = make_job(**fields)
+        if isinstance(facts.own, ContainerSettings):
+            facts = replace(facts, own=plan_containers(job, facts.own.user))
+        return plan_run(job, facts, run_id="digits-0a1b2c")
 
     return make
 
@@ -78,7 +83,8 @@ def docker_facts() -> TargetFacts:
 @pytest.fixture
 def cuda_facts() -> TargetFacts:
     devices = tuple(str(index) for index in range(8))
-    return replace(DOCKER, accelerator="cuda", device_ids=devices, image="fabric-train:cuda")
+    machine = MachineFacts(cpu_count=8, device_ids=devices)
+    return replace(DOCKER, accelerator="cuda", machine=machine, image="fabric-train:cuda")
 
 
 @pytest.fixture

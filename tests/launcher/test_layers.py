@@ -17,14 +17,19 @@ ROOMS = (
     *("targets", "manifests", "api", "commands"),
 )
 """A module imports from its own room, or from rooms before it."""
-NOT_YET = {
-    "api": {"doctor.run", "follow.scaling", "targets.hosts.adopt"}
-    | {"targets.kubernetes.follow", "targets.kubernetes.listing"},
-    "targets": {"follow.scaling"},
-}
-"""Rooms, and the modules that import from them although they stand before them."""
 OF_A_TARGET = ("local", "docker", "hosts", "kubernetes")
-BETWEEN_TARGETS = {("targets.startable", "hosts")}
+NOT_A_TARGET = {
+    # Sections and values of the job file.
+    "job.file": {"docker", "kubernetes"},
+    "job.conflicts": {"kubernetes"},
+    "job.spec": {"docker"},
+    # Docker's command line, and its driver for logs.
+    "targets.container": {"docker", "local"},
+    "manifests.docker_play": {"local"},
+}
+"""Words that are a target's name, and mean something else."""
+PLAYS_IN_DOCKER = ("manifests.docker_play", "manifests.play", "manifests.player", "commands.play")
+"""``launcher play`` runs anybody's manifests in containers, on no target."""
 HOST = "targets.hosts.program"
 
 
@@ -84,15 +89,41 @@ def test_every_folder_is_a_room() -> None:
 def test_a_room_imports_only_from_rooms_before_it(room: str) -> None:
     before = {"", *ROOMS[: ROOMS.index(room) + 1]}
     for module in (m for m in modules() if room_of(m) == room):
-        rooms = {room_of(name) for name in imports_of(module)}
-        rooms -= {later for later, importers in NOT_YET.items() if module in importers}
-        assert rooms <= before, module
+        assert {room_of(name) for name in imports_of(module)} <= before, module
 
 
 def test_no_target_imports_another() -> None:
     for module in (m for m in modules() if room_of(m) == "targets"):
-        others = {target_of(name) for name in imports_of(module)} - {"", target_of(module)}
-        assert others <= {other for name, other in BETWEEN_TARGETS if name == module}, module
+        others = {target_of(name) for name in imports_of(module)}
+        assert others <= {"", target_of(module)}, module
+
+
+def test_nothing_outside_of_its_room_names_a_target_but_the_one_table() -> None:
+    elsewhere = [m for m in modules() if not target_of(m) and m != "api.open"]
+    for module in elsewhere:
+        named = {word for word, line in words_of(module) if word in OF_A_TARGET}
+        assert named <= NOT_A_TARGET.get(module, set()), module
+        if module not in PLAYS_IN_DOCKER:
+            assert not {target_of(name) for name in imports_of(module)} - {""}, module
+
+
+def words_of(module: str) -> list[tuple[str, int]]:
+    """Every string of a module that is a value, with its line."""
+    nodes = ast.walk(ast.parse(path_of(module).read_text()))
+    return [
+        (n.value, n.lineno)
+        for n in nodes
+        if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    ]
+
+
+def test_only_its_room_asks_which_target_a_plan_is_for() -> None:
+    for module in (m for m in modules() if not target_of(m)):
+        for node in ast.walk(ast.parse(path_of(module).read_text())):
+            if isinstance(node, ast.Compare):
+                sides = (node.left, *node.comparators)
+                asked = [s for s in sides if isinstance(s, ast.Attribute) and s.attr == "target"]
+                assert not asked, f"{module}:{node.lineno}"
 
 
 @pytest.mark.parametrize(

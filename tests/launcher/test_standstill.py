@@ -22,12 +22,12 @@ import psutil
 import pytest
 
 from launcher.agent import guard
+from launcher.api import scaling
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.follow import scaling, tails
+from launcher.follow import tails
 from launcher.manifests import docker_play
-from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets import proc
@@ -39,6 +39,7 @@ from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.line import HostLine, LineRenewer
 from launcher.targets.hosts.program import keeper as host_keeper
 from launcher.targets.hosts.program import leases, processes, requests
+from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.kubernetes import api
 from launcher.targets.local.target import find_agents

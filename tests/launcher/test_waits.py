@@ -19,7 +19,6 @@ ENTERED = [function for row in TABLE for function in row.functions.split()]
 
 WALL_CLOCKS = {
     "agent.guard:_grace_s": "a deadline that two processes share; never longer than was given",
-    "commands.runs:_ps": "handed on to be shown",
     "targets.hosts.program.leases:LeaseBook.read": "an age that is shown",
     "targets.hosts.program.revive:_wait_for_engine": "counts over a start of the machine",
     "api.listing:_row": "an age that is shown",

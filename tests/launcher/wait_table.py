@@ -151,7 +151,7 @@ IN_THE_NODE = (
         Cannot("a file that nobody else knows yet; others' are tried without waiting"),
     ),
     Row.alike(
-        """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
+        """agent.streams:say agent.supervisor:Supervisor._fork_agent
             agent.worker:_tell agent.guard:_flush""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
@@ -161,14 +161,29 @@ IN_THE_NODE = (
 LAUNCHER = (
     Row(
         functions="follow.loop:Follower._loop contract.clock:SystemClock.sleep",
-        who="the launcher, for the nodes",
+        who="the launcher, for the nodes, for a cluster's job, for room to record a node's start",
         ends="an outcome, a request to stop, a signal, the removal of the run's folder",
-        limit="none: as long as the job lives",
-        well=by(RUN_LOCAL, "test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end"),
-        badly=by(
-            RUN_LOCAL,
-            "test_a_failing_script_is_exit_1_and_the_first_rank_is_named",
-            "test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used",
+        limit="none: as long as the job lives; for room disk_free_limit_s, or none at all",
+        well=(
+            *by(RUN_LOCAL, "test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end"),
+            *by(CLUSTER, "test_a_run_is_followed_through_a_lost_pod_to_its_end"),
+            *by(
+                FULL_RUN,
+                "test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_room",
+            ),
+        ),
+        badly=(
+            *by(
+                RUN_LOCAL,
+                "test_a_failing_script_is_exit_1_and_the_first_rank_is_named",
+                "test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_"
+                "used",
+            ),
+            *by(CLUSTER, "test_a_failed_run_says_why_and_keeps_its_object"),
+            *by(
+                FULL_RUN,
+                "test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure",
+            ),
         ),
         frozen=(
             *by(
@@ -178,6 +193,8 @@ LAUNCHER = (
             *by(STAND, "test_a_node_of_this_machine_that_is_frozen_ends_with_its_run"),
             "launcher/targets/docker/test_faults.py::"
             "test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes",
+            *by(CLUSTER, "test_a_server_that_fails_for_a_while_is_asked_again"),
+            *by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
         ),
         never=(
             *by(LOCAL, "test_a_program_that_is_missing_is_named_and_nothing_starts"),
@@ -186,23 +203,8 @@ LAUNCHER = (
                 RUN_ENDINGS,
                 "test_a_node_that_is_lost_while_the_other_finishes_does_not_hold_the_run_up",
             ),
+            *by(CLUSTER, "test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault"),
         ),
-    ),
-    Row(
-        functions="follow.loop:Follower._wait_for_room",
-        who="the launcher, for room to record a node's next start",
-        ends="there is room",
-        limit="disk_free_limit_s; none where a node has waited before, or without the agent",
-        well=by(
-            FULL_RUN,
-            "test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_room",
-        ),
-        badly=by(
-            FULL_RUN,
-            "test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure",
-        ),
-        frozen=by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
-        never=by(FULL_RUN, "test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run"),
     ),
     Row(
         functions="targets.local.target:LocalTarget._end",
@@ -230,7 +232,7 @@ LAUNCHER = (
         never=by(LOCAL, "test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended"),
     ),
     Row(
-        functions="follow.scaling:scale_run",
+        functions="api.scaling:scale_run",
         who="launcher scale, for the launcher that follows the run",
         ends="the request is taken up",
         limit="ANSWER_LIMIT_S",
@@ -306,15 +308,15 @@ LAUNCHER = (
         ),
     ),
     Row.alike(
-        """commands.doctor:_doctor commands.env:_env commands.hosts:_hosts commands.jobs:_render
-            commands.jobs:_render_kubernetes commands.runs:_ps commands.runs:_status
+        """commands.doctor:_doctor commands.env:_env targets.hosts.room:_show_hosts
+            commands.jobs:_render commands.runs:_ps commands.runs:_status
             commands.runs:_report commands.schema:_schema commands.check:_check api.listing:_write
             __main__:say __main__:_flush commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",
         SHOWN,
     ),
     Row.alike(
-        "job.problems:resolve api.joining:_take_index",
+        "job.schema:resolve api.joining:_take_index",
         "nobody: loops over what is given, until a free name or the end of a chain",
         Cannot("every turn takes one from what there is"),
     ),

@@ -108,11 +108,6 @@ OF_DOCKER = (
         frozen=by(STAND, STILL),
         never=by(PLAY_FAULTS, AWAY),
     ),
-    Row.alike(
-        "manifests.player:Player._read.put manifests.player:Player._read.lose",
-        "nobody: a queue without a bound",
-        Cannot("it takes what it is given at once"),
-    ),
     Row(
         functions="manifests.docker_play:_remove_as_root",
         who="launcher play, for the container that removes what pods' users own",
@@ -157,7 +152,7 @@ TO_HOSTS = (
     ),
     Row(
         functions="""targets.hosts.line:HostLine._run targets.hosts.line:HostLine.close
-            targets.hosts.line:HostLine.free targets.hosts.target:HostsTarget.look_on""",
+            targets.hosts.line:HostLine.free targets.hosts.target:HostsTarget.bring_output""",
         who="a line of the launcher, for what its host tells",
         ends="the launcher's word; silence, after which the host is reached anew",
         limit="SILENCE_LIMIT_S; FREE_LIMIT_S and 5 s to close; FIRST_WORD_LIMIT_S to look on",
@@ -332,19 +327,6 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_an_unreachable_server_is_told_with_the_fix"),
     ),
     Row(
-        functions="targets.kubernetes.follow:ClusterFollower._loop",
-        who="the launcher, for the job's object",
-        ends="its end, its removal, a stop, a signal",
-        limit="none: as long as the job lives; a silent cluster is waited for",
-        well=by(CLUSTER, "test_a_run_is_followed_through_a_lost_pod_to_its_end"),
-        badly=by(CLUSTER, "test_a_failed_run_says_why_and_keeps_its_object"),
-        frozen=(
-            *by(CLUSTER, "test_a_server_that_fails_for_a_while_is_asked_again"),
-            *by(STAND, SILENT_CLUSTER),
-        ),
-        never=by(CLUSTER, "test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault"),
-    ),
-    Row(
         functions="targets.kubernetes.target:KubernetesTarget.wait_gone",
         who="whoever stops, for the pods' end",
         ends="none is left",
@@ -358,7 +340,7 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault"),
     ),
     Row(
-        functions="targets.kubernetes.follow:ClusterFollower._insist",
+        functions="targets.kubernetes.follow:ClusterDriver._insist",
         who="the launcher, for the cluster to end a job",
         ends="it takes the word",
         limit="the grace, LEAST_TRIES_S at least; then STILL RUNNING",

@@ -10,7 +10,7 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import Env
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import AgentFiles, render_agent_files
-from launcher.targets.container import Container, run_labels, shared_options
+from launcher.targets.container import Container, ContainerSettings, run_labels, shared_options
 from launcher.targets.shell import render_lines
 
 
@@ -103,7 +103,8 @@ class DockerArtifact:
 def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
     """The plan's nodes (or ``only`` those) as containers. Each is named as its host is."""
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
-    shared = tuple(shared_options(plan, plan.run_id))
+    own = ContainerSettings.of(plan)
+    shared = tuple(shared_options(plan, own, plan.run_id))
     containers = tuple(Container(plan=plan, node=node, shared=shared) for node in chosen)
     return DockerArtifact(
         run_id=plan.run_id,

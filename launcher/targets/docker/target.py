@@ -17,13 +17,13 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder, make_folders
+from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.capacity import plan_capacity
-from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN
+from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
 from launcher.targets.docker.console import Consoles
 from launcher.targets.docker.engine import (
     OWN_IMAGE,
@@ -36,7 +36,7 @@ from launcher.targets.docker.engine import (
 )
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.gpus import read_gpus
-from launcher.targets.startable import check_in_mounts
+from launcher.targets.startable import check_in_mounts, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -45,13 +45,13 @@ CANNOT_EXECUTE = (126, 127)
 """Exit codes of the container's init process where it cannot start the entry point."""
 
 
-class DockerTarget:
+class DockerTarget(Target):
     """Runs each node as a container of the engine that the docker command line would use."""
 
     name = "docker"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
-        self.notes: list[str] = []
+        super().__init__()
         self._run_root = run_root
         self._engine = Engine(clock or SystemClock())
         self._consoles = Consoles()
@@ -64,26 +64,31 @@ class DockerTarget:
         config = self._engine.read_image_config(image)
         labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
         torch_version = labels.get(protocol.LABEL_TORCH) or None
-        cuda_version = labels.get(protocol.LABEL_CUDA) or None
-        if torch_version is not None and cuda_version is None:
+        if torch_version is not None and not labels.get(protocol.LABEL_CUDA):
             # Labelled, and without CUDA: its torch could not use them.
             gpus = ()
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if gpus else "cpu",
-            device_ids=gpus,
-            cpu_count=info["NCPU"],
+            machine=MachineFacts(
+                cpu_count=info["NCPU"],
+                device_ids=gpus,
+                capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
+            ),
             image=image,
             torch_version=torch_version,
-            cuda_version=cuda_version,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
-            user=f"{os.getuid()}:{os.getgid()}",
             terminal=sys.stderr.isatty(),
+            own=plan_containers(job, f"{os.getuid()}:{os.getgid()}"),
         )
 
+    def describe_place(self, facts: TargetFacts) -> str:
+        return f"local Docker, image {facts.image}"
+
     def check(self, plan: LaunchPlan) -> None:
+        read_secrets(plan.nodes[0].secrets, os.environ)
+        check_folder(Path(plan.checkpoint_dir))
         check_in_mounts(plan.nodes[0], plan.nodes[0].workdir or self._image_workdir)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
@@ -92,7 +97,7 @@ class DockerTarget:
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.submit``. Raises ``InputError`` for a secret or mount that is not there."""
         artifact = self.render(plan, only)
-        secrets = read_secrets(artifact, os.environ)
+        secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         check_host(artifact)
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
@@ -185,18 +190,6 @@ def describe(ending: ContainerEnding) -> str:
     if ending.exit_code in CANNOT_EXECUTE:
         return f"the image has no {TORCHRUN} or python3: name one that holds torch (image)"
     return ""
-
-
-def read_secrets(artifact: DockerArtifact, environ: Mapping[str, str]) -> dict[str, str]:
-    """The secrets' values. Raises ``InputError`` naming those that are not set."""
-    names = sorted({name for container in artifact.containers for name in container.node.secrets})
-    missing = [name for name in names if name not in environ]
-    if missing:
-        raise InputError(
-            f"secrets: {', '.join(missing)} not set in the launcher's environment",
-            f"export {missing[0]}=..., or take it out of secrets",
-        )
-    return {name: environ[name] for name in names}
 
 
 def check_host(artifact: DockerArtifact) -> None:

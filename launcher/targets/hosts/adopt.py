@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.api.listing import Row
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
-from launcher.plan.hosts import Host
+from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh, joined
 from launcher.targets.hosts.target import HostsTarget
 
@@ -65,7 +65,7 @@ def read_runs(inventory: Inventory, wanted: str = "") -> Told:
     return {host: runs for host, runs in told.items() if not isinstance(runs, TargetError)}
 
 
-def list_on_hosts(inventory: Inventory, known: Collection[str], now: float) -> list[Row]:
+def list_on_hosts(inventory: Inventory, known: Collection[str], now: float) -> list[ListedRun]:
     """A row for each run on these hosts that is not among the ``known`` ones."""
     told = read_runs(inventory)
     ids = sorted({found["run_id"] for runs in told.values() for found in runs} - set(known))
@@ -73,7 +73,7 @@ def list_on_hosts(inventory: Inventory, known: Collection[str], now: float) -> l
     for run_id in ids:
         own = [f for runs in told.values() for f in runs if f["run_id"] == run_id]
         plan = max((parse_plan(found["plan"]) for found in own), key=_age)
-        row = Row(
+        row = ListedRun(
             run_id=run_id,
             job=plan.job_name,
             target=plan.target,
@@ -108,9 +108,10 @@ def localise(run_id: str, told: Told, run_root: Path, inventory: Inventory) -> L
     }
     texts = [f["plan"] for runs in told.values() for f in runs if f["run_id"] == run_id]
     plan = max((parse_plan(text) for text in texts), key=_age)
+    own = HostsSettings.of(plan)
     hosts = tuple(
-        replace(facts, host=holders.get(index, facts.host))
-        for index, facts in enumerate(plan.hosts)
+        replace(facts, host=holders.get(index, facts.host)) for index, facts in enumerate(own.hosts)
     )
     run_dir = str(run_root.absolute() / run_id)
-    return replace(plan, hosts=hosts, run_dir=run_dir, ssh_config=inventory.ssh_config)
+    own = replace(own, hosts=hosts, ssh_config=inventory.ssh_config)
+    return replace(plan, run_dir=run_dir, own=own)

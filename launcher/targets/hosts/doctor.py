@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor import judge
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.doctor.run import (
@@ -26,16 +26,16 @@ from launcher.doctor.run import (
     run_probe,
 )
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
-from launcher.plan.launch_plan import LaunchPlan, new_run_id
+from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.code import Code, pack
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
 from launcher.targets.hosts.images import read_image
-from launcher.targets.hosts.inventory import Inventory, read_inventory
-from launcher.targets.hosts.plan import CODE_DIR, is_wanted, plan_on_hosts, shared_folder
+from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.plan import CODE_DIR, is_wanted, shared_folder
 from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.survey import PORTS, candidates_of
 from launcher.targets.hosts.target import HostsTarget
@@ -51,7 +51,7 @@ def diagnose_hosts(
 
     Raises ``InputError`` where no hosts are named.
     """
-    inventory = inventory or _of_job(job)
+    inventory = inventory or read_inventory_of(job)
     findings: list[Finding] = []
     ssh = Ssh(inventory)
     port = job.rdzv.port or random.SystemRandom().choice(PORTS)
@@ -75,14 +75,6 @@ def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
     return ""
-
-
-def _of_job(job: JobSpec) -> Inventory:
-    if job.hosts.inventory is None:
-        raise InputError(
-            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
-        )
-    return read_inventory(job.hosts.inventory)
 
 
 # -- before anything runs -------------------------------------------------------------------------
@@ -173,7 +165,7 @@ class _HostsProbe:
         except LauncherError as error:
             yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
             return
-        names = {node.node_index: plan.hosts[node.node_index].host.name for node in plan.nodes}
+        names = {node.node_index: plan.machines[node.node_index].name for node in plan.nodes}
         yield from judge_start(answers, names, limit_s)
         if self._job.hosts.runtime == "docker":
             inside = {names[i]: facts for i, facts in answers.nodes.items() if facts is not None}
@@ -182,7 +174,7 @@ class _HostsProbe:
             yield from judge.judge_equal(inside)
         yield judge_speed(answers, plan)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
-            hosts = [plan.hosts[node.node_index].host for node in plan.nodes]
+            hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
             yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
 
     def _run(
@@ -190,7 +182,7 @@ class _HostsProbe:
     ) -> tuple[LaunchPlan, ProbeAnswers]:
         target = HostsTarget(self._run_root, inventory, code=self._code)
         facts = target.facts(job)
-        plan = plan_on_hosts(job, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
+        plan = plan_run(job, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
         try:
             return plan, run_probe(plan, target, limit_s)
         finally:
@@ -226,7 +218,7 @@ def _remove_own(ssh: Ssh, plan: LaunchPlan) -> None:
     """Takes away the checkpoint folder of the probe."""
     own = Path(plan.checkpoint_dir)
     assert own.name == OWN_FOLDER, "as_probe has named it"
-    _remove(ssh, [facts.host for facts in plan.hosts], str(own), "")
+    _remove(ssh, [facts.host for facts in HostsSettings.of(plan).hosts], str(own), "")
 
 
 def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None:

@@ -11,8 +11,8 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.answers import NodeFacts
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 

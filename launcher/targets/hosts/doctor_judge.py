@@ -9,11 +9,11 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.judge import LOOPBACK
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, Address, decide_addresses, decide_unshared
 from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
 
 RENDEZVOUS, EPHEMERAL = 0, 1

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import HostFacts
 from launcher.targets import proc
+from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session
 
 CHUNK_BYTES = 4 << 20

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.contract.errors import InputError
-from launcher.plan.hosts import Host
+from launcher.targets.hosts.settings import Host
 from launcher.yamlfile.problem import KeyPath
 from launcher.yamlfile.source import YamlSource, parse_yaml, read_text
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
 
 MAX_HOSTS = 4096
 FORMS = "accepted: hosts.yaml, a hostfile with `host slots=N` lines, or names: gpu1,gpu[2-5]"
@@ -58,6 +61,15 @@ def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventor
     else:
         inventory = Inventory(hosts=parse_host_list(given))
     return replace(inventory, hosts=filter_hosts(inventory.hosts, include, exclude))
+
+
+def read_inventory_of(job: JobSpec) -> Inventory:
+    """The machines that a job file names. Raises ``InputError`` where it names none."""
+    if job.hosts.inventory is None:
+        raise InputError(
+            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
+        )
+    return read_inventory(job.hosts.inventory)
 
 
 def parse_inventory(text: str, file: str) -> Inventory:

@@ -16,8 +16,8 @@ from typing import Any
 
 from launcher.agent import disk
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import HostFacts
 from launcher.targets.hosts.plan import run_dir_on
+from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
 BEAT_S = 1.0

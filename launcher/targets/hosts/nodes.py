@@ -9,14 +9,14 @@ import time
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
-from launcher.plan.hosts import HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.code import Code
 from launcher.targets.hosts.line import LEASE_TTL_S
 from launcher.targets.hosts.plan import lease_of, run_dir_on
 from launcher.targets.hosts.render import HostNode, HostsArtifact
+from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session
 
 STOP_MARGIN_S = 20.0
@@ -133,8 +133,9 @@ def prepare(
     plan: LaunchPlan, node: HostNode, agent: bytes | None, code: Code | None, session: Session
 ) -> None:
     """Puts everything in place that the node starts from; what is there already is not sent."""
-    if plan.code is not None:
-        _send_code(plan.code, node, code, session)
+    own = HostsSettings.of(plan)
+    if own.code is not None:
+        _send_code(own.code, node, code, session)
     files = [[f"{node.run_dir}/{protocol.PLAN_FILE}", plan.to_json()]]
     if node.task is not None:
         files.append([node.task.path, node.task.text])
@@ -146,7 +147,7 @@ def prepare(
         folders=list(node.folders),
         files=files,
         agent=node.agent_path if agent else None,
-        code=plan.code,
+        code=HostsSettings.of(plan).code,
         needed=[node.cwd, *(mount.source for mount in node.node.mounts)],
     )
 
@@ -161,23 +162,11 @@ def _send_code(hash: str, node: HostNode, code: Code | None, session: Session) -
     session.call("store", state_dir=state_dir, hash=hash, blob=code.data, limit_s=SEND_LIMIT_S)
 
 
-def read_secrets(plan: LaunchPlan) -> dict[str, str]:
-    """The secrets' values. Raises ``InputError`` naming those that are not set."""
-    names = plan.nodes[0].secrets
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise InputError(
-            f"secrets: {', '.join(missing)} not set in the launcher's environment",
-            f"export {missing[0]}=..., or take it out of secrets",
-        )
-    return {name: os.environ[name] for name in names}
-
-
 def by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
     """Each host of a plan by name, with the indices of its nodes. Pure."""
     found: dict[str, tuple[HostFacts, list[int]]] = {}
     for node in plan.nodes:
-        host = plan.hosts[node.node_index]
+        host = HostsSettings.of(plan).hosts[node.node_index]
         found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
     return found
 

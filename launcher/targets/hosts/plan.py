@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER
-from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import Elastic, NodePlan
-from launcher.plan.agent_task import plan_agent, plan_stores
-from launcher.plan.devices import NodeDevices, check_no_gpus_wanted
-from launcher.plan.hosts import Host, HostFacts
-from launcher.plan.launch_plan import LaunchPlan, SharedByNodes, plan_run
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
+TARGET = "hosts"
 RUNS_DIR = "runs"
 CHECKPOINTS_DIR = "checkpoints"
 CODE_DIR = "code"
@@ -38,10 +37,10 @@ def decide_addresses(
     candidates: Sequence[Sequence[Address]],
     reached: Collection[tuple[int, int, str]],
 ) -> list[Address]:
-    """The address of each host that all others reach: the inventory's, else the fastest one.
+    """An address of each host that all others reach: the inventory's, else the fastest.
 
-    ``reached`` holds (from, to, address), hosts by their place. Raises ``TargetError`` naming a
-    pair that does not meet.
+    ``reached`` holds (from, to, address) by the hosts' places. Raises ``TargetError`` with the
+    names of hosts that do not reach each other.
     """
     found = set(reached)
     chosen = []
@@ -56,7 +55,7 @@ def decide_addresses(
 
 
 def is_wanted(host: Host, address: Address) -> bool:
-    """Whether the inventory leaves this address of the host to be chosen."""
+    """Whether the inventory allows this address of the host."""
     return host.address in (None, address.address) and host.interface in (None, address.interface)
 
 
@@ -88,10 +87,9 @@ def _unreached(
 def decide_hosts(
     found: Sequence[HostFacts], busy: Mapping[str, str], job: JobSpec
 ) -> tuple[HostFacts, ...]:
-    """The hosts of the nodes, in the inventory's order: the first that are free.
+    """The first hosts of the inventory that are free; an elastic job may get fewer than its MAX.
 
-    ``busy`` says of a host that cannot be used why. Raises ``TargetError`` where too few are left;
-    an elastic job takes what there is, at least its MIN.
+    ``busy`` says why a host cannot be used. Raises ``TargetError`` where too few are left.
     """
     free = [facts for facts in found if facts.host.name not in busy]
     if len(free) < job.nnodes.min:
@@ -104,9 +102,9 @@ def decide_hosts(
 
 
 def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
-    """Raises ``TargetError`` where clocks differ by more than c10d bears, if that is the backend.
+    """Raises ``TargetError`` under c10d where clocks differ too much.
 
-    Its keep-alives are stamped with the time of day: beyond the limit the world splits in silence.
+    It stamps keep-alives with the time of day: beyond the limit the world splits without an error.
     """
     slow = min(hosts, key=lambda facts: facts.clock_offset_s)
     fast = max(hosts, key=lambda facts: facts.clock_offset_s)
@@ -120,12 +118,10 @@ def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
 
 
 def check_versions(hosts: Sequence[HostFacts]) -> None:
-    """Raises ``TargetError`` where hosts have torch in more than one version."""
+    """Raises ``TargetError`` where hosts have different versions of torch."""
     versions = [facts.torch_version for facts in hosts]
     usual = max(versions, key=versions.count)
-    odd = [f"{facts.host.name} {facts.torch_version}" for facts in hosts]
-    odd = [told for told, version in zip(odd, versions, strict=True) if version != usual]
-    if odd:
+    if odd := [f"{f.host.name} {f.torch_version}" for f in hosts if f.torch_version != usual]:
         raise TargetError(
             f"torch is {usual} on most hosts, but: {', '.join(odd)}",
             f"install torch {usual} there, or name another python: in the inventory",
@@ -133,7 +129,7 @@ def check_versions(hosts: Sequence[HostFacts]) -> None:
 
 
 def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
-    """Hosts outside of the largest group that see each other's files; ``seen`` by their place."""
+    """The hosts outside the largest group of hosts that see each other's files."""
     groups = [
         {other for other in range(len(seen)) if place in seen[other] and other in seen[place]}
         for place in range(len(seen))
@@ -143,7 +139,7 @@ def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
 
 
 def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: str) -> None:
-    """Raises ``TargetError`` where hosts do not see what others write to the checkpoint folder."""
+    """Raises ``TargetError`` where hosts do not see each other's files in the checkpoint folder."""
     alone = decide_unshared(seen)
     if alone:
         listed = ", ".join(names[place] for place in alone)
@@ -154,39 +150,60 @@ def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: 
 
 
 def shared_folder(job: JobSpec, cwd: str) -> str | None:
-    """The folder that all hosts are to share, as they have it; None where each has its own."""
+    """The job's checkpoint folder, which all hosts share; None where each has its own."""
     given = job.checkpoint_dir
     return given if given is None or given.startswith("/") else f"{cwd}/{given}"
 
 
-def plan_on_hosts(
-    job: JobSpec, facts: TargetFacts, *, run_id: str, extra_args: tuple[str, ...] = ()
-) -> LaunchPlan:
-    """As ``plan_run``, each node with the paths, address and accelerators of its own host."""
-    count = len(facts.hosts)
-    nodes = tuple(_node(job, facts, index, run_id, extra_args) for index in range(count))
-    # What is not about single nodes is planned as everywhere.
-    one = {"nnodes": replace(job.nnodes, min=1, max=1), "nproc_per_node": nodes[0].nproc_per_node}
-    common = plan_run(
-        job.model_copy(update=one),
-        replace(facts, hosts=(), device_ids=nodes[0].device_ids),
-        run_id=run_id,
+def plan_facts(
+    job: JobSpec,
+    own: HostsSettings,
+    *,
+    image: str | None,
+    torch_version: str | None,
+    port: int | None,
+    run_root: str,
+    cwd: str,
+    inner: str = "",
+    terminal: bool = False,
+) -> TargetFacts:
+    """What the planner is told of hosts: a machine of its own for each node.
+
+    ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent.
+    """
+    hosts = own.hosts
+    return TargetFacts(
+        target=TARGET,
+        accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
+        machine=MachineFacts(cpu_count=min(host.cpu_count for host in hosts)),
+        image=image,
+        torch_version=torch_version,
+        run_root=run_root,
+        cwd=cwd,
+        ports=() if port is None else (port,),
+        # Only the job can say that hosts share a folder.
+        shares_storage=job.checkpoint_dir is not None,
+        terminal=terminal,
+        nodes=tuple(
+            NodeFacts(machine=host.machine, folders=_folders(job, host, cwd, inner))
+            for host in hosts
+        ),
+        own=own,
     )
-    first = facts.hosts[0]
-    return replace(
-        common,
-        torch_version=facts.torch_version or job.torch_version,
-        checkpoint_dir=checkpoint_dir_on(job, first, facts, run_id),
-        agent=plan_agent(job, plan_stores(nodes, ())),
-        nodes=nodes,
-        hosts=facts.hosts,
-        code=facts.code,
-        ssh_config=facts.ssh_config,
+
+
+def _folders(job: JobSpec, host: HostFacts, cwd: str, inner: str) -> Folders:
+    run_dir = run_dir_on(host, RUN_ID)
+    return Folders(
+        run=run_dir,
+        # The folder that the hosts share, or one of the host's own, which outlives the run.
+        checkpoints=shared_folder(job, cwd) or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
+        cwd=f"{run_dir}/{CODE_DIR}{f'/{inner}' if inner else ''}",
     )
 
 
 def comes_back(plan: LaunchPlan) -> bool:
-    """Whether a host that is started anew starts its node again, without any launcher."""
+    """Whether a host that reboots starts its node again without a launcher."""
     rendezvous = plan.nodes[0].rendezvous
     joins_again = isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
     return plan.detached and plan.image is not None and plan.agent is not None and joins_again
@@ -197,53 +214,8 @@ def run_dir_on(host: HostFacts, run_id: str) -> str:
     return f"{host.state_dir}/{RUNS_DIR}/{run_id}"
 
 
-def checkpoint_dir_on(job: JobSpec, host: HostFacts, facts: TargetFacts, run_id: str) -> str:
-    """The job's folder, which the hosts share, or one of the host's own, which outlives the run."""
-    return shared_folder(job, facts.cwd) or f"{host.state_dir}/{CHECKPOINTS_DIR}/{run_id}"
-
-
-def _node(
-    job: JobSpec, facts: TargetFacts, index: int, run_id: str, extra_args: tuple[str, ...]
-) -> NodePlan:
-    host = facts.hosts[index]
-    run_dir = run_dir_on(host, run_id)
-    checkpoint_dir = checkpoint_dir_on(job, host, facts, run_id)
-    inner = facts.cwd_in_code
-    own = replace(
-        facts,
-        hosts=(),
-        python=host.python,
-        cwd=f"{run_dir}/{CODE_DIR}{f'/{inner}' if inner else ''}",
-        rdzv_host=facts.hosts[0].address,
-        local_addr=host.address,
-        interface=host.interface,
-        cpu_count=host.cpu_count,
-    )
-    # As many as there are hosts: an elastic job may have got fewer than its MAX.
-    fitted = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.hosts))})
-    shared = SharedByNodes(fitted, own, run_id, run_dir, checkpoint_dir, extra_args)
-    return shared.node(index, _devices(job, facts, host))
-
-
-def _devices(job: JobSpec, facts: TargetFacts, host: HostFacts) -> NodeDevices:
-    wanted, asked = job.nproc_per_node, job.resources.gpus
-    if facts.accelerator == "cpu":
-        check_no_gpus_wanted(job, facts, host.host.name)
-        number = wanted if isinstance(wanted, int) else host.host.slots or host.cpu_count
-        return NodeDevices(nproc_per_node=number, device_ids=())
-    number = wanted if isinstance(wanted, int) else asked or len(host.device_ids)
-    gpus = asked or number
-    if gpus > len(host.device_ids):
-        raise KeyInputError(
-            ("resources", "gpus") if asked else ("nproc_per_node",),
-            f"{gpus} GPUs asked for, but {len(host.device_ids)} of {host.host.name} are free",
-            "launcher hosts shows who holds the others; lower nproc_per_node, or wait",
-        )
-    return NodeDevices(nproc_per_node=number, device_ids=host.device_ids[:gpus])
-
-
 def lease_of(plan: LaunchPlan, node: NodePlan, owner: str, launcher: str) -> dict[str, object]:
-    """What a node's lease says: plain data."""
+    """A node's lease, as plain data."""
     return {
         "run_id": plan.run_id,
         "node_index": node.node_index,

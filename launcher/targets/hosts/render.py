@@ -7,12 +7,12 @@ from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
-from launcher.plan.hosts import HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
 from launcher.targets.agent_files import AgentFiles, TaskFile, agent_argv, render_agent_files
 from launcher.targets.container import DOCKER_RUN_ATTACHED, Container, shared_options
 from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
+from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.shell import quote, render_block, render_exports
 
 RESTART_ALWAYS = "always"
@@ -141,18 +141,19 @@ def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Hosts
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
     files = render_agent_files(plan, chosen)
     texts = [task.text for task in files.tasks] if files else [None] * len(chosen)
+    own = HostsSettings.of(plan)
     nodes = tuple(_host_node(plan, n, text) for n, text in zip(chosen, texts, strict=True))
     return HostsArtifact(
         run_id=plan.run_id,
-        code=plan.code,
-        ssh_config=plan.ssh_config,
+        code=own.code,
+        ssh_config=own.ssh_config,
         agent=files.archive if files else None,
         nodes=nodes,
     )
 
 
 def _host_node(plan: LaunchPlan, node: NodePlan, task: str | None) -> HostNode:
-    host = plan.hosts[node.node_index]
+    host = HostsSettings.of(plan).hosts[node.node_index]
     run_dir = run_dir_on(host, plan.run_id)
     node_dir = f"{run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
     task_path = f"{node_dir}/{protocol.NODE_TASK_FILE}"
@@ -189,10 +190,10 @@ def _checkpoint_dir(node: NodePlan) -> str:
 
 def _docker_argv(plan: LaunchPlan, node: NodePlan, host: HostFacts) -> tuple[str, ...]:
     """In the foreground, and on the host's own network: its addresses are the host's."""
-    own = replace(plan, user=host.user)
+    own = replace(HostsSettings.of(plan).containers, user=host.user)
     back = comes_back(plan)
-    shared = shared_options(own, "host", RESTART_ALWAYS if back else "no")
-    container = Container(plan=own, node=node, shared=tuple(shared))
+    shared = shared_options(plan, own, "host", RESTART_ALWAYS if back else "no")
+    container = Container(plan=plan, node=node, shared=tuple(shared))
     options = (word for option in container.options for word in option.words)
     again = ("--sig-proxy=false", "--env", f"{protocol.COMES_BACK}=1") if back else ()
     return (*DOCKER_RUN_ATTACHED, *again, *options, container.image, *container.arguments)

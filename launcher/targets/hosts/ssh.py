@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host
 from launcher.targets import proc
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.hosts.inventory import Inventory
@@ -31,6 +30,7 @@ from launcher.targets.hosts.program.frames import (
     read_frame,
     write_frame,
 )
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import explain
 
 CONNECT_LIMIT_S = 10

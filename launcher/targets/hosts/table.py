@@ -8,8 +8,8 @@ from typing import Any
 
 from launcher.contract.errors import TargetError
 from launcher.follow.table import render_columns
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 
 

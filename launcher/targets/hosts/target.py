@@ -7,24 +7,26 @@ the run writes and renews the lease. Everything is asked of all hosts at once.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
-from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import ExitCode, InputError, TargetError
+from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation
-from launcher.plan.hosts import HostFacts
+from launcher.follow.requests import render_scale
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.targets.code import Code, read_code
+from launcher.targets.container import plan_containers
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
-from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
 from launcher.targets.hosts.line import LEASE_TTL_S, HostLine, LineRenewer, copy_once
 from launcher.targets.hosts.nodes import (
@@ -35,16 +37,16 @@ from launcher.targets.hosts.nodes import (
     key_of,
     launch,
     prepare,
-    read_secrets,
     remove_on,
     take,
     take_back,
 )
-from launcher.targets.hosts.plan import comes_back
+from launcher.targets.hosts.plan import CODE_DIR, TARGET, comes_back, plan_facts, run_dir_on
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
+from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
-from launcher.targets.hosts.survey import Survey
-from launcher.targets.startable import check_in_code
+from launcher.targets.hosts.survey import Survey, describe_hosts
+from launcher.targets.startable import check_in_code, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -52,28 +54,25 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
 FIRST_WORD_LIMIT_S = 20.0
+ALIVE = (NodeState.RUNNING, NodeState.PENDING)
 
 
-class HostsTarget:
+class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
-    name = "hosts"
+    name = TARGET
 
     def __init__(
         self,
         run_root: Path,
         inventory: Inventory | None = None,
-        clock: Clock | None = None,
         code: Code | None = None,
         ssh: Ssh | None = None,
     ) -> None:
         """``code`` is sent in place of the files of the current folder."""
-        self._run_root = run_root
-        self._inventory = inventory
-        self._clock = clock or SystemClock()
-        self._ssh = ssh
-        self._given_code = code
-        self._code = code
+        super().__init__()
+        self._run_root, self._inventory, self._ssh = run_root, inventory, ssh
+        self._given_code = self._code = code
         self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
         self._lines: dict[str, HostLine] = {}
@@ -81,18 +80,13 @@ class HostsTarget:
         self._late = LateStarts()
         self._refused: dict[int, str] = {}
         """Nodes that their host, though it is reached, could not start, and why."""
-        self.notes: list[str] = []
 
     # -- before a run -----------------------------------------------------------------------------
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
         if self._inventory is None:
-            if job.hosts.inventory is None:
-                raise InputError(
-                    "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
-                )
-            self._inventory = read_inventory(job.hosts.inventory)
+            self._inventory = read_inventory_of(job)
         survey = Survey(self._connect(), self._inventory, job)
         bare = job.hosts.runtime == "python"
         with ThreadPoolExecutor(max_workers=1) as reader:
@@ -100,28 +94,24 @@ class HostsTarget:
             hosts = survey.read()
             self._code = packed.result() if packed else self._given_code
         image = self._image = None if bare else read_image(hosts[0].image or "")
-        return TargetFacts(
-            target=self.name,
-            accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
-            cpu_count=min(host.cpu_count for host in hosts),
+        own = HostsSettings(
+            hosts=hosts,
+            code=self._code.hash if self._code else None,
+            ssh_config=self._inventory.ssh_config,
+            containers=plan_containers(job, None),
+        )
+        return plan_facts(
+            job,
+            own,
+            image=image.name if image else None,
             torch_version=find_label(image, hosts, protocol.LABEL_TORCH)
             if image
             else hosts[0].torch_version,
-            cuda_version=find_label(image, hosts, protocol.LABEL_CUDA) if image else None,
-            image=image.name if image else None,
-            user=hosts[0].user,
-            python=hosts[0].python,
+            port=survey.port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            free_port=survey.port,
+            inner=self._code.inner if self._code else "",
             terminal=sys.stderr.isatty(),
-            hosts=hosts,
-            runs_bare=bare,
-            # Only the job can say that hosts share a folder.
-            shares_storage=job.checkpoint_dir is not None,
-            code=self._code.hash if self._code else None,
-            cwd_in_code=self._code.inner if self._code else "",
-            ssh_config=self._inventory.ssh_config,
         )
 
     def _connect(self) -> Ssh:
@@ -131,12 +121,18 @@ class HostsTarget:
 
     def _connect_as(self, plan: LaunchPlan) -> Ssh:
         if self._inventory is None:
-            hosts = tuple(host.host for host in plan.hosts)
-            self._inventory = Inventory(hosts=hosts, ssh_config=plan.ssh_config)
+            own = HostsSettings.of(plan)
+            hosts = tuple(host.host for host in own.hosts)
+            self._inventory = Inventory(hosts=hosts, ssh_config=own.ssh_config)
         return self._connect()
 
+    def describe_place(self, facts: TargetFacts) -> str:
+        return describe_hosts(facts)
+
     def check(self, plan: LaunchPlan) -> None:
-        check_in_code(plan, self._code)
+        read_secrets(plan.nodes[0].secrets, os.environ)
+        host = HostsSettings.of(plan).hosts[0]
+        check_in_code(plan.nodes[0], f"{run_dir_on(host, plan.run_id)}/{CODE_DIR}", self._code)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
         return render_hosts(plan, only)
@@ -146,7 +142,7 @@ class HostsTarget:
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.submit``: leases first, then everything in place, then all are started."""
         artifact = self.render(plan, only)
-        secrets = read_secrets(plan)
+        secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
         for node in artifact.nodes:
             self._refused.pop(node.node.node_index, None)
@@ -165,41 +161,31 @@ class HostsTarget:
         """Notes what a host said that is there and cannot do it: the run's own limit counts."""
         if not isinstance(error, RefusedByHostError):
             return False
-        self._refused |= {
-            node.node.node_index: f"{error.what}; {error.hint}" for node in artifact.nodes
-        }
+        self._refused |= {n.node.node_index: f"{error.what}; {error.hint}" for n in artifact.nodes}
         return True
 
     def _start(
         self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str], *, late: bool
     ) -> None:
-        with self._connect().sessions(node.host.host for node in artifact.nodes) as sessions:
+        ssh = self._connect()
+        with ssh.sessions(node.host.host for node in artifact.nodes) as sessions:
+
+            def each(work: Callable[[HostNode, Session], object]) -> None:
+                ssh.each(lambda node: work(node, sessions[node.host.host.name]), artifact.nodes)
+
             # Leases before anything travels: it may take minutes, and the lines renew them.
-            self._each(artifact, lambda node: take(plan, node, sessions[node.host.host.name]))
+            each(lambda node, session: take(plan, node, session))
             self._open_lines(plan)
-            agent, code = artifact.agent, self._code
-            self._each(
-                artifact,
-                lambda node: prepare(plan, node, agent, code, sessions[node.host.host.name]),
-            )
+            each(lambda node, session: prepare(plan, node, artifact.agent, self._code, session))
             if plan.image is not None:
                 image = self._image or read_image(plan.image)
-                self._each(
-                    artifact, lambda node: provide_image(image, sessions[node.host.host.name])
-                )
+                each(lambda node, session: provide_image(image, session))
             with self._late.starting(indices_of(artifact)) as is_wanted:
                 # No rendezvous clock runs before every host is ready.
-                self._each(
-                    artifact,
-                    lambda node: (
-                        self._launch(plan, node, secrets, sessions[node.host.host.name])
-                        if is_wanted or not late
-                        else take_back(plan, node, sessions[node.host.host.name])
-                    ),
-                )
-
-    def _each(self, artifact: HostsArtifact, work: Any) -> None:
-        self._connect().each(work, artifact.nodes)
+                if is_wanted or not late:
+                    each(lambda node, session: self._launch(plan, node, secrets, session))
+                else:
+                    each(lambda node, session: take_back(plan, node, session))
 
     def _launch(
         self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
@@ -220,20 +206,31 @@ class HostsTarget:
 
     # -- while it runs ----------------------------------------------------------------------------
 
-    def look_on(self, plan: LaunchPlan) -> None:
-        """Brings what a run writes as it comes, of one that nobody on this machine follows."""
+    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+        if not follow or not self._lives(plan):
+            return
         self._open_lines(plan, follows=False)
         for line in self._lines.values():
             line.has_told.wait(FIRST_WORD_LIMIT_S)
+        while run.read_outcome() is None and self._lives(plan):
+            yield
+
+    def _lives(self, plan: LaunchPlan) -> bool:
+        return any(node.state in ALIVE for node in self.observe(plan).nodes)
+
+    def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
+        # By the launcher that follows the run, on whatever machine.
+        host, _ = next(iter(by_host(plan).values()))
+        with self._connect_as(plan).open(host.host) as session:
+            ask_on(session, plan, host, protocol.SCALE_REQUEST, render_scale(nodes))
+        return True
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
-        ssh = self._connect_as(plan)
+        ssh, run_dir = self._connect_as(plan), Path(plan.run_dir)
+        ttl_s = LEASE_TTL_S if follows else 0.0
         for host, nodes in by_host(plan).values():
             if host.host.name not in self._lines:
-                ttl_s = LEASE_TTL_S if follows else 0.0
-                line = HostLine(
-                    ssh, plan.run_id, Path(plan.run_dir), host, nodes, ttl_s, follows=follows
-                )
+                line = HostLine(ssh, plan.run_id, run_dir, host, nodes, ttl_s, follows=follows)
                 self._lines[host.host.name] = line
                 line.open()
         if self._pulse is None:
@@ -241,12 +238,12 @@ class HostsTarget:
             self._pulse.open()
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        """As ``Target.observe``. Asks the hosts where this launcher does not follow the run."""
         states = {} if self._lines else self._ask(plan)[0]
         # Its own engine may start it again when the host is back: the others go on meanwhile.
         away = "pending" if comes_back(plan) else "missing"
         nodes = tuple(
-            self._observe(plan.hosts[node.node_index], node, states, away) for node in plan.nodes
+            self._observe(HostsSettings.of(plan).hosts[node.node_index], node, states, away)
+            for node in plan.nodes
         )
         return Observation(run_id=plan.run_id, nodes=nodes)
 
@@ -280,10 +277,8 @@ class HostsTarget:
         Also whether a launcher elsewhere does.
         """
         ssh = self._connect_as(plan)
-        found: dict[str, dict[str, Any]] = {}
         copied = ssh.each(lambda item: self._copy(plan, *item), by_host(plan).values())
-        for states, _ in copied:
-            found.update(states)
+        found = {node: state for states, _ in copied for node, state in states.items()}
         return found, any(followed for _, followed in copied)
 
     def _copy(
@@ -291,15 +286,6 @@ class HostsTarget:
     ) -> tuple[dict[str, dict[str, Any]], bool]:
         with self._connect_as(plan).open(host.host) as session:
             return copy_once(session, host, nodes, plan.run_id, Path(plan.run_dir))
-
-    def ask_launcher(self, plan: LaunchPlan, name: str, text: str) -> None:
-        """Has the launcher that follows the run, on whatever machine, take up a request.
-
-        Raises ``TargetError`` where there is none, or it does not answer.
-        """
-        host, _ = next(iter(by_host(plan).values()))
-        with self._connect_as(plan).open(host.host) as session:
-            ask_on(session, plan, host, name, text)
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``; a host that is not reached keeps what it has."""
@@ -323,14 +309,12 @@ class HostsTarget:
 
         Raises ``TargetError`` for a host that is not reached, unless this launcher follows the run.
         """
-        plan = self._plan_of(run_id)
-        if plan is None:
-            return
-        self._late.drop()
-        try:
-            self._end(plan, None, grace_s, remove=True)
-        finally:
-            self._close_lines()
+        if (plan := self._plan_of(run_id)) is not None:
+            self._late.drop()
+            try:
+                self._end(plan, None, grace_s, remove=True)
+            finally:
+                self._close_lines()
 
     def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
         self._late.drop(set(only))

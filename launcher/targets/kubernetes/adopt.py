@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.follow.scaling import SCALE_FILE
+from launcher.follow.requests import write_size
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.targets.kubernetes.api import Cluster, Object
@@ -73,7 +72,7 @@ def adopt_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
     write_atomically(path / BORROWED_FILE, "")
     size = count_nodes(found.item, found.kind)
     if size < len(plan.nodes):
-        write_atomically(path / SCALE_FILE, json.dumps({"nodes": size}))
+        write_size(run, size)
     return run
 
 

@@ -70,7 +70,7 @@ class ApiError(TargetError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ObjectPlace:
     """Where an object lies: its kind, API version and name."""
 
     api_version: str
@@ -78,7 +78,7 @@ class Place:
     name: str
 
     @classmethod
-    def of(cls, item: Mapping[str, Any]) -> Place:
+    def of(cls, item: Mapping[str, Any]) -> ObjectPlace:
         """The place of an object."""
         name = item["metadata"]["name"]
         return cls(api_version=item["apiVersion"], kind=item["kind"], name=name)
@@ -148,20 +148,20 @@ class Cluster:
 
     def create(self, item: Object, *, dry_run: bool = False) -> Object:
         """Creates an object; ``dry_run`` has the server admit it and forget it."""
-        place = Place.of(item)
+        place = ObjectPlace.of(item)
         query = {"dryRun": "All"} if dry_run else {}
         query |= {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         return self._call("POST", self._path(place, named=False), query, item, place=place)
 
     def apply(self, item: Object, *, dry_run: bool = False) -> Object:
         """Server-side apply: makes the object or brings it to what is given."""
-        place = Place.of(item)
+        place = ObjectPlace.of(item)
         query = {"dryRun": "All"} if dry_run else {}
         query |= {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"}
         headers = {"Content-Type": "application/apply-patch+yaml"}
         return self._call("PATCH", self._path(place), query, item, headers=headers, place=place)
 
-    def read(self, place: Place) -> Object | None:
+    def read(self, place: ObjectPlace) -> Object | None:
         """An object; None where there is none of that name."""
         try:
             return self._call("GET", self._path(place), place=place)
@@ -170,12 +170,12 @@ class Cluster:
                 return None
             raise
 
-    def merge(self, place: Place, patch: Object) -> Object:
+    def merge(self, place: ObjectPlace, patch: Object) -> Object:
         """Changes some fields of an object."""
         headers = {"Content-Type": "application/merge-patch+json"}
         return self._call("PATCH", self._path(place), {}, patch, headers=headers, place=place)
 
-    def delete(self, place: Place) -> None:
+    def delete(self, place: ObjectPlace) -> None:
         """Deletes an object and, in the background, what it owns. Gone already is no error."""
         body = {"propagationPolicy": "Background"}
         try:
@@ -188,7 +188,7 @@ class Cluster:
         self, api_version: str, kind: str, selector: str, *, fields: str = ""
     ) -> Object:
         """The namespace's objects of a kind, as the list that the server sends."""
-        place = Place(api_version=api_version, kind=kind, name="")
+        place = ObjectPlace(api_version=api_version, kind=kind, name="")
         query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
         return self._call("GET", self._path(place, named=False), query, place=place)
 
@@ -238,7 +238,7 @@ class Cluster:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(limit_s),
         }
-        place = Place(api_version="v1", kind="Pod", name="")
+        place = ObjectPlace(api_version="v1", kind="Pod", name="")
         for line in self._stream_lines(self._path(place, named=False), query):
             event = json.loads(line)
             if event["type"] == "ERROR":
@@ -250,7 +250,7 @@ class Cluster:
 
     def read_log(self, pod: str, query: Mapping[str, str]) -> Iterator[bytes]:
         """A container's log in chunks, as ``query`` asks (``follow``, ``sinceTime``, ...)."""
-        path = f"{self._path(Place(api_version='v1', kind='Pod', name=pod))}/log"
+        path = f"{self._path(ObjectPlace(api_version='v1', kind='Pod', name=pod))}/log"
         with api_errors("read a log", self), self._open(path, query) as response:
             yield from response.stream(64 * 1024, decode_content=True)
 
@@ -278,7 +278,7 @@ class Cluster:
         finally:
             response.close()
 
-    def _path(self, place: Place, *, named: bool = True) -> str:
+    def _path(self, place: ObjectPlace, *, named: bool = True) -> str:
         root = "/apis" if "/" in place.api_version else "/api"
         plural = PLURALS[place.kind]
         path = f"{root}/{place.api_version}/namespaces/{self.namespace}/{plural}"
@@ -292,7 +292,7 @@ class Cluster:
         body: Object | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        place: Place | None = None,
+        place: ObjectPlace | None = None,
         limit_s: float = REQUEST_LIMIT_S,
     ) -> Object:
         doing = f"{method.lower()} {place.kind} {place.name}" if place else f"{method} {path}"
@@ -334,7 +334,7 @@ def _namespace_inside() -> str:
 
 
 @contextlib.contextmanager
-def api_errors(doing: str, cluster: Cluster, place: Place | None = None) -> Iterator[None]:
+def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -> Iterator[None]:
     """Turns the client's errors into ``TargetError`` with the fix."""
     client, _ = official_client()
     import urllib3
@@ -353,7 +353,7 @@ def api_errors(doing: str, cluster: Cluster, place: Place | None = None) -> Iter
         ) from error
 
 
-def _api_error(error: Any, doing: str, cluster: Cluster, place: Place | None) -> ApiError:
+def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | None) -> ApiError:
     status = int(error.status or 0)
     said, reason = str(error.reason or ""), ""
     with contextlib.suppress(ValueError, TypeError, AttributeError):

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from launcher.contract.errors import InputError
-from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster, Object, Place
+from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster, Object, ObjectPlace
 from launcher.targets.kubernetes.render import RenderedManifest
 
 
@@ -28,14 +28,14 @@ class KubernetesArtifact:
         raise InputError("nodes of a cluster are not started by hand", "launcher scale RUN N")
 
 
-def render_by_hand(cluster: Cluster, place: Place, *, keep: bool) -> str:
+def render_by_hand(cluster: Cluster, place: ObjectPlace, *, keep: bool) -> str:
     """The command that deletes a job, or, with ``keep``, suspends it."""
     if keep:
         return render_suspending(cluster, place, True)
     return f"kubectl delete {_named(cluster, place)}"
 
 
-def render_suspending(cluster: Cluster, place: Place, suspends: bool) -> str:
+def render_suspending(cluster: Cluster, place: ObjectPlace, suspends: bool) -> str:
     """The command that suspends a job or, where it is suspended, has it go on."""
     patch = json.dumps(render_suspension(place.kind, suspends))
     return f"kubectl patch {_named(cluster, place)} --type merge -p {shlex.quote(patch)}"
@@ -47,7 +47,7 @@ def render_suspension(kind: str, suspends: bool = True) -> Object:
     return {"spec": {"runPolicy": spec} if kind == "PyTorchJob" else spec}
 
 
-def _named(cluster: Cluster, place: Place) -> str:
+def _named(cluster: Cluster, place: ObjectPlace) -> str:
     where = f"{place.kind.lower()} {place.name} -n {cluster.namespace}"
     if cluster.context != IN_CLUSTER:
         where += f" --context {shlex.quote(cluster.context)}"

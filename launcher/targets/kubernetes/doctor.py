@@ -13,7 +13,7 @@ from launcher.doctor.references import Object, Reference, parse_references, pars
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id
 from launcher.targets.kubernetes import doctor_judge
-from launcher.targets.kubernetes.api import OPERATORS, PLURALS, ApiError, Cluster, Place
+from launcher.targets.kubernetes.api import OPERATORS, PLURALS, ApiError, Cluster, ObjectPlace
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_pod import pods_of
@@ -149,7 +149,7 @@ class _Diagnosis:
         if reference.kind == "PriorityClass":
             path = f"/apis/scheduling.k8s.io/v1/priorityclasses/{reference.name}"
             return self._cluster.look(path)
-        place = Place(api_version="v1", kind=reference.kind, name=reference.name)
+        place = ObjectPlace(api_version="v1", kind=reference.kind, name=reference.name)
         return self._cluster.read(place)
 
     def _judge_room(self) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ class _Diagnosis:
     def _judge_dry_run(self) -> Iterator[Finding]:
         """As ``submit`` does it, but that everything is tried."""
         *_, job = self._objects
-        if job["kind"] not in self._refused and self._cluster.read(Place.of(job)) is not None:
+        if job["kind"] not in self._refused and self._cluster.read(ObjectPlace.of(job)) is not None:
             name = job["metadata"]["name"]
             fix = (
                 f"kubectl delete {_resource(job)} {name} -n {self._namespace}; or --set name=OTHER"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from launcher.api.listing import Row
 from launcher.contract import protocol
 from launcher.contract.reasons import RunState
+from launcher.follow.target import ListedRun
 from launcher.targets.kubernetes.api import PLURALS, ApiError, Cluster, Object, is_kind_missing
 from launcher.targets.kubernetes.pod_states import is_suspended, parse_job_end
 from launcher.targets.kubernetes.target import API_OF_KIND
@@ -20,7 +20,7 @@ FORBIDDEN = 403
 
 def list_cluster_runs(
     run_root: Path, cluster: Cluster, now: float, *, everything: bool
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[ListedRun], list[str]]:
     """Runs that go on (or ``everything`` that is left of others too), oldest first; and notes on
     kinds that this user may not list, which are left out.
 
@@ -62,7 +62,7 @@ def _read_jobs(cluster: Cluster, api_version: str, kind: str) -> Iterator[Object
     yield from (item for item in found["items"] if not item["metadata"].get("ownerReferences"))
 
 
-def _row(run_root: Path, item: Object, kind: str, now: float) -> Row:
+def _row(run_root: Path, item: Object, kind: str, now: float) -> ListedRun:
     metadata = item["metadata"]
     run_id = metadata["labels"][protocol.LABEL_RUN_ID]
     folder = run_root / run_id
@@ -71,7 +71,7 @@ def _row(run_root: Path, item: Object, kind: str, now: float) -> Row:
     state = SUSPENDED if is_suspended(item) else RUNNING
     if end is not None:
         state = (RunState.SUCCEEDED if end.succeeded else RunState.FAILED).value
-    return Row(
+    return ListedRun(
         run_id=run_id,
         job=metadata["name"],
         target="kubernetes",

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from launcher.contract import protocol
-from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
-from launcher.plan.pods import IDENTITY_OF_KIND, PodSettings, names_of_pods, plan_pods, pod_names
-from launcher.plan.target_facts import TargetFacts
-from launcher.plan.torchrun import line_prefix_template
+from launcher.plan.nodes import plan_node_like
+from launcher.plan.target_facts import (
+    RUN_ID,
+    AgentFacts,
+    Folders,
+    MachineFacts,
+    NodeFacts,
+    TargetFacts,
+)
+from launcher.targets.kubernetes.pods import (
+    IDENTITY_OF_KIND,
+    PodSettings,
+    names_of_pods,
+    plan_pods,
+    pod_names,
+)
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -23,56 +34,43 @@ TARGET = "kubernetes"
 def plan_kubernetes(
     job: JobSpec, *, run_id: str, run_root: str, cwd: str, extra_args: tuple[str, ...] = ()
 ) -> LaunchPlan:
-    """Decides everything about a run as pods; the same input gives the same plan.
+    """A plan without a cluster: what one would say is in the job file instead."""
+    facts = plan_facts(job, run_root=run_root, cwd=cwd)
+    return plan_run(job, facts, run_id=run_id, extra_args=extra_args)
 
-    ``run_root`` and ``cwd`` are folders of the launcher's machine. Objects and pods are called as
-    the job is. Raises ``InputError`` where the job asks for what its kind cannot do.
+
+def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
+    """What is known of any cluster; ``run_root`` and ``cwd`` are of the launcher's machine.
+
+    Raises ``InputError`` where the job asks for what its kind cannot do.
     """
     pods = plan_pods(job)
-    job = job.model_copy(update={"engine": "agent", "nproc_per_node": plan_workers(job)})
-    facts = plan_facts(job, pods, run_id=run_id, run_root=run_root, cwd=cwd)
-    plan = plan_run(job, facts, run_id=run_id, extra_args=extra_args)
-    assert plan.agent is not None, "engine: agent"
-    agent = replace(
-        plan.agent,
-        identity=IDENTITY_OF_KIND[pods.kind],
-        health_port=pods.probe_port,
-        # `kubectl logs` is where people look, and all that is left without a shared folder.
-        tee=True,
-    )
-    checkpoint_dir = facts.node_checkpoint_dir or protocol.CONTAINER_CHECKPOINT_DIR
-    return replace(plan, agent=agent, kubernetes=pods, checkpoint_dir=checkpoint_dir)
-
-
-def plan_workers(job: JobSpec) -> int:
-    """Workers per node. What the nodes have is not known here, so the job's own resources count."""
-    if isinstance(job.nproc_per_node, int):
-        return job.nproc_per_node
-    gpus = job.resources.gpus or 0
-    cores = max(1, int(job.resources.cpus or 1))
-    return cores if job.nproc_per_node == "cpu" else gpus or cores
-
-
-def plan_facts(
-    job: JobSpec, pods: PodSettings, *, run_id: str, run_root: str, cwd: str
-) -> TargetFacts:
-    """What is known of any cluster."""
     accelerator: Literal["cuda", "cpu"] = "cuda" if pods.gpus else "cpu"
     run_dir = _folder(protocol.CONTAINER_RUN_DIR, pods.run)
+    folders = Folders(
+        run=run_dir if pods.run is None else f"{run_dir}/{RUN_ID}",
+        checkpoints=_folder(protocol.CONTAINER_CHECKPOINT_DIR, pods.checkpoint),
+        in_container=True,
+    )
     return TargetFacts(
         target=TARGET,
         accelerator=accelerator,
-        cpu_count=max(1, int(job.resources.cpus or 1)),
+        # What the machines have is not known here: the job's own resources count.
+        machine=MachineFacts(cpu_count=max(1, int(job.resources.cpus or 1)), device_ids=None),
         # Kubernetes does not pull what a node holds already (kind, minikube, k3s).
         image=job.image or f"fabric-train:{accelerator}",
         torch_version=job.torch_version,
         run_root=run_root,
         cwd=cwd,
-        node_names=pod_names(job),
-        assigns_devices=True,
-        node_run_dir=run_dir if pods.run is None else f"{run_dir}/{run_id}",
-        node_checkpoint_dir=_folder(protocol.CONTAINER_CHECKPOINT_DIR, pods.checkpoint),
         shares_storage=pods.checkpoint is not None,
+        nodes=tuple(NodeFacts(name=name, folders=folders) for name in pod_names(job)),
+        agent=AgentFacts(
+            identity=IDENTITY_OF_KIND[pods.kind],
+            health_port=pods.probe_port,
+            # `kubectl logs` is where people look, and all that is left without a shared folder.
+            tee=True,
+        ),
+        own=pods,
     )
 
 
@@ -99,30 +97,12 @@ def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
     Raises ``ValueError`` for anything else.
     """
     kept = parse_plan(text)
-    pods, first = kept.kubernetes, kept.nodes[0]
-    if pods is None:
+    pods, first = kept.own, kept.nodes[0]
+    if not isinstance(pods, PodSettings):
         raise ValueError("it is no plan for Kubernetes")
     count, master = first.max_nodes, pods.has_master
     names = names_of_pods(kept.job_name, pods.kind, count, has_master=master)
-    nodes = tuple(_as_node(first, index, name) for index, name in enumerate(names))
-    return replace(kept, run_dir=run_dir, nodes=nodes)
-
-
-def _as_node(first: NodePlan, index: int, name: str) -> NodePlan:
-    own = {
-        protocol.NODE_INDEX: str(index),
-        protocol.LINE_PREFIX_TEMPLATE: line_prefix_template(index),
-    }
-    rendezvous = first.rendezvous
-    if isinstance(rendezvous, Elastic):
-        rendezvous = replace(rendezvous, is_host=rendezvous.is_host and index == 0)
-    nodes = PurePosixPath(first.log_dir).parents[1]
-    return replace(
-        first,
-        node_index=index,
-        name=name,
-        local_addr=name if first.local_addr == first.name else first.local_addr,
-        rendezvous=rendezvous,
-        env=tuple((key, own.get(key, value)) for key, value in first.env),
-        log_dir=str(nodes / str(index) / str(first.incarnation)),
+    nodes = tuple(
+        plan_node_like(first, index, name, first.incarnation) for index, name in enumerate(names)
     )
+    return replace(kept, run_dir=run_dir, nodes=nodes)

@@ -1,7 +1,4 @@
-"""What a person is told of a run's pods while it goes on, and when waiting for them is over.
-
-Pure: views of pods and times in, lines and verdicts out.
-"""
+"""What a person is told of a run's pods, and when a run whose pods cannot start is ended. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +15,24 @@ from launcher.targets.kubernetes.pod_states import (
     PodView,
     Trouble,
     describe_trouble,
+    find_missing_claim,
     newest_of_each,
 )
 
 LIMIT_KEY = "kubernetes.start_limit_s"
 LASTING = (Trouble.IMAGE, Trouble.CONFIG, Trouble.START)
-"""What keeps a pod until somebody changes something."""
+"""Troubles that last until somebody changes something."""
 EQUAL_STARTS = 2
-"""How many containers that could not be started, each with the same words, are enough."""
+"""So many containers that fail to start with the same message end the run."""
 SETTLE_S = 5.0
-"""How long a controller gets to end by itself what cannot be started."""
+"""How long a controller gets to end such a job itself."""
 Start = tuple[str, int]
-"""A container by its pod's uid and the restarts before it."""
+"""A container: its pod's uid and the number of restarts before it."""
 _VARYING = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
 
 
 def same_words(text: str) -> str:
-    """A message without the names and numbers in it, which differ between two of a kind."""
+    """A message without its names and numbers, which differ between two messages of a kind."""
     return _VARYING.sub("#", text)
 
 
@@ -47,17 +45,15 @@ def _failed_starts(pods: Iterable[PodView]) -> Iterator[tuple[Start, PodView, En
 
 
 def is_lasting(pod: PodView) -> bool:
-    """Whether nothing but a person can help a pod that waits."""
-    claim_missing = pod.trouble is Trouble.UNSCHEDULABLE and re.search(
-        r'persistentvolumeclaim "[^"]*" not found', pod.message
-    )
-    return pod.state is NodeState.PENDING and (pod.trouble in LASTING or bool(claim_missing))
+    """Whether a pod waits for something that only a person can change."""
+    lasts = pod.trouble in LASTING or find_missing_claim(pod) is not None
+    return pod.state is NodeState.PENDING and lasts
 
 
 class PodNotes:
     """Says what changed about the pods, each trouble of a pod once.
 
-    ``limit_s``: when a pod that lasts in trouble ends the run; 0 for never.
+    A pod with a lasting trouble ends the run after ``limit_s``; 0: never.
     """
 
     def __init__(self, limit_s: int) -> None:
@@ -71,8 +67,8 @@ class PodNotes:
             if pod.node_index is None:
                 continue
             if pod.trouble is not None:
-                # Its message changes while it lasts: an image that cannot be pulled is told as
-                # two reasons in turn, with the seconds until the next try.
+                # The message alone changes: an image that cannot be pulled has two reasons in
+                # turn, with the seconds until the next try.
                 key = (pod.uid, pod.trouble, pod.restarts)
                 if key not in self._troubles:
                     yield self._trouble(pod, pods)
@@ -102,22 +98,22 @@ def _word(pod: PodView) -> str:
 
 
 class StartLimit:
-    """Finds the runs that no waiting helps: pods that cannot start, and too few that run.
+    """Ends a run of which too few nodes run while pods cannot start.
 
-    ``limit_s``: how long a pod may be kept by what only a person can change; 0 for ever.
+    A pod may wait for a person for ``limit_s``; 0: for ever.
     """
 
     def __init__(self, limit_s: int, min_nodes: int) -> None:
         self._limit_s, self._min_nodes = limit_s, min_nodes
         self._kept_since: dict[int, float] = {}
         self._forgiven: set[Start] = set()
-        """Starts that failed before enough nodes ran after all."""
+        """Starts that failed before enough nodes ran."""
         self._certain_since: float | None = None
 
     def judge(self, pods: Iterable[PodView], now: float) -> tuple[Reason, str] | None:
-        """Why the run is to be ended; None while it may go on.
+        """Why the run must end; None while it may go on.
 
-        ``pods`` are all that were seen, also those that are gone; ``now`` is any steady clock's.
+        ``pods`` are all that were seen, with those that are gone; ``now`` is of a steady clock.
         """
         seen = tuple(pods)
         newest = newest_of_each(seen)
@@ -133,16 +129,15 @@ class StartLimit:
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
                 alike[same_words(ending.message)].append((pod, ending))
-        certain = [found for found in alike.values() if len(found) >= EQUAL_STARTS]
-        if not certain:
+        certain = next((found for found in alike.values() if len(found) >= EQUAL_STARTS), None)
+        if certain is None:
             self._certain_since = None
             return None
-        if self._certain_since is None:
-            self._certain_since = now
+        self._certain_since = now if self._certain_since is None else self._certain_since
         if now - self._certain_since < SETTLE_S:
             return None
-        pod, ending = certain[0][-1]
-        told = f"{pod.name}: {ending.word}, {len(certain[0])} times: {ending.message}"
+        pod, ending = certain[-1]
+        told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
         return Reason.BAD_INPUT, f"{told}; {FIX[Trouble.START]}"
 
     def _judge_waiting(self, newest: dict[int, PodView], now: float) -> tuple[Reason, str] | None:

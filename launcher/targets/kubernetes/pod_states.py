@@ -1,6 +1,6 @@
-"""What a cluster says of pods and jobs, in this project's words. Pure: objects in, states out.
+"""What a cluster says of pods and jobs, in this project's words. Pure.
 
-Objects are as the API server sends them, as plain data.
+Objects are plain data, as the API server sends them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import enum
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -21,10 +21,9 @@ from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_e
 
 Object = Mapping[str, Any]
 
-INDEX_LABELS = ("batch.kubernetes.io/job-completion-index",)
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 REPLICA_TYPE = "training.kubeflow.org/replica-type"
 REPLICA_INDEX = "training.kubeflow.org/replica-index"
-MESSAGE_LINES = 1
 
 
 class Trouble(enum.Enum):
@@ -46,14 +45,12 @@ WORDS: Mapping[str, Trouble] = MappingProxyType(
         "ErrImagePull": Trouble.IMAGE,
         "ErrImageNeverPull": Trouble.IMAGE,
         "InvalidImageName": Trouble.IMAGE,
-        "CreateContainerConfigError": Trouble.CONFIG,
         "RunContainerError": Trouble.START,
         "StartError": Trouble.START,
         "Preempting": Trouble.DISRUPTED,
         "NodeLost": Trouble.DISRUPTED,
     }
 )
-"""Kubernetes' words for them."""
 
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
@@ -66,15 +63,15 @@ FIX: Mapping[Trouble, str] = MappingProxyType(
         Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
         Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
         Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
-        Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
-        Trouble.DISRUPTED: "nothing: the pod is made anew; kubernetes.priority_class helps",
+        Trouble.CRASH_LOOP: "launcher logs shows why its container ends again and again",
+        Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
     }
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How one container ended; ``word`` is Kubernetes' own, times are as it writes them."""
+    """How one container ended; ``word`` is Kubernetes' reason, times are as it writes them."""
 
     exit_code: int
     word: str
@@ -87,10 +84,10 @@ class Ending:
 class PodView:
     """One pod at an instant.
 
-    ``node_index`` is the node that it is, None for pods that are none (an operator's own).
-    ``restarts`` counts earlier containers of the same pod; ``exit_code`` is a shell's. ``ending``
-    is that of the present container, ``ending_before`` of the one before it. Times are as
-    Kubernetes writes them, empty where it has not said.
+    ``node_index`` is None for an operator's own pods. ``restarts`` counts earlier containers of
+    the same pod; ``exit_code`` is as a shell's. ``ending`` is the present container's,
+    ``ending_before`` the one's before it. Times are as Kubernetes writes them, empty where it has
+    not said.
     """
 
     name: str
@@ -112,43 +109,54 @@ class PodView:
     started: str = ""
 
 
+def section(item: Object, *path: str) -> Object:
+    """A part of an object; empty where it is missing or null."""
+    for name in path:
+        item = item.get(name) or {}
+    return item
+
+
+def true_conditions(item: Object) -> dict[str, Object]:
+    """The conditions of an object that hold, by type."""
+    conditions = section(item, "status").get("conditions") or ()
+    return {found["type"]: found for found in conditions if found.get("status") == "True"}
+
+
 def parse_pod(pod: Object, masters: int = 0) -> PodView:
     """A pod's object as a view; ``masters`` (0 or 1) are the nodes before a PyTorchJob's workers.
 
-    What is not there yet is taken as pending.
+    A pod whose object says nothing yet is pending.
     """
-    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-    container = ((pod.get("spec") or {}).get("containers") or [{}])[0].get("name", "")
-    named = [s for s in status.get("containerStatuses") or () if s.get("name") == container]
-    own: Object = named[0] if named else {}
-    state = own.get("state") or {}
-    ended = state.get("terminated") or {}
-    trouble, message = _trouble(status, own)
-    exit_code = ended.get("exitCode")
-    phase = status.get("phase", "Pending")
-    if phase == "Failed" and exit_code is None:
-        exit_code = 137
-    # The kubelet tells a container's end before the pod's phase changes; "waiting" follows where
-    # it starts the container again.
+    metadata, status, spec = section(pod, "metadata"), section(pod, "status"), section(pod, "spec")
+    container = (spec.get("containers") or [{}])[0].get("name", "")
+    named = (s for s in status.get("containerStatuses") or () if s.get("name") == container)
+    own: Object = next(named, {})
+    state, ended = section(own, "state"), section(own, "state", "terminated")
+    trouble, message = _trouble(pod, own)
+    restarts, phase = own.get("restartCount", 0), status.get("phase", "Pending")
+    # The kubelet reports a container's end before it changes the pod's phase, and "waiting" after
+    # it where it starts the container again.
     has_ended = phase in ("Failed", "Succeeded") or "terminated" in state
+    exit_code = ended.get("exitCode", 137 if phase == "Failed" else None)
+    going = NodeState.RUNNING if "running" in state else NodeState.PENDING
     return PodView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
-        node_index=_index(metadata.get("labels") or {}, metadata.get("annotations") or {}, masters),
+        node_index=_index(section(metadata, "annotations"), section(metadata, "labels"), masters),
         created=metadata.get("creationTimestamp") or "",
         container=container,
-        state=_node_state(phase, state),
-        restarts=own.get("restartCount", 0),
+        state=NodeState.EXITED if has_ended else going,
+        restarts=restarts,
         exit_code=exit_code if has_ended else None,
         trouble=trouble,
         message=message,
-        has_started="running" in state or "terminated" in state or own.get("restartCount", 0) > 0,
+        has_started="running" in state or "terminated" in state or restarts > 0,
         is_leaving=metadata.get("deletionTimestamp") is not None,
         ending=_ending(ended),
-        ending_before=_ending((own.get("lastState") or {}).get("terminated") or {}),
-        machine=(pod.get("spec") or {}).get("nodeName") or "",
-        scheduled=_scheduled(status),
-        started=((state.get("running") or ended).get("startedAt")) or "",
+        ending_before=_ending(section(own, "lastState", "terminated")),
+        machine=spec.get("nodeName") or "",
+        scheduled=section(true_conditions(pod), "PodScheduled").get("lastTransitionTime") or "",
+        started=(section(state, "running") or ended).get("startedAt") or "",
     )
 
 
@@ -164,14 +172,6 @@ def _ending(ended: Object) -> Ending | None:
     )
 
 
-def _scheduled(status: Object) -> str:
-    """When the scheduler found a place for it."""
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
-            return condition.get("lastTransitionTime") or ""
-    return ""
-
-
 def seconds_of(stamp: str) -> float:
     """A time as Kubernetes writes it, in seconds since the epoch; 0 for anything else."""
     with contextlib.suppress(ValueError):
@@ -180,51 +180,42 @@ def seconds_of(stamp: str) -> float:
 
 
 def newest_of_each(pods: Iterable[PodView]) -> dict[int, PodView]:
-    """Each node's pod of now, by node index: the one made last, whatever the pods' names."""
-    # Times of creation are whole seconds: of two, the one that lives has come for the other.
+    """The pod that was made last for each node index, whatever the pods' names."""
+    # Times of creation are whole seconds: of two equal ones, the pod that runs is the later one.
     ordered = sorted(pods, key=lambda pod: (pod.created, pod.state is not NodeState.EXITED))
     return {pod.node_index: pod for pod in ordered if pod.node_index is not None}
 
 
-def _node_state(phase: str, state: Object) -> NodeState:
-    if phase in ("Succeeded", "Failed") or "terminated" in state:
-        return NodeState.EXITED
-    return NodeState.RUNNING if "running" in state else NodeState.PENDING
-
-
-def _index(labels: Object, annotations: Object, after: int) -> int | None:
-    for name in INDEX_LABELS:
-        if (text := labels.get(name) or annotations.get(name)) is not None:
-            return int(text)
+def _index(annotations: Object, labels: Object, masters: int) -> int | None:
+    if (text := labels.get(INDEX_LABEL) or annotations.get(INDEX_LABEL)) is not None:
+        return int(text)
     if REPLICA_INDEX in labels:
         is_worker = labels.get(REPLICA_TYPE, "worker").lower() == "worker"
-        return int(labels[REPLICA_INDEX]) + (after if is_worker else 0)
+        return int(labels[REPLICA_INDEX]) + (masters if is_worker else 0)
     return None
 
 
-def _trouble(status: Object, own: Object) -> tuple[Trouble | None, str]:
-    """The first thing that is wrong, in the cluster's own words."""
+def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
+    """The first thing that is wrong, with the cluster's message."""
+    status = section(pod, "status")
     for condition in status.get("conditions") or ():
-        is_true = condition.get("status") == "True"
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return Trouble.UNSCHEDULABLE, condition.get("message", "")
-        if condition.get("type") == "DisruptionTarget" and is_true:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return Trouble.DISRUPTED, condition.get("message", "")
+    ended, before = section(own, "state", "terminated"), section(own, "lastState", "terminated")
     if status.get("reason") in WORDS:
         return WORDS[status["reason"]], status.get("message", "")
-    state, last = own.get("state") or {}, own.get("lastState") or {}
-    waiting = state.get("waiting") or {}
-    for found in (state.get("terminated") or {}, last.get("terminated") or {}):
-        if found.get("reason") == "OOMKilled":
-            return Trouble.OUT_OF_MEMORY, ""
-    # Between two starts of such a container its pod is said to crash, which tells less.
-    crashed = (last.get("terminated") or {}) if waiting.get("reason") == "CrashLoopBackOff" else {}
-    if crashed.get("reason") in NOT_STARTED:
-        return Trouble.START, crashed.get("message", "")
-    for found in (waiting, state.get("terminated") or {}):
+    if "OOMKilled" in (ended.get("reason"), before.get("reason")):
+        return Trouble.OUT_OF_MEMORY, ""
+    waiting = section(own, "state", "waiting")
+    # Between two starts such a pod is said to crash; why the last start failed tells more.
+    if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
+        return Trouble.START, before.get("message", "")
+    for found in (waiting, ended):
         if found.get("reason") in WORDS:
             return WORDS[found["reason"]], found.get("message", "")
-    return None, (state.get("terminated") or {}).get("message", "").strip()
+    return None, ended.get("message", "").strip()
 
 
 def parse_outcome(message: str) -> dict[str, Any] | None:
@@ -256,37 +247,34 @@ class JobEnd:
 
 def parse_job_end(item: Object) -> JobEnd | None:
     """The end that a job's conditions tell; None while it goes on."""
-    conditions = (item.get("status") or {}).get("conditions") or ()
-    true = {c["type"]: c for c in conditions if c.get("status") == "True"}
-    for succeeded, types in ((False, BAD_ENDS), (True, GOOD_ENDS)):
-        for kind in types:
-            if kind in true:
-                found = true[kind]
-                return JobEnd(
-                    succeeded=succeeded,
-                    word=found.get("reason", ""),
-                    message=found.get("message", ""),
-                )
+    for kind, condition in _ends(item):
+        return JobEnd(
+            succeeded=kind in GOOD_ENDS,
+            word=condition.get("reason", ""),
+            message=condition.get("message", ""),
+        )
     return None
-
-
-def is_suspended(item: Object) -> bool:
-    """Whether a job's object asks for no pods for the time being."""
-    spec = item["spec"]
-    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
 def parse_ended_at(item: Object) -> float | None:
     """When a job's conditions say that it ended, in seconds since the epoch."""
-    for condition in (item.get("status") or {}).get("conditions") or ():
-        is_end = condition["type"] in (*BAD_ENDS, *GOOD_ENDS) and condition.get("status") == "True"
-        if is_end and (stamp := condition.get("lastTransitionTime")):
-            return datetime.fromisoformat(stamp).timestamp()
-    return None
+    stamps = (condition.get("lastTransitionTime") for _, condition in _ends(item))
+    return next((seconds_of(stamp) for stamp in stamps if stamp), None)
+
+
+def _ends(item: Object) -> Iterator[tuple[str, Object]]:
+    found = true_conditions(item)
+    return ((kind, found[kind]) for kind in (*BAD_ENDS, *GOOD_ENDS) if kind in found)
+
+
+def is_suspended(item: Object) -> bool:
+    """Whether a job's object asks for no pods at present."""
+    spec = section(item, "spec")
+    return bool(spec.get("suspend") or section(spec, "runPolicy").get("suspend"))
 
 
 def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
-    """Why the run ended, and in detail: the pod whose worker failed first says it."""
+    """Why the run ended, with the detail of the pod whose worker failed first."""
     if end.succeeded:
         return Reason.COMPLETED, ""
     if end.word == DELETED:
@@ -307,19 +295,19 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
 
 
 def sort_failures(pods: Iterable[PodView]) -> list[PodView]:
-    """The pods that have failed, the one first that says why."""
+    """The pods that have failed; the one that says why comes first."""
     return sorted((p for p in pods if p.exit_code not in (None, 0)), key=_order_of_failure)
 
 
 def last_words(message: str) -> str:
-    """What a termination message says of the failure, on a line; empty where it says nothing."""
+    """A termination message on one line; empty where it says nothing."""
     outcome = parse_outcome(message)
     said = str(outcome.get("detail", "")) if outcome else message
-    return " ".join(said.splitlines()[-MESSAGE_LINES:])
+    return " ".join(said.splitlines()[-1:])
 
 
 def _order_of_failure(pod: PodView) -> tuple[bool, bool, float]:
-    """Permanent causes first, then causes before what only fell with them, earlier before later."""
+    """Permanent failures first; causes before the failures that followed them; then by time."""
     is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and pod.trouble is not Trouble.START
     first: Any = (parse_outcome(pod.message) or {}).get("first")
     with contextlib.suppress(TypeError, ValueError):
@@ -330,20 +318,19 @@ def _order_of_failure(pod: PodView) -> tuple[bool, bool, float]:
 
 
 def describe_trouble(pod: PodView) -> str:
-    """What keeps a pod, for a person: Kubernetes' word, its own message, what to do."""
+    """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
     said = f": {pod.message}" if pod.message else ""
-    return f"{pod.name}: {pod.trouble.value}{said}; {_fix(pod)}"
+    fix = FIX[pod.trouble]
+    if claim := find_missing_claim(pod):
+        fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
+        fix += ", or kubernetes.checkpoint: pvc/OTHER"
+    elif "unbound immediate PersistentVolumeClaims" in pod.message:
+        fix = "kubectl get pvc,storageclass: the claim needs a class that can make its volume"
+    return f"{pod.name}: {pod.trouble.value}{said}; {fix}"
 
 
-def _fix(pod: PodView) -> str:
-    assert pod.trouble is not None, "asked for pods in trouble"
-    if pod.trouble is Trouble.UNSCHEDULABLE:
-        if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message):
-            return (
-                f"make the claim {missing[1]}, as k8s/base/storage.yaml does, "
-                "or kubernetes.checkpoint: pvc/OTHER"
-            )
-        if "unbound immediate PersistentVolumeClaims" in pod.message:
-            return "kubectl get pvc,storageclass: the claim needs a class that can make its volume"
-    return FIX[pod.trouble]
+def find_missing_claim(pod: PodView) -> str | None:
+    """The claim without which a pod cannot be scheduled."""
+    found = re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message)
+    return found[1] if found and pod.trouble is Trouble.UNSCHEDULABLE else None

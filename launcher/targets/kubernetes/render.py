@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import PodSettings
+from launcher.targets.kubernetes.pods import PodSettings
 from launcher.targets.kubernetes.render_indexed_job import render_indexed_job
 from launcher.targets.kubernetes.render_jobset import render_jobset
 from launcher.targets.kubernetes.render_pod import Object, pods_of

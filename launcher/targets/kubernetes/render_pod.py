@@ -17,9 +17,10 @@ from launcher.contract.node_plan import Env
 from launcher.job.quantity import render_bytes
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import PodSettings, Toleration
 from launcher.targets.agent_files import read_archive
+from launcher.targets.container import PYTHON
 from launcher.targets.kubernetes.plan import render_kept_plan
+from launcher.targets.kubernetes.pods import PodSettings, Toleration
 
 Object = dict[str, Any]
 
@@ -40,8 +41,7 @@ _PAIR = re.compile(rf"\[\s+{_TEXT},\s+{_TEXT}\s+\]")
 
 def pods_of(plan: LaunchPlan) -> PodSettings:
     """The plan's pod settings; a plan for Kubernetes has them."""
-    assert plan.kubernetes is not None, "planned by plan_kubernetes"
-    return plan.kubernetes
+    return PodSettings.of(plan)
 
 
 def render_metadata(plan: LaunchPlan, name: str | None = None, **more: Any) -> Object:
@@ -93,7 +93,7 @@ def _config_map_name(plan: LaunchPlan) -> str:
 
 def _task(plan: LaunchPlan) -> str:
     """Node 0's; each pod's agent finds out which node it is."""
-    assert plan.agent is not None, "planned by plan_kubernetes"
+    assert plan.agent is not None, "pods need the agent"
     task = NodeTask(node=plan.nodes[0], settings=plan.agent)
     text = json.dumps(json.loads(task.to_json()), indent=2)
     return _PAIR.sub(r"[\1, \2]", text) + "\n"
@@ -196,7 +196,7 @@ def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) 
     container: Object = {
         "name": name,
         "image": plan.image,
-        "command": [plan.python, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK],
+        "command": [PYTHON, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK],
         "env": [*_downward(), *_values(env), *_secrets(node.secrets, pods.secret)],
         **({"workingDir": node.workdir} if node.workdir else {}),
         **_resources(plan, pods),

@@ -28,22 +28,22 @@ TOLD_BY_THE_JOB = ("SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateS
 """Reasons of events that say what the objects say themselves."""
 
 
-def bring_story(run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:
+def bring_story(
+    run: RunFolder, plan: LaunchPlan, target: KubernetesTarget, claim: Path | None
+) -> None:
     """Puts what the cluster has of a run into its folder here, and what the claim has.
 
     ``claim`` is the root of the claim of ``kubernetes.run`` as this machine sees it; None where it
     does not, unless it is mounted here as in the pods. Raises ``TargetError``.
     """
-    target = KubernetesTarget(run.path.parent)
     job, raw, events = target.read_raw(plan)
+    pods_here = target.pods(plan)
     masters = int(pods_of(plan).has_master)
     views = sorted((parse_pod(pod, masters) for pod in raw), key=lambda v: (v.created, v.name))
-    numbers = {
-        view.uid: target.number_of(plan, view) for view in views if view.node_index is not None
-    }
+    numbers = {view.uid: pods_here.number_of(view) for view in views if view.node_index is not None}
     with contextlib.suppress(ApiError):
         # Who may not read logs gets a report without them.
-        target.read_logs(plan)
+        pods_here.read_logs()
     if (folder := _folder_on_claim(plan, claim)) is not None:
         _link_all(folder, run.path)
     pods = {pod["metadata"]["uid"]: pod for pod in raw}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,46 +17,40 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, Observation
+from launcher.follow.requests import write_size
+from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.pods import plan_pods
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
-from launcher.targets.kubernetes.api import IN_CLUSTER, ApiError, Cluster, Object, Place
+from launcher.targets.kubernetes.api import IN_CLUSTER, ApiError, Cluster, Object, ObjectPlace
 from launcher.targets.kubernetes.by_hand import (
     KubernetesArtifact,
     render_by_hand,
     render_suspending,
     render_suspension,
 )
-from launcher.targets.kubernetes.endings import PodEndings
 from launcher.targets.kubernetes.news import read_news, read_raw, tell_silence
-from launcher.targets.kubernetes.output import Incarnations, PodOutput, observe_node
 from launcher.targets.kubernetes.plan import plan_facts
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
     JobEnd,
-    PodView,
+    is_suspended,
     parse_ended_at,
     parse_job_end,
-    parse_pod,
 )
-from launcher.targets.kubernetes.render import render_manifest
+from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_pod import pods_of
+from launcher.targets.kubernetes.run_pods import RunPods, selector_of
 from launcher.targets.kubernetes.trial import refuse_taken, try_pod
-from launcher.targets.kubernetes.watch import PodWatch
 
 if TYPE_CHECKING:
+    from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: context and namespace, for calls after the current context has changed."""
 CONFLICT = 409
 STOP_MARGIN_S = 30.0
-LOG_LIMIT_S = 15.0
-"""How long the last lines of ended pods may take."""
-ENDINGS_LIMIT_S = 2.0
-"""How long the watch may take to tell how pods ended that a list no longer has."""
 API_OF_KIND = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
     "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
@@ -65,10 +60,14 @@ API_OF_KIND = {
 RESIZED_KINDS = ("pytorchjob", "job")
 
 
-class KubernetesTarget:
+class KubernetesTarget(Target):
     """Runs a job as objects of the kind that it asks for."""
 
     name = "kubernetes"
+    goes_on_alone = True
+    keeps_stopped_runs = True
+    own_checkpoints = "kubernetes.checkpoint"
+    tells_by_consoles = True
 
     def __init__(
         self,
@@ -78,15 +77,12 @@ class KubernetesTarget:
         *,
         context: str | None = None,
     ) -> None:
-        self.notes: list[str] = []
+        super().__init__()
         self._run_root = run_root
         self._given = cluster
         self._context = context
         self._clock = clock or SystemClock()
-        self._watch: PodWatch | None = None
-        self._output: PodOutput | None = None
-        self._incarnations: Incarnations | None = None
-        self._endings: PodEndings | None = None
+        self._pods: RunPods | None = None
 
     # -- where -----------------------------------------------------------------------------------
 
@@ -99,7 +95,7 @@ class KubernetesTarget:
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: asks only whether the cluster answers."""
-        pods = plan_pods(job)
+        facts = self.facts_offline(job)
         cluster = self._cluster("", job.kubernetes.namespace)
         cluster.read_version()
         if cluster.skips_verification:
@@ -107,16 +103,28 @@ class KubernetesTarget:
                 f"context {cluster.context} skips TLS verification: whoever is on the way to "
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
+        return facts
+
+    def facts_offline(self, job: JobSpec) -> TargetFacts:
+        """As ``Target.facts_offline``: all that a manifest needs is in the job file."""
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
-        return plan_facts(job, pods, run_id="", run_root=root, cwd=cwd)
+        return plan_facts(job, run_root=root, cwd=cwd)
+
+    def describe(self, facts: TargetFacts) -> str:
+        return f"Kubernetes, image {facts.image}, {facts.accelerator}"
 
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: only a pod sees its image and its volumes."""
+        self.notes += render_losses(pods_of(plan))
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> KubernetesArtifact:
         """The objects of all nodes, whatever ``only`` says: a cluster has no others."""
         namespace = pods_of(plan).namespace or "default"
         return KubernetesArtifact(manifest=render_manifest(plan), namespace=namespace)
+
+    def preview(self, plan: LaunchPlan, made_by: str) -> str:
+        self.check(plan)
+        return render_manifest(plan, made_by=made_by).yaml()
 
     # -- submitting ------------------------------------------------------------------------------
 
@@ -127,7 +135,7 @@ class KubernetesTarget:
         """
         cluster = self._cluster(plan.run_id, pods_of(plan).namespace)
         *others, job = self.render(plan).manifest.objects
-        if (held := cluster.read(Place.of(job))) is not None:
+        if (held := cluster.read(ObjectPlace.of(job))) is not None:
             raise refuse_taken(cluster, self._run_root, held)
         try:
             cluster.create(job, dry_run=True)
@@ -144,24 +152,24 @@ class KubernetesTarget:
             if error.status != CONFLICT:
                 self._remove_all(cluster, others)
                 raise
-            held = cluster.read(Place.of(job)) or job
+            held = cluster.read(ObjectPlace.of(job)) or job
             raise refuse_taken(cluster, self._run_root, held) from error
         for item in others:
             # With the job goes what was made for it, also by kubectl delete.
-            cluster.merge(Place.of(item), {"metadata": {"ownerReferences": [_owner(made)]}})
+            cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [_owner(made)]}})
         make_folders((plan.run_dir,))
         write_cluster(Path(plan.run_dir), cluster)
 
     def _remove_all(self, cluster: Cluster, items: list[Object]) -> None:
         for item in items:
             with contextlib.suppress(TargetError):
-                cluster.delete(Place.of(item))
+                cluster.delete(ObjectPlace.of(item))
 
     # -- observing -------------------------------------------------------------------------------
 
-    def _place(self, plan: LaunchPlan) -> Place:
+    def _place(self, plan: LaunchPlan) -> ObjectPlace:
         api_version, kind = API_OF_KIND[pods_of(plan).kind]
-        return Place(api_version=api_version, kind=kind, name=plan.job_name)
+        return ObjectPlace(api_version=api_version, kind=kind, name=plan.job_name)
 
     def read_job(self, plan: LaunchPlan) -> Object | None:
         """The job's own object; None where it is gone, or another run's by now."""
@@ -182,15 +190,6 @@ class KubernetesTarget:
         """When the job ended, in seconds since the epoch; None where its object does not say."""
         return parse_ended_at(self.read_job(plan) or {})
 
-    def read_pods(self, plan: LaunchPlan) -> tuple[PodView, ...]:
-        """The run's pods as they are now, oldest first."""
-        if self._watch is not None:
-            return self._watch.refresh()
-        found = self._cluster(plan.run_id).list_objects("v1", "Pod", _selector(plan.run_id))
-        views = (parse_pod(pod, int(pods_of(plan).has_master)) for pod in found["items"])
-        # Servers list by name.
-        return tuple(sorted(views, key=lambda pod: (pod.created, pod.name)))
-
     def read_news(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Why pods are missing: what the job's conditions and events say, each in a line."""
         return read_news(self._cluster(plan.run_id), plan, self.read_job(plan))
@@ -200,8 +199,7 @@ class KubernetesTarget:
         return tell_silence(self._cluster(plan.run_id), plan, self.read_job(plan))
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        pods = self.read_pods(plan)
-        nodes = [observe_node(node.node_index, pods, self._numbers(plan)) for node in plan.nodes]
+        nodes = self.pods(plan).observe()
         missing = [n for n, node in enumerate(nodes) if node.state is NodeState.MISSING]
         if missing:
             with contextlib.suppress(TargetError):
@@ -209,100 +207,32 @@ class KubernetesTarget:
                 nodes[missing[0]] = replace(nodes[missing[0]], detail=said)
         return Observation(run_id=plan.run_id, nodes=tuple(nodes))
 
-    # -- output ----------------------------------------------------------------------------------
-
-    def follow(self, plan: LaunchPlan) -> PodWatch:
-        """Opens the watch; its pods' logs go to the run folder as ``follow_logs`` is called."""
-        if self._watch is None:
-            masters = int(pods_of(plan).has_master)
-            cluster = self._cluster(plan.run_id, pods_of(plan).namespace)
-            self._watch = PodWatch(cluster, _selector(plan.run_id), masters)
-            self._watch.start()
-        return self._watch
-
-    def follow_logs(self, plan: LaunchPlan) -> None:
-        """Starts to follow every container that was started since the last call, and saves what
-        those that ended have left."""
-        watch = self.follow(plan)
-        self._save(plan, watch)
-        self._open_output(plan, watch).follow(watch.pods())
-
-    def read_logs(self, plan: LaunchPlan) -> None:
-        """Brings what all containers have written by now, within ``LOG_LIMIT_S``, and outcomes.
-
-        Raises ``ApiError`` where this user may not read logs.
-        """
-        pods = self.follow(plan).refresh()
-        self._save(plan, self.follow(plan))
-        output = self._open_output(plan, self.follow(plan))
-        output.read(pods, LOG_LIMIT_S, self._clock)
-        if output.refusal is not None:
-            raise output.refusal
-
-    def find_refusal(self, plan: LaunchPlan) -> ApiError | None:
-        """Why this user gets no logs; None while the server gives them."""
-        return self._open_output(plan, self.follow(plan)).refusal
-
-    def find_losses(self, plan: LaunchPlan) -> tuple[str, ...]:
-        """A line for each container whose log the cluster no longer has."""
-        return self._open_output(plan, self.follow(plan)).find_losses()
-
-    def collect(self, plan: LaunchPlan) -> None:
-        """As ``Target.collect``: the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
-        watch = self.follow(plan)
-        watch.refresh()
-        watch.wait_endings(ENDINGS_LIMIT_S)
-        self.follow_logs(plan)
-        self._open_output(plan, watch).finish(LOG_LIMIT_S, self._clock)
-
-    def _save(self, plan: LaunchPlan, watch: PodWatch) -> None:
-        """By the one process that writes the output: what ended pods leave."""
-        if self._open_output(plan, watch).take():
-            self._open_endings(plan).save(watch.seen(), watch.pods())
-
-    def _open_endings(self, plan: LaunchPlan) -> PodEndings:
-        if self._endings is None:
-            run = RunFolder(Path(plan.run_dir))
-            self._endings = PodEndings(run, self._numbers(plan), self._clock)
-        return self._endings
-
-    def writes_output(self, plan: LaunchPlan) -> bool:
-        """Whether this process is the one that brings the pods' output, from now on."""
-        return self._open_output(plan, self.follow(plan)).take()
-
-    def _open_output(self, plan: LaunchPlan, watch: PodWatch) -> PodOutput:
-        if self._output is None:
-            run, cluster = RunFolder(Path(plan.run_dir)), self._cluster(plan.run_id)
-            hear = self._open_endings(plan).hear
-            self._output = PodOutput(cluster, run, self._numbers(plan), watch.find, hear)
-        return self._output
-
-    def _numbers(self, plan: LaunchPlan) -> Incarnations:
-        if self._incarnations is None:
-            self._incarnations = Incarnations(RunFolder(Path(plan.run_dir)))
-        return self._incarnations
-
     def read_raw(self, plan: LaunchPlan) -> tuple[Object | None, list[Object], list[Object]]:
         """The job's object, its pods, and the events that this user may list, as they are sent."""
-        pods, events = read_raw(self._cluster(plan.run_id), _selector(plan.run_id))
+        pods, events = read_raw(self._cluster(plan.run_id), selector_of(plan.run_id))
         return self.read_job(plan), pods, events
 
-    def number_of(self, plan: LaunchPlan, pod: PodView) -> int:
-        """Which incarnation of its node a pod's container is."""
-        assert pod.node_index is not None, "asked for nodes alone"
-        return self._numbers(plan).number(pod.node_index, pod.uid, pod.restarts)
-
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
-        """The plan with the incarnations that its nodes have come to."""
-        nodes = tuple(
-            replace(node, incarnation=self._numbers(plan).newest(node.node_index))
-            for node in plan.nodes
-        )
-        return replace(plan, nodes=nodes)
+        return self.pods(plan).as_run(plan)
+
+    def collect(self, plan: LaunchPlan) -> None:
+        self.pods(plan).collect()
+
+    def pods(self, plan: LaunchPlan) -> RunPods:
+        """The run's pods, and what they write."""
+        if self._pods is None:
+            cluster = self._cluster(plan.run_id, pods_of(plan).namespace)
+            self._pods = RunPods(cluster, plan, self._clock)
+        return self._pods
 
     # -- changing --------------------------------------------------------------------------------
 
-    def scale(self, plan: LaunchPlan, nodes: int) -> None:
+    def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
+        self.resize(plan, nodes)
+        write_size(run, nodes)
+        return True
+
+    def resize(self, plan: LaunchPlan, nodes: int) -> None:
         """Changes the number of pods. Raises ``InputError`` for a kind that keeps its size."""
         kind = pods_of(plan).kind
         if kind not in RESIZED_KINDS:
@@ -313,23 +243,48 @@ class KubernetesTarget:
             spec = {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}}
         self._cluster(plan.run_id).merge(self._place(plan), {"spec": spec})
 
-    def suspend(self, plan: LaunchPlan) -> None:
+    def suspend_job(self, plan: LaunchPlan) -> None:
         """Ends the pods and keeps the object, which may be resumed."""
         place = self._place(plan)
         self._cluster(plan.run_id).merge(place, render_suspension(place.kind))
 
     def resuming(self, plan: LaunchPlan) -> str:
-        """The command that has a suspended job go on."""
         return render_suspending(self._cluster(plan.run_id), self._place(plan), False)
 
+    def has_resumed(self, plan: LaunchPlan) -> bool:
+        with contextlib.suppress(TargetError):
+            item = self.read_job(plan)
+            return item is not None and not is_suspended(item)
+        return False
+
+    def suspend(self, run_id: str) -> None:
+        """As ``Target.suspend``: the job's object stays."""
+        self._end(run_id, keep=True)
+
     def stop(self, run_id: str, grace_s: float) -> None:
-        """As ``Target.stop``; claims, and so checkpoints, are never touched."""
+        """As ``Target.stop``; claims, and so checkpoints, are never touched.
+
+        Raises ``TargetError`` with the command to type where the job runs on.
+        """
+        self.wait_gone(self._end(run_id, keep=False), grace_s)
+
+    def _end(self, run_id: str, *, keep: bool) -> LaunchPlan:
         plan = RunFolder(self._run_root / run_id).read_plan()
         self._cluster(run_id, pods_of(plan).namespace)
-        if self._output is None:
+        try:
             self.collect(plan)
-        self.remove(plan)
-        self.wait_gone(plan, grace_s)
+        except TargetError as error:
+            # Who may not see the pods may end the job all the same.
+            self.notes.append(f"the last of its logs is left there: {error.what}")
+        try:
+            (self.suspend_job if keep else self.remove)(plan)
+        except TargetError as error:
+            end = None
+            with contextlib.suppress(TargetError):
+                end = self.read_end(plan)
+            what = error.what if end else f"STILL RUNNING: {run_id}: {error.what}"
+            raise TargetError(what, self.render_by_hand(plan, keep=keep)) from error
+        return plan
 
     def remove(self, plan: LaunchPlan) -> None:
         """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""
@@ -341,7 +296,7 @@ class KubernetesTarget:
 
         Raises ``TargetError`` where some are left ``STOP_MARGIN_S`` after their grace.
         """
-        cluster, selector = self._cluster(plan.run_id), _selector(plan.run_id)
+        cluster, selector = self._cluster(plan.run_id), selector_of(plan.run_id)
         deadline = self._clock.monotonic() + math.ceil(grace_s) + STOP_MARGIN_S
         while cluster.list_objects("v1", "Pod", selector)["items"]:
             if self._clock.monotonic() > deadline:
@@ -350,12 +305,8 @@ class KubernetesTarget:
                     f"kubectl get pods -n {cluster.namespace} -l {selector}",
                 )
             self._clock.sleep(0.5)
-        if self._output is not None:
-            self._output.finish(LOG_LIMIT_S, self._clock)
-        if self._watch is not None:
-            self._watch.wait_endings(ENDINGS_LIMIT_S)
-            self._save(plan, self._watch)
-            self._watch.stop()
+        if self._pods is not None:
+            self._pods.close()
 
     def render_by_hand(self, plan: LaunchPlan, *, keep: bool = False) -> str:
         """The kubectl command that ends the job, or, with ``keep``, suspends it."""
@@ -368,6 +319,35 @@ class KubernetesTarget:
     def live_runs(self) -> tuple[LiveRun, ...]:
         """None are reported: runs of a cluster go on without a launcher, as they are meant to."""
         return ()
+
+    # -- following: in modules of their own -------------------------------------------------------
+
+    def drive(
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        console: Console,
+        clock: Clock,
+        show: Callable[[], None],
+    ) -> Driver:
+        from launcher.targets.kubernetes.follow import ClusterDriver
+
+        return ClusterDriver(run, plan, self, console, clock)
+
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
+        from launcher.targets.kubernetes.unfollowed import find_end
+
+        return find_end(run, plan, self)
+
+    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+        from launcher.targets.kubernetes.unfollowed import bring_output
+
+        return bring_output(run, plan, self, self._clock, follow=follow)
+
+    def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:
+        from launcher.targets.kubernetes.story import bring_story
+
+        bring_story(run, plan, self, claim)
 
 
 def read_cluster(run_dir: Path) -> Cluster | None:
@@ -383,10 +363,6 @@ def write_cluster(run_dir: Path, cluster: Cluster) -> None:
     """Remembers it for later calls."""
     told = {"context": cluster.context, "namespace": cluster.namespace}
     write_atomically(run_dir / CLUSTER_FILE, json.dumps(told))
-
-
-def _selector(run_id: str) -> str:
-    return f"{protocol.LABEL_RUN_ID}={run_id}"
 
 
 def _owner(item: Object) -> dict[str, Any]:

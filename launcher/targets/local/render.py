@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_settings import TargetSettings
 from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
 from launcher.targets.agent_files import AgentFiles, agent_argv, render_agent_files
 from launcher.targets.shell import quote, render_block, render_exports
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings(TargetSettings):
+    """``python`` is the program that runs the nodes' agents."""
+
+    python: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +120,8 @@ def _process(plan: LaunchPlan, node: NodePlan) -> Process:
 
 
 def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
+    python = LocalSettings.of(plan).python
     if plan.agent is not None:
-        return agent_argv(plan.python, f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}", node)
+        return agent_argv(python, f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}", node)
     settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
-    return render_argv((plan.python, "-m", "torch.distributed.run"), settings, node.literal_command)
+    return render_argv((python, "-m", "torch.distributed.run"), settings, node.literal_command)

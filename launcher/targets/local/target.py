@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,19 +22,19 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
-from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder, full_disk, make_folders
+from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
 from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.capacity import read_capacity
 from launcher.targets.gpus import read_gpus
-from launcher.targets.local.render import LocalArtifact, Process, render_local
+from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
 from launcher.targets.repository import ROOT, in_repository
-from launcher.targets.startable import check_here
+from launcher.targets.startable import check_here, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -44,13 +45,13 @@ SWEEP_LIMIT_S = 5.0
 """How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
 
 
-class LocalTarget:
+class LocalTarget(Target):
     """Runs each node's agent as a process of this machine."""
 
     name = "local"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
-        self.notes: list[str] = []
+        super().__init__()
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._free_ports: tuple[int, ...] = ()
@@ -67,21 +68,28 @@ class LocalTarget:
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if devices else "cpu",
-            device_ids=devices,
-            cpu_count=cores,
-            capacity=read_capacity(cores),
+            machine=MachineFacts(
+                cpu_count=cores,
+                device_ids=devices,
+                capacity=read_capacity(cores),
+                loopback="lo" if on_linux else "lo0",
+            ),
             torch_version=read_torch_version(python),
-            python=python,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            free_port=ports[0],
-            spare_ports=ports[1:],
-            loopback_interface="lo" if on_linux else "lo0",
+            ports=ports,
             terminal=sys.stderr.isatty(),
+            own=LocalSettings(python=python),
         )
 
+    def describe_place(self, facts: TargetFacts) -> str:
+        return "local processes"
+
     def check(self, plan: LaunchPlan) -> None:
-        check_here(plan.nodes[0], plan.python)
+        read_secrets(plan.nodes[0].secrets, os.environ)
+        check_folder(Path(plan.checkpoint_dir))
+        self.notes += find_overruled(plan, os.environ)
+        check_here(plan.nodes[0], LocalSettings.of(plan).python)
         rendezvous = plan.nodes[0].rendezvous
         serves = isinstance(rendezvous, Static) or rendezvous.is_host
         port = int(endpoint_of(rendezvous).rpartition(":")[2])
@@ -133,9 +141,6 @@ class LocalTarget:
         pid = self._pids.get((plan.run_id, node.node_index, node.incarnation))
         return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
 
-    def collect(self, plan: LaunchPlan) -> None:
-        """Nothing to do: local nodes write into the run folder itself."""
-
     def stop(self, run_id: str, grace_s: float) -> None:
         self._end({protocol.RUN_ID: run_id}, grace_s)
 
@@ -164,6 +169,22 @@ class LocalTarget:
         while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
             proc.send(left, signal.SIGKILL)
             self._clock.sleep(0.02)
+
+
+def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for each variable of the caller that its workers find with another value. Pure.
+
+    Only a person's own is worth a word: in a worker of another run these variables are that run's.
+    """
+    if protocol.RUN_ID in environ:
+        return ()
+    env = dict(plan.nodes[0].env)
+    return tuple(
+        f"{name}={environ[name]} of this environment does not reach the workers, who find "
+        f"{name}={env[name]}; if it is the script's own, rename it: MY_{name}"
+        for name in (protocol.RUN_DIR, protocol.CHECKPOINT_DIR)
+        if environ.get(name, env[name]) != env[name]
+    )
 
 
 def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:

@@ -10,24 +10,26 @@ from typing import Any
 
 import pytest
 
-from launcher.api.open import choose_engine, choose_target
+from launcher.api.open import choose_engine, choose_target, open_target
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
+from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 
 
-class Known:
-    """A target of which only the facts matter."""
+def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A target whose facts are known before they are asked for."""
+    target = open_target(name, Path())
 
-    def __init__(self, found: TargetFacts | TargetError) -> None:
-        self.found = found
+    def facts(job: JobSpec) -> TargetFacts:
+        if isinstance(found, TargetError):
+            raise found
+        return found
 
-    def facts(self, job: JobSpec) -> TargetFacts:
-        if isinstance(self.found, TargetError):
-            raise self.found
-        return self.found
+    monkeypatch.setattr(target, "facts", facts)
+    return target
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def choose(
 
     def chosen(docker: TargetFacts | TargetError, forced: str | None = None, **job: Any) -> Any:
         found = {"docker": docker, "local": local_facts}
-        opened: Any = lambda name, root: Known(found[name])  # noqa: E731
+        opened: Any = lambda name, root: known(name, found[name], monkeypatch)  # noqa: E731
         return choose_target(make_job(**job), forced, tmp_path, opened)
 
     return chosen
@@ -102,7 +104,7 @@ def test_an_unknown_target_names_the_known_ones(
 def test_a_job_without_gpus_says_how_many_cores_it_has(
     choose: Callable[..., Any], docker_facts: TargetFacts
 ) -> None:
-    assert "64 CPU cores" in choose(replace(docker_facts, cpu_count=64)).why
+    assert "64 CPU cores" in choose(replace(docker_facts, machine=MachineFacts(cpu_count=64))).why
 
 
 def test_one_variable_switches_the_agent_off_for_every_job(

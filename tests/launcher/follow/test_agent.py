@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from launcher.contract.reasons import NodeState
 from launcher.follow.console import Console
 from launcher.follow.decide import FINISH_S
 from launcher.follow.loop import Follower, fold
-from launcher.follow.scaling import SCALE_FILE, SCALE_REQUEST_FILE
-from launcher.follow.target import LiveRun, NodeObservation, Observation
+from launcher.follow.requests import request_scale, write_size
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 
@@ -38,14 +38,14 @@ class FakeClock:
         self.now_s += duration_s
 
 
-class ScriptedTarget:
+class ScriptedTarget(Target):
     """Each observation is the next line of the course: (seconds it lasts, a value per node)."""
 
     name = "local"
 
     def __init__(self, clock: FakeClock, course: list[tuple[float, list[int | str]]]) -> None:
         self._clock, self._course, self._until = clock, course, 0.0
-        self.notes: list[str] = []
+        super().__init__()
         self.started: list[tuple[int, ...] | None] = []
         self.plans: list[LaunchPlan] = []
 
@@ -74,9 +74,6 @@ class ScriptedTarget:
     def shell(self) -> str:
         return ""
 
-    def collect(self, plan: LaunchPlan) -> None:
-        pass
-
     def stop(self, run_id: str, grace_s: float) -> None:
         pass
 
@@ -86,7 +83,7 @@ class ScriptedTarget:
     def live_runs(self) -> tuple[LiveRun, ...]:
         return ()
 
-    def facts(self, job: JobSpec) -> None:
+    def facts(self, job: JobSpec) -> TargetFacts:
         raise NotImplementedError
 
 
@@ -104,10 +101,10 @@ def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
         run = RunFolder(tmp_path / plan.run_id)
         run.create(plan, "", 0.0)
         if scale is not None:
-            (run.path / SCALE_REQUEST_FILE).write_text(json.dumps({"nodes": scale}))
+            request_scale(run, scale)
         said = io.StringIO()
         console = Console(said, terminal=False, colour=False)
-        outcome = Follower(run, plan, target, console, clock).follow()  # type: ignore[arg-type]
+        outcome = Follower(run, plan, target, console, clock).follow()
         return outcome, target, said.getvalue()
 
     return follow
@@ -201,7 +198,7 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
     plan = make_plan(nnodes="1:2", nproc_per_node=1, engine="agent")
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
-    (run.path / SCALE_FILE).write_text(json.dumps({"nodes": 1}))
+    write_size(run, 1)
     target = ScriptedTarget(FakeClock(), [(1, [0, 143])])
     found = fold(run, target, 1.0)  # type: ignore[arg-type]
     assert found is not None

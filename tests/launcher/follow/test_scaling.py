@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.follow.scaling import check_scale
+from launcher.follow.requests import check_scale
 from launcher.plan.launch_plan import LaunchPlan
 from tests.launcher.runner import Runner, wait_until
 

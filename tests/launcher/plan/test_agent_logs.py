@@ -8,22 +8,21 @@ import pytest
 
 from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.follow.tails import RunTails
-from launcher.plan.agent_logs import parse_agent_folder
-from launcher.plan.torchrun import WorkerLog
+from launcher.plan.torchrun import WorkerLog, parse_worker_folder
 from launcher.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(
     "path",
-    ["nodes/1/2/console.log", "nodes/1/2/attempt-3", "nodes/1/2/x/attempt_3/0", "attempt-3/rank-7"],
+    ["nodes/1/2/console.log", "nodes/1/2/attempt-3", "nodes/1/2/x/attempt_3", "attempt-3/rank-7"],
 )
 def test_only_a_ranks_folder_is_one(path: str) -> None:
-    assert parse_agent_folder(path) is None
+    assert parse_worker_folder(path) is None
 
 
 def test_a_ranks_folder_tells_the_global_rank() -> None:
     path = "nodes/1/2/attempt-3/rank-70"
-    log = parse_agent_folder(path)
+    log = parse_worker_folder(path)
     assert log == WorkerLog(node_index=1, incarnation=2, attempt=3, rank=70, folder=path)
     assert log.rank_on(0, 8) == 70
 

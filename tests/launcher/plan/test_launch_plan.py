@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.job.spec import JobSpec
+from launcher.plan import launch_plan
 from launcher.plan.devices import plan_devices
 from launcher.plan.launch_plan import (
     LaunchPlan,
@@ -20,8 +24,10 @@ from launcher.plan.launch_plan import (
     plan_replacement,
     plan_run,
 )
-from launcher.plan.target_facts import Capacity, TargetFacts
+from launcher.plan.target_facts import Capacity, MachineFacts, TargetFacts
 from launcher.targets.capacity import plan_capacity
+from launcher.targets.container import ContainerSettings
+from launcher.targets.local.render import LocalSettings
 
 MakePlan = Callable[..., LaunchPlan]
 MakeJob = Callable[..., JobSpec]
@@ -31,8 +37,7 @@ def facts_of(devices: int) -> TargetFacts:
     return TargetFacts(
         target="docker",
         accelerator="cuda",
-        device_ids=tuple(str(index) for index in range(devices)),
-        cpu_count=4,
+        machine=MachineFacts(cpu_count=4, device_ids=tuple(str(index) for index in range(devices))),
         run_root="/runs",
         cwd="/",
     )
@@ -107,7 +112,8 @@ def test_a_machine_starts_as_many_processes_as_its_scarcest_resource_bears(
 def test_more_nodes_than_one_machine_can_start_are_refused_before_they_are_planned(
     make_plan: MakePlan, local_facts: TargetFacts
 ) -> None:
-    facts = replace(local_facts, capacity=Capacity(processes=100, why="1 CPU core"))
+    small = MachineFacts(cpu_count=8, capacity=Capacity(processes=100, why="1 CPU core"))
+    facts = replace(local_facts, machine=small)
     assert len(make_plan(facts, nnodes=50, nproc_per_node=1).nodes) == 50
     for nnodes in (51, "1:51", 100_000):
         with pytest.raises(InputError, match=r"nnodes: .* about 100 \(1 CPU core\)") as caught:
@@ -160,7 +166,7 @@ def test_a_plan_is_read_back_equal_from_its_json(
 @given(count=st.integers(1, 1200))
 def test_node_names_sort_as_their_indices_do(count: int) -> None:
     job = JobSpec.model_validate({"name": "j", "command": ["t.py"], "nnodes": count})
-    facts = replace(facts_of(0), accelerator="cpu")
+    facts = replace(facts_of(0), accelerator="cpu", image="fabric-train:cpu")
     names = [node.name for node in plan_run(job, facts, run_id="j-000000").nodes]
     assert names == sorted(names)
     assert len(set(names)) == count
@@ -256,4 +262,56 @@ def test_values_of_secrets_are_not_in_a_plan(
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}'])
 def test_anything_else_is_not_a_plan(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
+        parse_plan(text)
+
+
+# -- what plans are made of -----------------------------------------------------------------------
+
+PLAN = Path(launch_plan.__file__).parent
+TARGETS = {path.name for path in PLAN.with_name("targets").iterdir() if path.is_dir()}
+
+
+@pytest.mark.parametrize("kind", [TargetFacts, LaunchPlan])
+def test_facts_and_plan_stay_small_enough_to_be_known_by_heart(kind: type[Any]) -> None:
+    names = [field.name for field in fields(kind)]
+    assert len(names) <= 14 + 1
+    assert names[-1] == "own", "the one typed field of the target's own"
+
+
+def test_nothing_here_knows_a_target_by_its_name() -> None:
+    for path in PLAN.glob("*.py"):
+        assert path.stem not in TARGETS
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words = set(re.findall(r"[a-z_]+", node.value.lower()))
+                assert not words & (TARGETS - {"local", "hosts"}), f"{path.name}:{node.lineno}"
+                assert node.value not in TARGETS, f"{path.name}:{node.lineno}"
+            assert getattr(node, "attr", "") not in TARGETS, path.name
+
+
+def test_a_plan_for_another_target_is_told_from_ones_own(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = make_plan(docker_facts)
+    assert ContainerSettings.of(plan).user == "1000:1000"
+    with pytest.raises(AssertionError, match="planned for docker"):
+        LocalSettings.of(plan)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "os.PathLike",
+        "launcher.plan.launch_plan.LaunchPlan",
+        "launcher.no_such_room.Settings",
+        "launcher.targets.container.NoSuchSettings",
+        "no_such_package.Settings",
+        "",
+    ],
+)
+def test_a_plan_names_settings_of_a_target_and_no_other_class(
+    make_plan: MakePlan, kind: str
+) -> None:
+    text = make_plan().to_json().replace("launcher.targets.local.render.LocalSettings", kind)
+    with pytest.raises(ValueError, match=r"names no settings|No module"):
         parse_plan(text)

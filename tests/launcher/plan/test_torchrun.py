@@ -12,13 +12,13 @@ from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import (
-    Settings,
+    TorchrunOptions,
     WorkerFailure,
     WorkerLog,
     line_prefix_template,
     parse_failures,
-    parse_log_folder,
     parse_torch_version,
+    parse_worker_folder,
     plan_settings,
     render_argv,
     split_console,
@@ -35,7 +35,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-def settings(node: NodePlan, torch: tuple[int, int] = (2, 13)) -> Settings:
+def settings(node: NodePlan, torch: tuple[int, int] = (2, 13)) -> TorchrunOptions:
     return plan_settings(node, torch, stop_grace_s=30)
 
 
@@ -169,8 +169,8 @@ def test_lines_on_a_console_are_told_apart_by_who_wrote_them() -> None:
 def test_log_folders_are_read() -> None:
     path = "nodes/1/2/digits-0a_x7/attempt_3/4"
     expected = WorkerLog(node_index=1, incarnation=2, attempt=3, local_rank=4, folder=path)
-    assert parse_log_folder(path) == expected
-    assert parse_log_folder("nodes/1/2/console.log") is None
+    assert parse_worker_folder(path) == expected
+    assert parse_worker_folder("nodes/1/2/console.log") is None
 
 
 @pytest.mark.parametrize(

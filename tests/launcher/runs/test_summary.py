@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def summary(reason: Reason, hosts: str | None = None, **fields: Any) -> str:
         folder="runs/digits-0a1b2c",
         job_file="digits.yaml",
         program=".venv/bin/launcher",
-        hosts=hosts,
+        where=f" --hosts {shlex.quote(hosts)}" if hosts else "",
     )
 
 

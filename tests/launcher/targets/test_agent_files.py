@@ -119,7 +119,7 @@ def test_three_containers_may_serve_the_store_each_at_the_same_port(
 def test_processes_of_one_machine_serve_it_each_at_a_port_of_their_own(
     make_plan: MakePlan, local_facts: TargetFacts
 ) -> None:
-    facts = replace(local_facts, free_port=21000, spare_ports=(22000, 23000))
+    facts = replace(local_facts, ports=(21000, 22000, 23000))
     found = stores(make_plan(facts, nnodes="1:2"))
     assert [(s.node_index, s.port) for s in found] == [(0, 21000), (1, 22000)]
 

@@ -114,3 +114,22 @@ def test_this_nodes_address_is_the_one_on_the_way_to_the_endpoint() -> None:
 def test_an_endpoint_that_cannot_be_resolved_is_named() -> None:
     with pytest.raises(InputError, match="cannot be resolved"):
         read_local_addr("no-such-host.invalid")
+
+
+def test_gloo_is_kept_to_loopback_only_where_all_nodes_are_on_this_machine(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(nnodes=2, nproc_per_node=1)
+    assert "GLOO_SOCKET_IFNAME" not in evaluated(lines(job))
+    here = render_by_hand(
+        plan_by_hand(
+            job,
+            endpoint="127.0.0.1:29400",
+            node_rank=1,
+            local_addr=None,
+            run_root="/runs",
+            cwd="/",
+        ),
+        1,
+    )
+    assert evaluated(here)["GLOO_SOCKET_IFNAME"] == "lo"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.plan.hosts import Host, HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets import repository
@@ -143,15 +142,6 @@ def test_a_script_that_its_mount_lacks_ends_with_2_before_a_container_is_made(
 
 # -- hosts ----------------------------------------------------------------------------------------
 
-HOST = HostFacts(
-    host=Host(name="gpu1"),
-    address="10.0.0.1",
-    interface="eth0",
-    device_ids=(),
-    cpu_count=8,
-    state_dir="/home/me/.launcher",
-)
-
 
 @pytest.mark.parametrize(
     ("command", "workdir", "is_there"),
@@ -184,13 +174,12 @@ def test_a_script_outside_of_the_code_that_hosts_get_is_refused(
     (tree / "deleted.py").unlink()
     code = read_code(tree)
     code_dir = "/home/me/.launcher/runs/digits-0a1b2c/code"
-    facts = replace(local_facts, target="hosts", runs_bare=True, cwd=code_dir)
-    plan = replace(make_plan(facts, command=[command], workdir=workdir), hosts=(HOST,))
+    plan = make_plan(replace(local_facts, cwd=code_dir), command=[command], workdir=workdir)
     if is_there:
-        check_in_code(plan, code)
+        check_in_code(plan.nodes[0], code_dir, code)
     else:
         with pytest.raises(InputError, match="in the code that hosts get"):
-            check_in_code(plan, code)
+            check_in_code(plan.nodes[0], code_dir, code)
 
 
 # -- the same ending whatever started it -----------------------------------------------------------

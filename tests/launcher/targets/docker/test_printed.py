@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.container import ContainerSettings
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from tests.launcher.docker_place import LINGER, STUBBORN, Place, wait_until
 from tests.launcher.runner import hear_hangups
@@ -93,7 +94,7 @@ def rich_plan(place: Place, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
         stop_grace_s=7,
         docker={"labels": {"team": "a, b"}, "extra_hosts": {"data.internal": "10.0.0.7"}},
     )
-    return replace(plan, runtime="runc")
+    return replace(plan, own=replace(ContainerSettings.of(plan), runtime="runc"))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -117,7 +118,7 @@ def test_a_printed_container_with_gpus_and_rdma_equals_a_submitted_one(
     plan = place.plan("true", nnodes=2)
     nodes = tuple(replace(n, device_ids=(f"{2 * n.node_index}", "7")) for n in plan.nodes)
     plan = replace(
-        plan, accelerator="cuda", nodes=nodes, resources=replace(plan.resources, rdma=True)
+        plan, nodes=nodes, resources=replace(plan.resources, accelerator="cuda", rdma=True)
     )
     artifact = render_docker(plan)
     for folder in artifact.folders:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets.container import Container
+from launcher.targets.container import Container, ContainerSettings
 from launcher.targets.docker.render import render_docker
 
 MakePlan = Callable[..., LaunchPlan]
@@ -148,7 +148,9 @@ def test_the_engine_waits_longer_than_the_grace_before_it_kills(
 def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(
     make_plan: MakePlan, docker_facts: TargetFacts
 ) -> None:
-    plan = replace(make_plan(docker_facts), labels=(("team", "a"), ("launcher.run-id", "other")))
+    plan = make_plan(docker_facts)
+    labels = (("team", "a"), ("launcher.run-id", "other"))
+    plan = replace(plan, own=replace(ContainerSettings.of(plan), labels=labels))
     labels = only_container(plan).create_kwargs({})["labels"]
     assert labels["team"] == "a"
     assert labels["launcher.run-id"] == plan.run_id

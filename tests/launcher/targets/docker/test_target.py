@@ -21,6 +21,7 @@ from launcher.contract.reasons import NodeState
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
+from launcher.targets.container import ContainerSettings
 from launcher.targets.docker.target import DockerTarget
 from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place, wait_until
 
@@ -76,8 +77,10 @@ def test_files_in_mounts_belong_to_the_callers_uid(place: Place) -> None:
     folder.mkdir()
     os.chown(folder, uid, -1)
     plan = place.plan("echo x >/data/made; id -u", mounts=[f"{folder}:/data"])
-    assert plan.user == f"{os.getuid()}:{os.getgid()}"
-    assert place.run(replace(plan, user=f"{uid}:{uid}")) == [0], place.console(plan)
+    own = ContainerSettings.of(plan)
+    assert own.user == f"{os.getuid()}:{os.getgid()}"
+    own = replace(own, user=f"{uid}:{uid}")
+    assert place.run(replace(plan, own=own)) == [0], place.console(plan)
     assert (folder / "made").stat().st_uid == uid
     assert place.console(plan) == f"{uid}\n".encode()
 

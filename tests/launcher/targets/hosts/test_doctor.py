@@ -12,12 +12,12 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.answers import NodeFacts
 from launcher.doctor.finding import Finding, Status
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import Address, decide_unshared
 from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.settings import Host
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
 CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]

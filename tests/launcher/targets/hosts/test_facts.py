@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.program.facts import (
     SETTLED_S,
     Listener,
@@ -25,6 +24,7 @@ from launcher.targets.hosts.program.facts import (
     read_rdma_devices,
     read_reachable,
 )
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
 

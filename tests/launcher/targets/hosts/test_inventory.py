@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.contract.errors import InputError
-from launcher.plan.hosts import Host
 from launcher.targets.hosts.inventory import (
     expand,
     filter_hosts,
@@ -17,6 +16,7 @@ from launcher.targets.hosts.inventory import (
     parse_inventory,
     read_inventory,
 )
+from launcher.targets.hosts.settings import Host
 
 YAML = """\
 ssh_config: ./ssh_config

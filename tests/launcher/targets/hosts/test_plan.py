@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from launcher.api import launch
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
+from launcher.follow.loop import create_run
 from launcher.job.spec import JobSpec
-from launcher.plan.hosts import Host, HostFacts
-from launcher.plan.launch_plan import LaunchPlan, parse_plan
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
+from launcher.targets.container import plan_containers
 from launcher.targets.hosts.line import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
     Address,
@@ -30,9 +29,10 @@ from launcher.targets.hosts.plan import (
     check_versions,
     decide_addresses,
     decide_hosts,
-    plan_on_hosts,
+    plan_facts,
 )
 from launcher.targets.hosts.render import render_hosts
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.target import HostsTarget
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
@@ -98,27 +98,38 @@ def host(name: str, address: str, **fields: Any) -> HostFacts:
     )
 
 
-FACTS = TargetFacts(
-    target="hosts",
-    accelerator="cpu",
-    cpu_count=8,
-    torch_version="2.13.0",
-    run_root="/home/me/runs",
-    cwd="/home/me",
-    free_port=23456,
-    runs_bare=True,
-    shares_storage=False,
-    hosts=(host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", interface="ib1")),
-    code="c0de",
-    cwd_in_code="examples",
-)
+TWO = (host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", interface="ib1"))
 
 
 @pytest.fixture
 def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan]:
-    def make(facts: TargetFacts = FACTS, **fields: Any) -> LaunchPlan:
+    def make(
+        found: tuple[HostFacts, ...] = TWO,
+        *,
+        image: str | None = None,
+        run_root: str = "/home/me/runs",
+        detached: bool = False,
+        **fields: Any,
+    ) -> LaunchPlan:
         given = {"nnodes": 2, "nproc_per_node": 1, "hosts": {"runtime": "python"}, **fields}
-        return plan_on_hosts(make_job(**given), facts, run_id="digits-0a1b2c")
+        job = make_job(**given)
+        own = HostsSettings(
+            hosts=found,
+            code=None if image else "c0de",
+            ssh_config=None,
+            containers=plan_containers(job, None),
+        )
+        facts = plan_facts(
+            job,
+            own,
+            image=image,
+            torch_version="2.13.0",
+            port=23456,
+            run_root=run_root,
+            cwd="/home/me",
+            inner="examples",
+        )
+        return plan_run(job, facts, run_id="digits-0a1b2c", detached=detached)
 
     return make
 
@@ -147,11 +158,10 @@ def test_gpus_are_those_that_are_free_on_each_host(
         host("gpu1", "10.1.0.1", device_ids=("0", "1", "2")),
         host("gpu2", "10.1.0.2", device_ids=("4", "6")),
     )
-    facts = replace(FACTS, accelerator="cuda", hosts=hosts)
-    plan = make_host_plan(facts, nproc_per_node=2)
+    plan = make_host_plan(hosts, nproc_per_node=2)
     assert [node.device_ids for node in plan.nodes] == [("0", "1"), ("4", "6")]
     with pytest.raises(InputError, match="3 GPUs asked for, but 2 of gpu2 are free"):
-        make_host_plan(facts, nproc_per_node=3)
+        make_host_plan(hosts, nproc_per_node=3)
 
 
 def test_only_a_folder_that_the_job_names_is_taken_for_shared(
@@ -159,9 +169,7 @@ def test_only_a_folder_that_the_job_names_is_taken_for_shared(
 ) -> None:
     own = make_host_plan(nnodes="1:2")
     assert own.checkpoint_dir == "/home/gpu1/.launcher/checkpoints/digits-0a1b2c"
-    shared = make_host_plan(
-        replace(FACTS, shares_storage=True), nnodes="1:2", checkpoint_dir="/nfs/digits"
-    )
+    shared = make_host_plan(nnodes="1:2", checkpoint_dir="/nfs/digits")
     assert dict(shared.nodes[1].env)["CHECKPOINT_DIR"] == "/nfs/digits"
     assert dict(shared.nodes[1].rendezvous.conf)["fence_dir"] == "/nfs/digits"  # type: ignore[union-attr]
     assert "fence_dir" not in dict(own.nodes[1].rendezvous.conf)  # type: ignore[union-attr]
@@ -172,14 +180,14 @@ def test_clocks_that_differ_are_refused_for_c10d_alone() -> None:
     with pytest.raises(TargetError, match="gpu2: its clock is 37 s ahead of gpu1's"):
         check_clocks(hosts, "c10d")
     check_clocks(hosts, "roster")
-    check_clocks(FACTS.hosts, "c10d")
+    check_clocks(TWO, "c10d")
 
 
 def test_hosts_that_are_held_are_left_out(make_job: Callable[..., JobSpec]) -> None:
     busy = {"gpu1": "all its GPUs are held by other-1"}
-    assert decide_hosts(FACTS.hosts, busy, make_job(nnodes="1:2")) == FACTS.hosts[1:]
+    assert decide_hosts(TWO, busy, make_job(nnodes="1:2")) == TWO[1:]
     with pytest.raises(TargetError) as error:
-        decide_hosts(FACTS.hosts, busy, make_job(nnodes=2))
+        decide_hosts(TWO, busy, make_job(nnodes=2))
     assert "1 of 2 hosts can be used\n  gpu1: all its GPUs are held by other-1" in error.value.what
 
 
@@ -193,8 +201,7 @@ def test_the_script_of_a_plan_on_hosts_is_as_recorded(
 def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
     make_host_plan: Callable[..., LaunchPlan],
 ) -> None:
-    facts = replace(FACTS, runs_bare=False, image="fabric-train:cpu", user="7:7", code=None)
-    node = render_hosts(make_host_plan(facts, hosts={})).nodes[1]
+    node = render_hosts(make_host_plan(image="fabric-train:cpu", hosts={})).nodes[1]
     words = list(node.argv)
     assert words[words.index("--network") + 1] == "host"
     run_dir = "/home/gpu2/.launcher/runs/digits-0a1b2c"
@@ -204,7 +211,7 @@ def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
 
 
 def test_another_torch_is_named_with_its_host() -> None:
-    first, second = (replace(facts, torch_version="2.13.0") for facts in FACTS.hosts)
+    first, second = (replace(facts, torch_version="2.13.0") for facts in TWO)
     hosts = (first, replace(second, torch_version="2.12.0"), replace(first, host=Host(name="gpu3")))
     with pytest.raises(TargetError) as error:
         check_versions(hosts)
@@ -223,9 +230,8 @@ def test_a_folder_that_is_not_shared_is_named_with_its_host() -> None:
 def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
     make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
 ) -> None:
-    facts = replace(FACTS, run_root=str(tmp_path / "runs"))
-    plan = make_host_plan(facts, checkpoint_dir="/dev/null/theirs")
-    launch.create_run(plan, HostsTarget(tmp_path / "runs"))
+    plan = make_host_plan(run_root=str(tmp_path / "runs"), checkpoint_dir="/dev/null/theirs")
+    create_run(plan, HostsTarget(tmp_path / "runs"))
     assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()
 
 
@@ -242,9 +248,8 @@ def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
 def test_dockers_own_policy_brings_back_only_what_can_join_again(
     make_host_plan: Callable[..., LaunchPlan], detached: bool, job: dict[str, Any], restart: str
 ) -> None:
-    facts = replace(FACTS, runs_bare=False, image="fabric-train:cpu", user="7:7", code=None)
-    plan = make_host_plan(facts, **{"hosts": {}, "nnodes": "1:2", **job})
-    plan = replace(plan, detached=detached)
+    settings = {"hosts": {}, "nnodes": "1:2", **job}
+    plan = make_host_plan(image="fabric-train:cpu", detached=detached, **settings)
     words = list(render_hosts(plan).nodes[0].argv)
     assert words[words.index("--restart") + 1] == restart
     assert (f"{protocol.COMES_BACK}=1" in words) == (restart == "always")
@@ -253,8 +258,8 @@ def test_dockers_own_policy_brings_back_only_what_can_join_again(
 def test_the_first_cause_is_found_by_the_launchers_clock(
     make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
 ) -> None:
-    behind = replace(FACTS.hosts[0], clock_offset_s=-30.0)
-    plan = make_host_plan(replace(FACTS, hosts=(behind, FACTS.hosts[1])), engine="torchrun")
+    behind = replace(TWO[0], clock_offset_s=-30.0)
+    plan = make_host_plan((behind, TWO[1]), engine="torchrun")
     # By its own clock gpu1, half a minute behind, failed first.
     for index, failed_at in ((0, 1000.0), (1, 1025.0)):
         folder = tmp_path / f"nodes/{index}/0/digits/attempt_0/0"

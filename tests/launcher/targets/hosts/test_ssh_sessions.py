@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.plan.hosts import Host
 from launcher.targets import proc
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 
 CLIENT = """#!/bin/sh

@@ -21,7 +21,7 @@ from launcher.contract.reasons import Reason
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import logs as kubernetes_logs
-from launcher.targets.kubernetes.api import Cluster, Place
+from launcher.targets.kubernetes.api import Cluster, ObjectPlace
 from launcher.targets.kubernetes.output import ConsoleWriter
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import API_OF_KIND, KubernetesTarget
@@ -398,7 +398,7 @@ def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(
     # As the command that was printed does it.
     patch = json.loads(shlex.split(resuming)[-1])
     api_version, name = API_OF_KIND[kind]
-    place = Place(api_version=api_version, kind=name, name="digits")
+    place = ObjectPlace(api_version=api_version, kind=name, name="digits")
     Cluster().merge(place, patch)
     put(server, "d-0", 0)
     say(server, "d-0", "[0/0] again", at=3, last=True)

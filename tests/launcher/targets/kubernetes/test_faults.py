@@ -20,8 +20,7 @@ from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import follow as follow_kubernetes
-from launcher.targets.kubernetes import logs, pod_notes, watch
-from launcher.targets.kubernetes import target as kubernetes
+from launcher.targets.kubernetes import logs, pod_notes, run_pods, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import RUN_ID, ClusterRun, agents_outcome, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
@@ -39,7 +38,7 @@ NO_PYTHON = (
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (logs, watch, follow_kubernetes):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
-    monkeypatch.setattr(kubernetes, "LOG_LIMIT_S", 5.0)
+    monkeypatch.setattr(run_pods, "LOG_LIMIT_S", 5.0)
 
 
 Start = Callable[..., ClusterRun]

@@ -22,7 +22,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import logs
 from launcher.targets.kubernetes import watch as kubernetes_watch
-from launcher.targets.kubernetes.api import ApiError, Cluster, Place
+from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
 from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
@@ -34,7 +34,7 @@ pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
 ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
-JOB = Place(api_version="batch/v1", kind="Job", name="digits")
+JOB = ObjectPlace(api_version="batch/v1", kind="Job", name="digits")
 
 
 @pytest.fixture(autouse=True)
@@ -520,7 +520,7 @@ def test_scaling_patches_both_counts_at_once(
     server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
     before = len(server.asked("PATCH", "/jobs/"))
-    target.scale(plan(), 1)
+    target.resize(plan(), 1)
     spec = server.objects["jobs", "digits"]["spec"]
     assert (spec["parallelism"], spec["completions"]) == (1, 1)
     assert len(server.asked("PATCH", "/jobs/")) == before + 1
@@ -531,7 +531,7 @@ def test_scaling_a_pytorchjob_patches_its_workers(
 ) -> None:
     target.submit(plan("pytorchjob"))
     before = server.objects["pytorchjobs", "digits"]["spec"]
-    target.scale(plan("pytorchjob"), 1)
+    target.resize(plan("pytorchjob"), 1)
     after = server.objects["pytorchjobs", "digits"]["spec"]
     assert after["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 1
     assert before["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 2
@@ -555,7 +555,7 @@ def test_every_operators_kind_is_suspended_where_it_reads_that(
 ) -> None:
     made = plan(kind) if kind == "pytorchjob" else plan(kind, nnodes=2)
     target.submit(made)
-    target.suspend(made)
+    target.suspend_job(made)
     found = server.objects[f"{kind}s", "digits"]["spec"]
     for key in at:
         found = found[key]
@@ -566,13 +566,13 @@ def test_a_kind_that_keeps_its_size_refuses_to_scale(
     target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
     with pytest.raises(InputError, match="a jobset keeps its size"):
-        target.scale(plan("jobset", nnodes=2), 1)
+        target.resize(plan("jobset", nnodes=2), 1)
 
 
 def test_keeping_suspends_the_job(
     server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
-    target.suspend(plan())
+    target.suspend_job(plan())
     assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
 
 

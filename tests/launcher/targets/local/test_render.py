@@ -12,7 +12,7 @@ import pytest
 from launcher.contract.node_plan import Env
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets.local.render import render_local
+from launcher.targets.local.render import LocalSettings, render_local
 from launcher.targets.shell import render_exports, render_line
 
 MakePlan = Callable[..., LaunchPlan]
@@ -48,9 +48,9 @@ def test_the_whole_script(
 
 
 def test_gpus_of_nodes_on_one_machine_are_disjoint(
-    make_plan: MakePlan, cuda_facts: TargetFacts
+    make_plan: MakePlan, local_facts: TargetFacts, cuda_facts: TargetFacts
 ) -> None:
-    facts = replace(cuda_facts, target="local")
+    facts = replace(local_facts, accelerator="cuda", machine=cuda_facts.machine)
     artifact = render_local(make_plan(facts, nnodes=2, nproc_per_node=2))
     visible = [dict(process.env)["CUDA_VISIBLE_DEVICES"] for process in artifact.processes]
     assert visible == ["0,1", "2,3"]
@@ -80,9 +80,8 @@ def test_the_script_runs_by_hand_without_this_project(
     recorder = tmp_path / "python"
     recorder.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$MARK" "${RANK-unset}" "$@" >"$OUT"\n')
     recorder.chmod(0o755)
-    facts = replace(
-        local_facts, python=str(recorder), run_root=str(tmp_path / "runs"), cwd=str(tmp_path)
-    )
+    own = LocalSettings(python=str(recorder))
+    facts = replace(local_facts, own=own, run_root=str(tmp_path / "runs"), cwd=str(tmp_path))
     out = str(tmp_path / "out")
     plan = make_plan(facts, command=["t.py", AWKWARD], env={"MARK": "m", "OUT": out})
     script = tmp_path / "artifact.sh"

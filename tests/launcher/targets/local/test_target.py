@@ -20,6 +20,7 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
 from launcher.targets import proc
 from launcher.targets.gpus import read_gpus
+from launcher.targets.local.render import LocalSettings
 from launcher.targets.local.target import LocalTarget, find_free_ports, read_torch_version
 from tests.launcher.runner import wait_until
 
@@ -54,7 +55,7 @@ def make_local(
     def make(run_id: str | None = None, **fields: object) -> LaunchPlan:
         run_id = run_id or f"digits-{os.urandom(3).hex()}"
         run_ids.append(run_id)
-        facts = replace(target.facts(make_job()), python=str(agent))
+        facts = replace(target.facts(make_job()), own=LocalSettings(python=str(agent)))
         return plan_run(make_job(**fields), facts, run_id=run_id)
 
     yield make
@@ -186,7 +187,7 @@ def test_live_runs_name_their_folder(
 def test_a_program_that_is_missing_is_named_and_nothing_starts(
     target: LocalTarget, make_local: Callable[..., LaunchPlan]
 ) -> None:
-    plan = replace(make_local(), python="/no/such/python")
+    plan = replace(make_local(), own=LocalSettings(python="/no/such/python"))
     with pytest.raises(TargetError, match="cannot start /no/such/python"):
         target.submit(plan)
     assert proc.find(**{RUN_ID: plan.run_id}) == ()

@@ -1,8 +1,12 @@
-"""One machine of an inventory, and what was found on it."""
+"""A run's own settings on hosts: the machines, and what is sent to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from launcher.plan.target_facts import MachineFacts
+from launcher.plan.target_settings import TargetSettings
+from launcher.targets.container import ContainerSettings
 
 STATE_DIR = "~/.launcher"
 """Where a host keeps runs, code and programs, unless the inventory names another folder."""
@@ -58,3 +62,29 @@ class HostFacts:
     image: str | None = None
     image_labels: str = ""
     clock_offset_s: float = 0.0
+
+    @property
+    def machine(self) -> MachineFacts:
+        """As the planner sees it."""
+        return MachineFacts(
+            name=self.host.name,
+            cpu_count=self.host.slots or self.cpu_count,
+            device_ids=self.device_ids,
+            address=self.address,
+            interface=self.interface,
+            clock_offset_s=self.clock_offset_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsSettings(TargetSettings):
+    """``hosts`` are the machines by node index; ``code`` is the hash of what is sent to them."""
+
+    hosts: tuple[HostFacts, ...]
+    code: str | None
+    ssh_config: str | None
+    containers: ContainerSettings
+
+    @property
+    def machines(self) -> tuple[MachineFacts, ...]:
+        return tuple(host.machine for host in self.hosts)

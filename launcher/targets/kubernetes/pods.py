@@ -13,6 +13,7 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Env
 from launcher.job.storage import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
+from launcher.plan.target_settings import TargetSettings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -42,7 +43,7 @@ class Toleration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodSettings:
+class PodSettings(TargetSettings):
     """What all pods of a job have in common beside their node's plan.
 
     ``has_master``: a Master and Workers, for a static rendezvous. ``checkpoint`` and ``run`` are

@@ -1,0 +1,42 @@
+"""Grows or shrinks a running elastic run, by asking the launcher that follows it."""
+
+from __future__ import annotations
+
+from launcher.api.open import open_target
+from launcher.api.stopping import read_outcome_now
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import InputError, TargetError
+from launcher.follow.requests import check_scale, count_nodes, request_scale
+from launcher.runs.folder import RunFolder
+
+ANSWER_LIMIT_S = 30.0
+
+
+def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
+    """Asks for ``nodes`` nodes and waits until the request is taken up; returns what was said.
+
+    Raises ``InputError`` where the run cannot have that many, ``TargetError`` where its launcher
+    does not answer. Idempotent.
+    """
+    clock = clock or SystemClock()
+    plan = run.read_plan()
+    target = open_target(plan.target, run.path.parent)
+    check_scale(plan, nodes, own_checkpoints=bool(target.own_checkpoints))
+    is_over = read_outcome_now(run, plan) is not None
+    asked = f"{run.run_id}: asked for {count_nodes(nodes)}"
+    if not is_over and run.launcher_pid() is None and target.scale(run, plan, nodes):
+        return asked
+    if is_over or run.launcher_pid() is None:
+        raise InputError(
+            f"{run.run_id} has ended, or nobody follows it", "launcher ps lists the runs that go on"
+        )
+    request = request_scale(run, nodes)
+    deadline = clock.monotonic() + ANSWER_LIMIT_S
+    while request.exists():
+        if clock.monotonic() > deadline:
+            raise TargetError(
+                f"the launcher of {run.run_id} has not answered for {ANSWER_LIMIT_S:g} s",
+                f"launcher status {run.run_id}",
+            )
+        clock.sleep(0.05)
+    return f"{asked}; launcher status {run.run_id} shows them"

@@ -1,0 +1,230 @@
+"""Keeps a run going whose nodes the launcher itself starts: observe, decide, act."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+
+from launcher.agent import disk
+from launcher.contract import protocol
+from launcher.contract.clock import Clock
+from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.reasons import STATE_OF_REASON, NodeState, Reason, RunState
+from launcher.follow import decide
+from launcher.follow.console import Console
+from launcher.follow.requests import count_nodes, read_withdrawn, without
+from launcher.follow.target import Observation, RunEnd, Target
+from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
+from launcher.runs.folder import RunFolder
+from launcher.runs.node_outcomes import read_outcomes_of
+
+POLL_S = 0.1
+FOLDER_REMOVED = "its folder was removed while it ran"
+FOLDER_LIMIT_S = 3.0
+"""How long the run's folder may be away, as in a hiccup of a file server."""
+ALIVE = (NodeState.RUNNING, NodeState.PENDING)
+FOUND_LATER = "found after its launcher had gone"
+
+
+class NodeDriver:
+    """A ``Driver`` that replaces lost nodes and restarts failed ones."""
+
+    poll_s = POLL_S
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        target: Target,
+        console: Console,
+        clock: Clock,
+        show: Callable[[], None],
+    ) -> None:
+        self.plan = plan
+        self.live: tuple[int, ...] = tuple(node.node_index for node in plan.nodes)
+        self._run, self._target, self._console, self._clock = run, target, console, clock
+        self._show = show
+        self._replaced: Counter[int] = Counter()
+        self._replaced_at: dict[int, float] = {}
+        self._withdrawn: frozenset[int] = frozenset()
+        self._first_exit_at: float | None = None
+        self._folder_lost_at: float | None = None
+        self._full_since: float | None = None
+        self._ended: frozenset[int] = frozenset()
+
+    def turn(self) -> RunEnd | None:
+        """As ``Driver.turn``."""
+        if self._has_lost_folder():
+            self._console.note(f"stopping: {self._run.path} was removed")
+            return RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
+        observation = without(self._target.observe(self.plan), self._withdrawn)
+        action = self._decide(observation)
+        if isinstance(action, decide.EndRun):
+            return RunEnd(reason=action.reason, detail=action.detail)
+        if isinstance(action, decide.Replace) and not self._may_replace(action.node_index):
+            return None
+        if isinstance(action, decide.Wait):
+            return None
+        if not self._has_room():
+            told = self._wait_for_room(observation)
+            return RunEnd(reason=Reason.DISK_FULL, detail=told) if told else None
+        if isinstance(action, decide.Replace):
+            self._replace(action.node_index, action.why)
+        else:
+            self._restart(action.why, action.left)
+        return None
+
+    def _has_room(self) -> bool:
+        """Whether a start can be recorded: what is on a full disk is neither read nor written."""
+        if not disk.has_room(self._run.path):
+            return False
+        self._full_since = None
+        return True
+
+    def _wait_for_room(self, observation: Observation) -> str:
+        """Which disk is full, once it has been waited for; a node may have done so already."""
+        now, agent = self._clock.monotonic(), self.plan.agent
+        waited = any(node.exit_code == ExitCode.DISK_FULL for node in observation.nodes)
+        limit_s = 0.0 if waited or agent is None else agent.disk_free_limit_s
+        if self._full_since is None:
+            self._full_since = now
+            if limit_s:
+                told = disk.describe(self._run.path, self._run.path)
+                self._console.note(f"{told}; waiting for room, at most {limit_s:g} s")
+        if now - self._full_since >= limit_s:
+            return disk.describe(self._run.path, self._run.path)
+        return ""
+
+    def _decide(self, observation: Observation) -> decide.Action:
+        self.live = tuple(n.node_index for n in observation.nodes if n.state in ALIVE)
+        now = self._clock.monotonic()
+        ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
+        # Agents continue without some nodes, so the timer starts again at each new exit.
+        is_new = self.plan.agent is not None and ended != self._ended
+        if not ended:
+            self._first_exit_at = None
+        elif self._first_exit_at is None or is_new:
+            self._first_exit_at = now
+        self._ended = ended
+        return decide.decide_action(
+            self.plan,
+            observation,
+            replaced=self._replaced,
+            since_first_exit_s=0.0 if self._first_exit_at is None else now - self._first_exit_at,
+            working=self._working() if ended else frozenset(),
+            left_early=self._left_early() if ended and self.live else frozenset(),
+        )
+
+    def _left_early(self) -> frozenset[int]:
+        """The nodes that finished, and were stopped or lost the store before the run was over."""
+        told = read_outcomes_of(self._run, self.plan)
+        return frozenset(o.node_index for o in told if o.detail == protocol.OTHERS_GO_ON)
+
+    def _working(self) -> frozenset[int]:
+        """The nodes whose present incarnation has started workers."""
+        incarnations = {node.node_index: node.incarnation for node in self.plan.nodes}
+        logs = self._run.worker_logs()
+        return frozenset(
+            log.node_index for log in logs if incarnations.get(log.node_index) == log.incarnation
+        )
+
+    def _has_lost_folder(self) -> bool:
+        """Whether somebody removed the run's folder: no stop and no status reaches it any more."""
+        if self._run.is_there():
+            self._folder_lost_at = None
+            return False
+        now = self._clock.monotonic()
+        if self._folder_lost_at is None:
+            self._folder_lost_at = now
+        return now - self._folder_lost_at > FOLDER_LIMIT_S
+
+    def scale(self, nodes: int) -> None:
+        """Nodes of the highest indices go first, and come back as later incarnations."""
+        beyond = frozenset(range(nodes, len(self.plan.nodes)))
+        go, come = beyond - self._withdrawn, self._withdrawn - beyond
+        self._withdrawn = beyond
+        self._console.note(f"scaling to {count_nodes(nodes)}")
+        if go:
+            self._target.stop_nodes(self._run.run_id, tuple(go), self.plan.stop_grace_s)
+        for index in sorted(come):
+            self._set_plan(plan_replacement(self.plan, index))
+        if come:
+            self._target.submit(self.plan, tuple(come))
+
+    def _may_replace(self, node_index: int) -> bool:
+        pause_s = decide.pause_before_replacing_s(self._replaced[node_index])
+        return self._clock.monotonic() >= self._replaced_at.get(node_index, float("-inf")) + pause_s
+
+    def _replace(self, node_index: int, why: str) -> None:
+        enough = len(self.live) >= self.plan.nodes[0].min_nodes
+        others = "go on" if enough else "wait for it"
+        self._console.note(f"{why}; replacing it, the others {others}")
+        self._replaced[node_index] += 1
+        self._replaced_at[node_index] = self._clock.monotonic()
+        self._target.collect(self.plan)
+        self._set_plan(plan_replacement(self.plan, node_index))
+        self._target.submit(self.plan, (node_index,))
+
+    def _restart(self, why: str, left: int) -> None:
+        self._console.note(f"{why}; starting all nodes again ({left} restarts left)")
+        self._target.stop(self._run.run_id, self.plan.stop_grace_s)
+        self._show()
+        self._console.end_progress()
+        self._set_plan(plan_next_attempt(self.plan))
+        self._replaced.clear()
+        self._first_exit_at = None
+        wanted = (node.node_index for node in self.plan.nodes)
+        self._target.submit(self.plan, tuple(i for i in wanted if i not in self._withdrawn))
+
+    def _set_plan(self, plan: LaunchPlan) -> None:
+        self._run.write_plan(plan, self._target.render(plan).shell())
+        self.plan = plan
+
+    def end(self, why: RunEnd, *, asked: bool) -> None:
+        """As ``Driver.end``: an engine that died meanwhile must not hide how the run ended."""
+        is_done = STATE_OF_REASON[why.reason] is RunState.SUCCEEDED
+        with contextlib.suppress(TargetError):
+            self._target.stop(self._run.run_id, 0 if is_done else self.plan.stop_grace_s)
+
+    def hurry(self) -> RunEnd | None:
+        """None: ``abandon`` ends the nodes at once."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to tell: the target's notes say it."""
+
+    def abandon(self, error: BaseException, *, submitted: bool) -> bool:
+        """As ``Driver.abandon``: without a launcher the nodes are ended."""
+        with contextlib.suppress(TargetError):
+            self._target.stop(self._run.run_id, 0)
+        return True
+
+
+def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> RunEnd | None:
+    """As ``Target.find_end``: by what the target still holds and by what the nodes have left."""
+    if any(live.run_id == run.run_id and live.running_nodes for live in target.live_runs()):
+        return None
+    observation = without(target.observe(plan), read_withdrawn(run, plan))
+    if any(node.state in ALIVE for node in observation.nodes):
+        return None
+    target.collect(plan)
+    end = _judge(plan, observation)
+    with contextlib.suppress(TargetError):
+        target.stop(run.run_id, 0)
+    return end
+
+
+def _judge(plan: LaunchPlan, observation: Observation) -> RunEnd:
+    codes = [node.exit_code for node in observation.nodes]
+    if all(code == 0 for code in codes):
+        return RunEnd(reason=Reason.COMPLETED, detail=FOUND_LATER)
+    lost = "its launcher died, and its processes with it"
+    if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
+        lost = "its launcher died, and its hosts ended it"
+    elif any(code is not None for code in codes):
+        action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
+        if isinstance(action, decide.EndRun):
+            return RunEnd(reason=action.reason, detail=FOUND_LATER)
+        lost = FOUND_LATER
+    return RunEnd(reason=Reason.LAUNCHER_LOST, detail=lost)

@@ -1,0 +1,111 @@
+"""Requests to the launcher that follows a run, as files of its folder: to stop, to scale."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.contract import protocol
+from launcher.contract.errors import InputError
+from launcher.follow.target import Observation
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder, write_atomically
+
+KEEP = "keep\n"
+"""What a request to stop says where the target shall keep what resumes the run."""
+SCALE_FILE = "scale.json"
+"""``{"nodes": N}`` in the run folder: the size last asked for; absent where nobody asked."""
+
+
+def request_stop(run: RunFolder, *, keep: bool) -> None:
+    """Asks the launcher to end the run; it leaves the request in place."""
+    said = KEEP if keep else "stop requested by launcher stop\n"
+    write_atomically(run.path / protocol.STOP_RUN_FILE, said)
+
+
+def is_stop_requested(run: RunFolder) -> bool:
+    """Whether somebody asked for it."""
+    return (run.path / protocol.STOP_RUN_FILE).exists()
+
+
+def is_to_be_kept(run: RunFolder) -> bool:
+    """Whether the run was asked to stop and be kept."""
+    with contextlib.suppress(OSError):
+        return (run.path / protocol.STOP_RUN_FILE).read_text() == KEEP
+    return False
+
+
+def forget_stop(run: RunFolder) -> None:
+    """Takes the request to stop back."""
+    (run.path / protocol.STOP_RUN_FILE).unlink(missing_ok=True)
+
+
+def request_scale(run: RunFolder, nodes: int) -> Path:
+    """Asks for so many nodes; the launcher removes the file that this returns."""
+    path = run.path / protocol.SCALE_REQUEST
+    write_atomically(path, render_scale(nodes))
+    return path
+
+
+def render_scale(nodes: int) -> str:
+    """The text of such a request."""
+    return json.dumps({"nodes": nodes})
+
+
+def take_scale_request(run: RunFolder) -> int | None:
+    """The number of nodes asked for since the last call; None where nobody asked."""
+    path = run.path / protocol.SCALE_REQUEST
+    nodes = _read_nodes(path)
+    if nodes is not None:
+        write_size(run, nodes)
+        path.unlink(missing_ok=True)
+    return nodes
+
+
+def write_size(run: RunFolder, nodes: int) -> None:
+    """Remembers the size that the run is meant to have."""
+    write_atomically(run.path / SCALE_FILE, render_scale(nodes))
+
+
+def read_withdrawn(run: RunFolder, plan: LaunchPlan) -> frozenset[int]:
+    """Indices of the planned nodes that the run is not meant to have now: the highest ones."""
+    nodes = _read_nodes(run.path / SCALE_FILE)
+    return frozenset() if nodes is None else frozenset(range(nodes, len(plan.nodes)))
+
+
+def without(observation: Observation, withdrawn: frozenset[int]) -> Observation:
+    """The nodes that the run is meant to have."""
+    nodes = tuple(node for node in observation.nodes if node.node_index not in withdrawn)
+    return replace(observation, nodes=nodes)
+
+
+def _read_nodes(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(path.read_text())["nodes"])
+    return None
+
+
+def check_scale(plan: LaunchPlan, nodes: int, *, own_checkpoints: bool = False) -> None:
+    """Raises ``InputError`` where a run of this plan cannot have ``nodes`` nodes."""
+    low, high = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes
+    if plan.agent is None or not plan.is_elastic:
+        raise InputError(
+            f"{plan.run_id} has a fixed number of nodes, or runs under plain torchrun",
+            "a job with nnodes: MIN:MAX and without engine: torchrun",
+        )
+    if not low <= nodes <= high:
+        anew = f"other bounds need a new run (--resume {plan.run_id})"
+        if own_checkpoints:
+            # The job's name is taken until it is gone.
+            anew = f"for other bounds launcher stop {plan.run_id}, then run it with other --nnodes"
+        raise InputError(
+            f"{nodes} nodes asked for, but nnodes of {plan.run_id} is {low}:{high}",
+            f"a number from {low} to {high}; {anew}",
+        )
+
+
+def count_nodes(nodes: int) -> str:
+    """A number of nodes in words."""
+    return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"

@@ -1,0 +1,73 @@
+"""Finds out before a job is run whether this machine is fit for it, by a run of the probe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.contract.errors import LauncherError
+from launcher.doctor.finding import Finding, failed, ok
+from launcher.doctor.judge import judge_nodes, judge_shared
+from launcher.doctor.run import (
+    MOUNTED_PROGRAM,
+    OWN_FOLDER,
+    PROGRAM,
+    RUN_NAME,
+    as_probe,
+    judge_speed,
+    judge_start,
+    run_probe,
+)
+from launcher.follow.target import Target
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
+
+
+def diagnose_nodes(job: JobSpec, target: Target, limit_s: float) -> Iterator[Finding]:
+    """Findings in the order in which they are made; ends with the first that ends all."""
+    try:
+        facts = target.facts(job)
+    except LauncherError as error:
+        yield failed(f"target {target.name}", "this machine", error.what, error.hint)
+        return
+    yield ok(f"target {target.name}", "this machine", target.describe(facts))
+    try:
+        mounts = facts.image is not None
+        command = MOUNTED_PROGRAM if mounts else str(PROGRAM)
+        probe = as_probe(job, command, mounts_program=mounts)
+        plan = plan_run(probe, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
+    except LauncherError as error:
+        yield failed("plan", "job", error.what, error.hint)
+        return
+    with _folder_for_checkpoints(plan):
+        yield from _probe_nodes(plan, target, limit_s)
+
+
+def _probe_nodes(plan: LaunchPlan, target: Target, limit_s: float) -> Iterator[Finding]:
+    try:
+        answers = run_probe(plan, target, limit_s)
+    except LauncherError as error:
+        yield failed("start", f"{len(plan.nodes)} nodes", error.what, error.hint)
+        return
+    names = {index: f"node {index}" for index in answers.nodes}
+    yield from judge_start(answers, names, limit_s)
+    answered = {names[i]: facts for i, facts in answers.nodes.items() if facts is not None}
+    yield from judge_nodes(answered, meets_others=len({n.local_addr for n in plan.nodes}) > 1)
+    yield from judge_shared({names[i]: sees for i, sees in answers.shared.items()})
+    yield judge_speed(answers, plan)
+
+
+@contextlib.contextmanager
+def _folder_for_checkpoints(plan: LaunchPlan) -> Iterator[None]:
+    """Takes away again what the probe alone made."""
+    own = Path(plan.checkpoint_dir)
+    jobs_was_there = own.parent.exists()
+    yield
+    if own.name == OWN_FOLDER:
+        shutil.rmtree(own, ignore_errors=True)
+        if not jobs_was_there:
+            with contextlib.suppress(OSError):
+                own.parent.rmdir()

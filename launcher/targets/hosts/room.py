@@ -1,0 +1,152 @@
+"""The room of target ``hosts``: the options that name machines, and runs found on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.contract.errors import ExitCode, InputError
+from launcher.targets.room import AddCommand, Note, Room
+
+if TYPE_CHECKING:
+    from launcher.doctor.finding import Finding
+    from launcher.follow.target import ListedRun, Target
+    from launcher.job.spec import JobSpec
+    from launcher.runs.folder import RunFolder
+    from launcher.targets.hosts.inventory import Inventory
+
+KEYS = ("include", "exclude")
+
+
+class HostsRoom(Room):
+    """Machines reached over SSH, one node on each."""
+
+    name = "hosts"
+    commands = ("hosts",)
+    finds_runs = True
+
+    def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
+        inventory, ssh = read_hosts(arguments), None
+        if inventory is not None:
+            from launcher.targets.hosts.ssh import Ssh
+
+            # Before all else is imported, which takes as long as the hosts' answer.
+            ssh = Ssh(inventory)
+            ssh.open_early(inventory.hosts)
+        from launcher.targets.hosts.target import HostsTarget
+
+        return HostsTarget(run_root, inventory, ssh=ssh)
+
+    def diagnose(
+        self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
+    ) -> Iterator[Finding]:
+        from launcher.targets.hosts.doctor import diagnose_hosts
+
+        return diagnose_hosts(job, read_hosts(arguments), folder, limit_s)
+
+    # -- the command line -------------------------------------------------------------------------
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--hosts",
+            default=os.environ.get("LAUNCHER_HOSTS") or None,
+            metavar="FILE|NAMES",
+            help="hosts.yaml, a hostfile, or names such as gpu[1-4] (default: $LAUNCHER_HOSTS)",
+        )
+        only = "only these: gpu1;gpu2:0,2"
+        parser.add_argument("--include", default="", metavar="HOSTS", help=only)
+        parser.add_argument("--exclude", default="", metavar="HOSTS", help="all but these")
+        parser.add_argument(
+            "--accept-new-host-keys",
+            action="store_true",
+            help="remember the keys of hosts never seen before; a changed key stays refused",
+        )
+
+    def add_commands(self, add: AddCommand) -> None:
+        parser = add("hosts", _show_hosts, "show hosts, their GPUs, and who holds them")
+        self.add_options(parser)
+        parser.add_argument("--json", action="store_true")
+
+    def is_named(self, arguments: Namespace) -> bool:
+        return read_hosts(arguments) is not None
+
+    def sample_job(self, arguments: Namespace) -> str:
+        inventory = read_hosts(arguments)
+        if inventory is None:
+            return ""
+        return f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts)}\n"
+
+    def words_of_job(self, arguments: Namespace) -> list[str]:
+        words = []
+        for name in KEYS:
+            if value := getattr(arguments, name):
+                words += [f"--{name}", value]
+        return words + (["--accept-new-host-keys"] if arguments.accept_new_host_keys else [])
+
+    def words_of_target(self, arguments: Namespace) -> list[str]:
+        return ["--hosts", arguments.hosts] if arguments.hosts else []
+
+    # -- runs that are found there ----------------------------------------------------------------
+
+    def has_runs_named(self, arguments: Namespace) -> bool:
+        return arguments.on == self.name or arguments.hosts is not None
+
+    def find_run(self, arguments: Namespace, run_root: Path) -> RunFolder:
+        from launcher.runs.folder import find_run
+
+        name, inventory = arguments.run, read_hosts(arguments)
+        try:
+            run = find_run(run_root, name)
+            if inventory is None or not run.is_foreign:
+                return run
+            name = run.run_id
+        except InputError:
+            if inventory is None:
+                raise
+        from launcher.targets.hosts.adopt import adopt_run
+
+        return adopt_run(inventory, run_root, name)
+
+    def list_runs(
+        self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
+    ) -> list[ListedRun]:
+        from launcher.runs.folder import list_runs
+        from launcher.targets.hosts.adopt import list_on_hosts
+
+        if (inventory := read_hosts(arguments)) is None:
+            return []
+        known = [run.run_id for run in list_runs(run_root)]
+        return list_on_hosts(inventory, known, time.time())
+
+
+def read_hosts(arguments: Namespace | None) -> Inventory | None:
+    """The machines that the command line names; None where it names none."""
+    from launcher.targets.hosts.inventory import read_inventory
+
+    if arguments is None or arguments.hosts is None:
+        return None
+    found = read_inventory(arguments.hosts, arguments.include, arguments.exclude)
+    return dataclasses.replace(found, accept_new=arguments.accept_new_host_keys)
+
+
+def _show_hosts(arguments: Namespace) -> int:
+    """``launcher hosts``: what each machine of an inventory has, and who holds it."""
+    from launcher.targets.hosts.table import read_hosts_now, render_hosts_table
+
+    inventory = read_hosts(arguments)
+    if inventory is None:
+        raise InputError("no hosts are named", "launcher hosts --hosts hosts.yaml")
+    rows = read_hosts_now(inventory)
+    text = render_hosts_table(rows)
+    if arguments.json:
+        text = json.dumps([row.to_jsonable() for row in rows], indent=2) + "\n"
+    sys.stdout.write(text)
+    failed = any(row.error for row in rows)
+    return int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)

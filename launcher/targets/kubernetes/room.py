@@ -1,0 +1,217 @@
+"""The room of target ``kubernetes``: kubectl's options, and runs found on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.contract import protocol
+from launcher.contract.errors import InputError, TargetError
+from launcher.targets.room import Note, Room
+
+if TYPE_CHECKING:
+    from launcher.doctor.finding import Finding
+    from launcher.follow.target import ListedRun, Target
+    from launcher.job.spec import JobSpec
+    from launcher.runs.folder import RunFolder
+    from launcher.targets.kubernetes.api import Cluster
+
+KINDS = ("pytorchjob", "trainjob", "jobset", "job")
+UNASKED_LIMIT_S = 3.0
+PLACE = ("context", "namespace")
+OVERRIDES = ("kind", "namespace")
+"""Options that stand for ``kubernetes.KEY`` of the job file."""
+KUBECTL = re.compile(
+    r"(?<![\w./-])kubectl (?=(?:apply|auth|cluster-info|create|delete|describe|get|logs|patch)\b)"
+)
+
+
+class KubernetesRoom(Room):
+    """A job's objects in one namespace of a cluster."""
+
+    name = "kubernetes"
+    plugin = "kubectl launcher"
+    plugin_options = ("-n", "--namespace", "--context", "--kubeconfig")
+    finds_runs = True
+    lists_alone = True
+
+    def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
+        from launcher.targets.kubernetes.target import KubernetesTarget
+
+        return KubernetesTarget(run_root, context=getattr(arguments, "context", None))
+
+    def diagnose(
+        self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
+    ) -> Iterator[Finding]:
+        from launcher.targets.kubernetes.doctor import diagnose_kubernetes
+
+        return diagnose_kubernetes(job, folder, getattr(arguments, "context", None))
+
+    # -- the command line -------------------------------------------------------------------------
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        context = "Kubernetes: context of the kubeconfig (its current one)"
+        parser.add_argument("--context", metavar="NAME", help=context)
+        namespace = "Kubernetes: namespace (the context's own)"
+        parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace)
+        kubeconfig = "Kubernetes: instead of $KUBECONFIG or ~/.kube/config"
+        parser.add_argument("--kubeconfig", metavar="FILE", help=kubeconfig)
+
+    def add_job_options(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--kind", choices=KINDS, help="Kubernetes: override kubernetes.kind")
+
+    def take_plugin(self, arguments: Namespace) -> None:
+        if "on" in arguments and arguments.on is None:
+            arguments.on, arguments.hosts = self.name, None
+
+    @contextlib.contextmanager
+    def within(self, arguments: Namespace) -> Iterator[None]:
+        """The kubeconfig that was named is the one that counts, for child processes too."""
+        file = getattr(arguments, "kubeconfig", None)
+        before = os.environ.get("KUBECONFIG")
+        if file is not None:
+            os.environ["KUBECONFIG"] = file
+        try:
+            yield
+        finally:
+            if file is not None:
+                os.environ.pop("KUBECONFIG")
+                if before is not None:
+                    os.environ["KUBECONFIG"] = before
+
+    def read_settings(self, arguments: Namespace) -> list[str]:
+        keys = (*OVERRIDES, "context", "kubeconfig")
+        given = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
+        if given and arguments.on != self.name:
+            key, value = next(iter(given.items()))
+            raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
+        return [f"kubernetes.{key}={given[key]}" for key in OVERRIDES if key in given]
+
+    def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
+        words = _words(arguments, ("kubeconfig",))
+        if of_run:
+            # A run's folder remembers its cluster; a run without one is looked for where this was.
+            if getattr(arguments, "on", None) == self.name and not arguments.is_plugin:
+                words += ["--on", self.name]
+            words += _words(arguments, PLACE)
+        return words
+
+    def words_of_job(self, arguments: Namespace) -> list[str]:
+        return _words(arguments, ("kind", "namespace", "context", "kubeconfig"))
+
+    def spell(self, line: str, arguments: Namespace) -> str:
+        """kubectl's commands with the cluster that was named; namespaces are there already."""
+        left = [name for name in ("kubeconfig", "context") if f"--{name} " not in line]
+        words = "".join(f"{shlex.quote(word)} " for word in _words(arguments, left))
+        return KUBECTL.sub(lambda _: f"kubectl {words}", line)
+
+    # -- runs that are found there ----------------------------------------------------------------
+
+    def has_runs_named(self, arguments: Namespace) -> bool:
+        return bool(arguments.on == self.name or arguments.context or arguments.namespace)
+
+    def find_run(self, arguments: Namespace, run_root: Path) -> RunFolder:
+        """As ``Room.find_run``: the cluster is asked before beginnings of ids are looked at."""
+        from launcher.runs.folder import RunFolder, find_run
+
+        name, exact = arguments.run, run_root / arguments.run
+        is_here = (exact / protocol.PLAN_FILE).is_file()
+        if is_here and not (name == protocol.LATEST_LINK and arguments.on == self.name):
+            run = RunFolder(exact.resolve())
+        else:
+            run = self._borrow(arguments, run_root, name) or find_run(run_root, name)
+        if (arguments.context or arguments.namespace) and not run.is_borrowed:
+            move_run(run, arguments.context, arguments.namespace)
+        return run
+
+    def look_for_run(
+        self, arguments: Namespace, run_root: Path, otherwise: InputError
+    ) -> RunFolder | None:
+        from launcher.targets.kubernetes.api import Cluster
+
+        name = arguments.run
+        fits_several = "may be any of" in otherwise.what
+        if fits_several or name == protocol.LATEST_LINK or not _has_kubeconfig():
+            return None
+        try:
+            Cluster().read_version(UNASKED_LIMIT_S)
+            return self._borrow(arguments, run_root, name)
+        except TargetError as error:
+            raise InputError(f"{otherwise.what}; and {error.what}", otherwise.hint) from error
+
+    def _borrow(self, arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
+        """A folder of the run that lasts as long as the command."""
+        from launcher.runs.folder import RunFolder
+        from launcher.targets.kubernetes.adopt import adopt_run, find_on_cluster
+
+        there = _cluster_of(arguments)
+        if (found := find_on_cluster(there, name)) is None:
+            return None
+        if (run_root / found.run_id / protocol.PLAN_FILE).is_file():
+            return RunFolder(run_root / found.run_id)
+        folder = tempfile.TemporaryDirectory(prefix="launcher-run-", ignore_cleanup_errors=True)
+        return adopt_run(there, found, Path(arguments.until_end.enter_context(folder)))
+
+    def list_runs(
+        self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
+    ) -> list[ListedRun]:
+        from launcher.contract.clock import SystemClock
+        from launcher.targets.kubernetes.listing import list_cluster_runs
+
+        now, there = SystemClock().wall(), _cluster_of(arguments)
+        rows, notes = list_cluster_runs(run_root, there, now, everything=everything)
+        for line in notes:
+            note(line)
+        return rows
+
+
+def _words(arguments: Namespace, names: tuple[str, ...] | list[str]) -> list[str]:
+    given = ((name, getattr(arguments, name, None)) for name in names)
+    return [word for name, value in given if value is not None for word in (f"--{name}", value)]
+
+
+def _cluster_of(arguments: Namespace) -> Cluster:
+    from launcher.targets.kubernetes.api import Cluster
+
+    return Cluster(context=arguments.context, namespace=arguments.namespace)
+
+
+def _has_kubeconfig() -> bool:
+    """Whether a cluster is there to ask, as kubectl finds one."""
+    files = (os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
+    inside = "KUBERNETES_SERVICE_HOST" in os.environ
+    return inside or any(Path(file).expanduser().is_file() for file in files if file)
+
+
+def move_run(run: RunFolder, context: str | None, namespace: str | None) -> None:
+    """Looks for a run in the place that was named, and remembers it from then on.
+
+    For a context that was renamed, or another kubeconfig. Raises ``InputError`` where the run is
+    on no cluster or not there, ``TargetError`` where the cluster does not answer.
+    """
+    from launcher.targets.kubernetes.api import Cluster
+    from launcher.targets.kubernetes.target import KubernetesTarget, read_cluster, write_cluster
+
+    plan = run.read_plan()
+    option = f"--context {context}" if context else f"--namespace {namespace}"
+    if plan.target != KubernetesRoom.name:
+        raise InputError(f"{option}: {run.run_id} is on no cluster", f"leave {option} out")
+    known = read_cluster(run.path)
+    old = (known.context, known.namespace) if known else (None, None)
+    new = (context or old[0], namespace or old[1])
+    if known is not None and new == old:
+        return
+    there = Cluster(context=new[0], namespace=new[1])
+    if KubernetesTarget(run.path.parent, there).read_job(plan) is None:
+        raise InputError(
+            f"{run.run_id} is not in namespace {there.namespace} of context {there.context}",
+            f"leave {option} out: the run knows where it was submitted to",
+        )
+    write_cluster(run.path, there)

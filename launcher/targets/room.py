@@ -1,0 +1,138 @@
+"""What a target offers before one is opened: options, runs that are found on it, a diagnosis.
+
+A target's room holds one such object, and the table in ``api/open`` leads to it. These modules are
+imported for every command: what takes time to import is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from launcher.contract.errors import InputError
+    from launcher.doctor.finding import Finding
+    from launcher.follow.target import ListedRun, Target
+    from launcher.job.spec import JobSpec
+    from launcher.runs.folder import RunFolder
+
+AddCommand = Callable[[str, Callable[[Namespace], int], str], ArgumentParser]
+"""Adds a command of that name with its handler and its help."""
+Note = Callable[[str], None]
+
+
+class Room:
+    """One target's room. ``arguments`` are always those of a command that has its options."""
+
+    name: ClassVar[str]
+    opens: ClassVar[str]
+    """The class of the target, ``MODULE:CLASS``; called with the folder of the run folders."""
+    is_tried_unasked: ClassVar[bool] = False
+    """Whether a job may run there that names no target."""
+    commands: ClassVar[tuple[str, ...]] = ()
+    """Commands that are about this target alone."""
+    plugin: ClassVar[str] = ""
+    """What people type in place of ``launcher`` for this target alone."""
+    plugin_options: ClassVar[tuple[str, ...]] = ()
+    """Options that the plugin takes also before its command."""
+
+    def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
+        """The target, with what the command line says of it."""
+        module, _, name = self.opens.partition(":")
+        target: Target = getattr(importlib.import_module(module), name)(run_root)
+        return target
+
+    def diagnose(
+        self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
+    ) -> Iterator[Finding]:
+        """Whether the target is fit for the job, in the order in which it is found out.
+
+        ``folder`` holds the probe's run; ``limit_s`` bounds it. Leaves nothing behind.
+        """
+        from launcher.targets.diagnosis import diagnose_nodes
+
+        return diagnose_nodes(job, self.open(folder, arguments), limit_s)
+
+    # -- the command line -------------------------------------------------------------------------
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        """Options by which the target, or what is on it, is found."""
+
+    def add_job_options(self, parser: ArgumentParser) -> None:
+        """Options that stand for keys of the job file."""
+
+    def add_commands(self, add: AddCommand) -> None:
+        """The commands of ``commands``."""
+
+    def take_plugin(self, arguments: Namespace) -> None:
+        """For the plugin: names this target where no other one is named."""
+
+    def within(self, arguments: Namespace) -> AbstractContextManager[None]:
+        """What holds while a command runs."""
+        return contextlib.nullcontext()
+
+    def is_named(self, arguments: Namespace) -> bool:
+        """Whether the options name the target of a job without ``--on``."""
+        return False
+
+    def read_settings(self, arguments: Namespace) -> list[str]:
+        """What the options say, as ``KEY=VALUE`` of the job file.
+
+        Raises ``InputError`` for options of this target where the job goes elsewhere.
+        """
+        return []
+
+    def sample_job(self, arguments: Namespace) -> str:
+        """A job file for a diagnosis of all that the options name; empty where one is needed."""
+        return ""
+
+    def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
+        """What a command takes to find what this one found, as it is to be typed.
+
+        ``of_run``: the command is about a run, and this one was.
+        """
+        return []
+
+    def words_of_job(self, arguments: Namespace) -> list[str]:
+        """What was given beside a job file, but the target, as it is to be typed."""
+        return []
+
+    def words_of_target(self, arguments: Namespace) -> list[str]:
+        """What names the target's machines, as it is to be typed after ``--on``."""
+        return []
+
+    def spell(self, line: str, arguments: Namespace) -> str:
+        """The line with each command of the target's own tool as it is to be typed here."""
+        return line
+
+    # -- runs that are found there ----------------------------------------------------------------
+
+    finds_runs: ClassVar[bool] = False
+    """Whether runs without a folder here can be found there (``--on`` of a command about a run)."""
+    lists_alone: ClassVar[bool] = False
+    """Whether its list of runs stands in the place of those that have a folder here."""
+
+    def has_runs_named(self, arguments: Namespace) -> bool:
+        """Whether the options say that runs are to be looked for there."""
+        return False
+
+    def find_run(self, arguments: Namespace, run_root: Path) -> RunFolder:
+        """The run that was named, in a folder here or there. Raises ``InputError``."""
+        raise NotImplementedError
+
+    def look_for_run(
+        self, arguments: Namespace, run_root: Path, otherwise: InputError
+    ) -> RunFolder | None:
+        """A run that has no folder here, where nobody said that it is there: not for long."""
+        return None
+
+    def list_runs(
+        self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
+    ) -> list[ListedRun]:
+        """Runs that are found there; ``note`` takes lines about what is left out."""
+        return []

@@ -1,0 +1,31 @@
+"""A target that nothing else knows does all that every target does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.runner import ROOT, Runner
+from tests.launcher.target_contract import Bench, TargetContract
+
+
+class ToyRunner(Runner):
+    """Types the command line that has the toy in its table."""
+
+    def argv(self, *argv: str) -> list[str]:
+        return [sys.executable, "-m", "tests.launcher.toy_target", *argv]
+
+
+class TestToy(TargetContract):
+    @pytest.fixture
+    def bench(self, tmp_path: Path) -> Bench:
+        return Bench(name="toy", launcher=ToyRunner(tmp_path))
+
+
+def test_no_other_file_knows_the_toy() -> None:
+    argv = ["git", "grep", "-liE", "toy_?target|ToyRoom", "--", "*.py", "*.toml", "Makefile"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert all(name.startswith("tests/launcher/toy_target/") for name in done.stdout.split())
