@@ -9,9 +9,10 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.judge import LOOPBACK
 from launcher.job.spec import JobSpec
-from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
+from launcher.targets.hosts.doctor_answers import HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, Address, decide_addresses, decide_unshared
+from launcher.targets.hosts.program.messages import EngineFacts
 from launcher.targets.hosts.reach import Met
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
@@ -29,7 +30,7 @@ def judge_reachable(answer: HostAnswer) -> Finding:
     if answer.error is not None:
         return failed(check, name, answer.error.what.removeprefix(f"{name}: "), answer.error.hint)
     found = answer.found
-    return ok(check, name, f"ssh, Python {found['python_version']}, {found['cpu_count']} CPU cores")
+    return ok(check, name, f"ssh, Python {found.python_version}, {found.cpu_count} CPU cores")
 
 
 def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Finding]:
@@ -62,7 +63,7 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
         yield failed("Docker", name, "no engine answers", fix)
         return
     yield ok("Docker", name, engine.version)
-    if answer.found["gpus"]:
+    if answer.found.gpus:
         if engine.hook or any("nvidia" in runtime for runtime in engine.runtimes):
             yield ok("NVIDIA runtime", name, ", ".join(engine.runtimes))
         else:
@@ -110,7 +111,7 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
         if not why:
             yield ok("leases", name, _free(answer))
             continue
-        runs = sorted({lease["run_id"] for lease in answer.found["leases"] if lease["live"]})
+        runs = sorted({lease.run_id for lease in answer.found.leases if lease.live})
         stop = f"launcher stop {runs[0]} --hosts {name}" if runs else "raise slots: of it"
         fix = f"wait, or name other hosts, or if it is yours: {stop}"
         yield (warning if enough else failed)("leases", name, why, fix)
@@ -123,21 +124,21 @@ def _held(answer: HostAnswer, job: JobSpec) -> str:
     number = job.nproc_per_node
     wanted = number if isinstance(number, int) else job.resources.gpus or 0
     free = free_gpus(host, found)
-    if found["gpus"] and wanted > len(free):
-        live = [lease for lease in found["leases"] if lease["live"] and lease["gpus"]]
-        holders = ", ".join(f"{le['owner']} with {le['run_id']}" for le in live)
+    if found.gpus and wanted > len(free):
+        live = [lease for lease in found.leases if lease.live and lease.gpus]
+        holders = ", ".join(f"{le.owner} with {le.run_id}" for le in live)
         return f"{len(free)} GPUs free of {wanted} wanted; held by {holders or 'nobody'}"
     return ""
 
 
 def _free(answer: HostAnswer) -> str:
-    gpus = answer.found["gpus"]
+    gpus = answer.found.gpus
     return f"GPUs {','.join(free_gpus(answer.host, answer.found))} free" if gpus else "free"
 
 
 def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
     """Whether each host resolves the others' names to addresses that they have."""
-    own = {a.found["host_name"]: {i[1] for i in a.found["interfaces"]} for a in answers}
+    own = {a.found.host_name: {i[1] for i in a.found.interfaces} for a in answers}
     for answer in answers:
         names = answer.node.names if answer.node else {}
         loop = [name for name, found in names.items() if _is_loopback(found)]

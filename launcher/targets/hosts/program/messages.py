@@ -90,7 +90,7 @@ class KeeperSpec(Record):
     env: Mapping[str, str]
     unset: Sequence[str]
     secrets: Mapping[str, str]
-    container: str | None = None
+    container: str = ""
     comes_back: bool
     detached: bool
     stop_grace_s: float
@@ -107,8 +107,7 @@ class StartNode(HostRequest[Completed]):
 class StopNodes(HostRequest[Completed]):
     """Ends a run's ``nodes``, or all of them, and releases their leases.
 
-    ``tell_launcher`` also ends the launcher that follows the run. ``containers``: the nodes run in
-    containers.
+    ``tell_launcher`` also ends the launcher that follows the run.
     """
 
     run_id: str
@@ -133,8 +132,6 @@ class NodeSeen(Record):
 
 
 class HasCode(HostRequest[YesOrNo]):
-    """Whether an archive of code is there."""
-
     state_dir: str
     hash: str
 
@@ -173,8 +170,6 @@ class RemoveRun(HostRequest["Kept"]):
 
 
 class Kept(Record):
-    """How many files were moved to ``folder``."""
-
     count: int
     folder: str
 
@@ -184,7 +179,7 @@ class HasImage(HostRequest["ImageFound"]):
 
 
 class ImageFound(Record):
-    """The id of an image in the host's engine; empty where it has none by that name."""
+    """``id`` is empty where the host's engine has no such image."""
 
     id: str
 
@@ -202,7 +197,7 @@ class ImageChunk(Record):
 
 
 class ImageEnd(Record):
-    """The last message of an image; ``complete`` is False where reading it failed."""
+    """``complete`` is False where reading the image failed."""
 
     complete: bool
 
@@ -260,8 +255,7 @@ class WatchRun(HostRequest["WatchEnd"]):
     follows: bool = False
 
 
-class HostBeat(Record):
-    """The host is there."""
+class HostBeat(Record): ...
 
 
 class FilePart(Record):
@@ -291,12 +285,15 @@ class WatchEnd(Record):
 # -- what a host is --------------------------------------------------------------------------------
 
 
-class ReadClock(HostRequest["ClockTime"]):
-    """Answered at once: the caller halves the round trip."""
+class ReadClock(HostRequest["ClockTime"]): ...
 
 
 class ClockTime(Record):
     at: float
+
+
+class ReadEngine(HostRequest["EngineFacts"]):
+    image: str
 
 
 class ReadHost(HostRequest["HostReport"]):
@@ -317,30 +314,26 @@ class HostReport(Record):
 
     ``interfaces`` are (interface, address, Mbit/s). ``rdma_devices`` says of each device whether
     its user may open it; ``memlock_bytes`` is None without a limit. ``clock_offset_s`` is added by
-    the launcher: the host's clock less its own.
+    the launcher: the host's clock minus its own.
     """
 
-    host_name: str
-    cpu_count: int
-    gpus: Sequence[str]
-    python: str
-    python_version: str
+    host_name: str = ""
+    cpu_count: int = 0
+    gpus: Sequence[str] = ()
+    python: str = ""
+    python_version: str = ""
     torch_version: str = ""
-    interfaces: Sequence[Sequence[Any]]
-    state_dir: str
-    user: str
-    free_ports: Sequence[int]
-    leases: Sequence[Lease]
-    rdma_devices: Mapping[str, bool]
-    memlock_bytes: int | None
+    interfaces: Sequence[Sequence[Any]] = ()
+    state_dir: str = ""
+    user: str = ""
+    free_ports: Sequence[int] = ()
+    leases: Sequence[Lease] = ()
+    rdma_devices: Mapping[str, bool] = {}
+    memlock_bytes: int | None = None
     docker: str = ""
     image: str | None = None
     labels: str = ""
     clock_offset_s: float = 0.0
-
-
-class ReadEngine(HostRequest["EngineFacts"]):
-    image: str
 
 
 class EngineFacts(Record):
@@ -370,8 +363,6 @@ class RunProbe(HostRequest["ProbeResult"]):
 
 
 class ProbeResult(Record):
-    """The last line that it printed, and whether the checkpoint folder was there."""
-
     answer: Any
     has_folder: bool
 
@@ -388,15 +379,13 @@ class Listening(Record):
 
 
 class CallHosts(HostRequest["Reached"]):
-    """Calls (address, port, token), for ``wait_s`` at most."""
+    """Which of the calls (address, port, token) are answered with their token, by place."""
 
     calls: Sequence[Sequence[Any]]
     wait_s: float
 
 
 class Reached(Record):
-    """Which calls were answered with their token, by place in the list."""
-
     places: Sequence[int]
 
 
