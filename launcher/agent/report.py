@@ -195,11 +195,11 @@ def _read_message(folder: Path, exit_code: int) -> str:
     return last if exit_code == -6 or disk.says_full(last) else ""
 
 
-def read_tail(path: Path) -> str:
+def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
     """The end of a text that may be anything; empty where there is no such file."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            file.seek(max(0, path.stat().st_size - limit_bytes))
             return file.read().decode(errors="backslashreplace")
     except OSError:
         return ""

@@ -262,18 +262,6 @@ LAUNCHER = (
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
     ),
     Row(
-        functions="runs.failure:_read_tail",
-        who="the launcher, for the end of what workers have written",
-        ends="CHUNK_BYTES were read; at the end what there was then",
-        limit="a part of each file at each look",
-        well=by(RUN_LOCAL, "test_output_is_whole_lines_whatever_bytes_a_worker_writes"),
-        badly=by(RUN_LOCAL, "test_a_failing_script_is_exit_1_and_the_first_rank_is_named"),
-        frozen=Cannot("a file's end is there at once"),
-        never=by(
-            STAND, "test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time"
-        ),
-    ),
-    Row(
         functions="api.listing:_turns",
         who="launcher logs --follow, for the run's end",
         ends="the outcome, the launcher's end, Ctrl-C",

@@ -1,4 +1,4 @@
-"""Asks every host of an inventory what it is and has; one that does not answer is an answer too."""
+"""Asks every host of an inventory what it is and has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.answers import NodeFacts
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
+from launcher.runs.records import parse_record
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
 from launcher.targets.hosts.program.messages import EngineFacts, HostReport, ReadEngine, RunProbe
 from launcher.targets.hosts.settings import Host
@@ -17,12 +18,12 @@ from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 
 PROBE_LIMIT_S = 40.0
-"""For a program that imports nothing heavy, and waits 5 s for names and 10 s for nvidia-smi."""
+"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostAnswer:
-    """One host. ``error`` is why nothing more is known of it.
+    """One host's answer; ``error`` says why there is none.
 
     ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
     machine, ``node_error`` why it says nothing, ``engine`` its Docker engine.
@@ -81,5 +82,5 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         told = session.call(asked, PROGRAM.read_bytes())
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = NodeFacts.from_jsonable(told.answer)
+    node = parse_record(NodeFacts, told.answer)
     return replace(answer, node=node, has_folder=told.has_folder)

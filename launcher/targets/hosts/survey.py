@@ -26,13 +26,13 @@ from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadH
 from launcher.targets.hosts.reach import Gathering
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels take ports for outgoing connections."""
-OWN_IMAGE = "fabric-train"
 PROPOSED_PORTS = 16
 SHOWN_HOSTS = 8
 CLOCK_LOOKS = 3

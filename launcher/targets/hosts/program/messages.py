@@ -21,8 +21,7 @@ class HostRequest(Record, Generic[Answer]):
     limit_s: float = IDLE_LIMIT_S
 
 
-class Completed(Record):
-    """It is done, and there is nothing more to say."""
+class Completed(Record): ...
 
 
 class Refusal(Record):
@@ -61,16 +60,15 @@ class Lease(Record):
 
 
 class TakeLease(HostRequest["Taken"]):
-    """``slots_limit`` is how many slots the host has in all; None for no limit."""
-
     lease: Lease
     lease_dir: str
     ttl_s: float
     slots_limit: int | None
+    """How many slots the host has in all; None for no limit."""
 
 
 class Taken(Record):
-    """The lease is taken, unless ``held`` names the leases that are in its way."""
+    """``held`` are the leases in the way, if any."""
 
     held: Sequence[Lease] = ()
 
@@ -128,7 +126,7 @@ class NodeSeen(Record):
     detail: str = ""
 
 
-# -- a run's files ---------------------------------------------------------------------------------
+# -- runs and their files --------------------------------------------------------------------------
 
 
 class HasCode(HostRequest[YesOrNo]):
@@ -179,9 +177,8 @@ class HasImage(HostRequest["ImageFound"]):
 
 
 class ImageFound(Record):
-    """``id`` is empty where the host's engine has no such image."""
-
     id: str
+    """Empty where the host's engine has no such image."""
 
 
 class PullImage(HostRequest[Completed]):
@@ -189,20 +186,16 @@ class PullImage(HostRequest[Completed]):
 
 
 class LoadImage(HostRequest[Completed]):
-    """Takes the image of the ``ImageChunk`` messages that follow, up to ``ImageEnd``."""
+    """Takes an image from the bytes of the messages that follow."""
 
 
-class ImageChunk(Record):
-    """The next part of an image, as bytes of the message."""
+class ImageChunk(Record): ...
 
 
 class ImageEnd(Record):
     """``complete`` is False where reading the image failed."""
 
     complete: bool
-
-
-# -- a run from outside ----------------------------------------------------------------------------
 
 
 class AskLauncher(HostRequest[YesOrNo]):
@@ -217,15 +210,12 @@ class AskLauncher(HostRequest[YesOrNo]):
 
 
 class ListRuns(HostRequest["RunsFound"]):
-    """Runs whose id begins with ``run_id``."""
-
     state_dir: str
     run_id: str
+    """The beginning of an id."""
 
 
 class RunOnHost(Record):
-    """A run that a host knows, its plan as text, and which of its ``nodes`` are there."""
-
     run_id: str
     plan: str
     nodes: Sequence[int]
@@ -271,15 +261,13 @@ class FilePart(Record):
 
 
 class NodesSeen(Record):
-    """The nodes on the host, by ``index.incarnation``."""
-
     nodes: Mapping[str, NodeSeen]
+    """By ``index.incarnation``."""
 
 
 class WatchEnd(Record):
-    """The last message of a watch; ``followed``: a launcher somewhere drives the run."""
-
     followed: bool
+    """Whether a launcher somewhere drives the run."""
 
 
 # -- what a host is --------------------------------------------------------------------------------
