@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from launcher.contract import protocol
 from launcher.contract.keeper_record import read_record, write_record
+from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program import commands, processes
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
@@ -65,7 +66,7 @@ class _Keeper:
         self._asked = True
 
     def run(self) -> None:
-        self._record = {"pid": os.getpid(), "start": processes.start_of(os.getpid())}
+        self._record = {"pid": os.getpid(), "start": start_of(os.getpid())}
         write_record(self._folder, self._record)
         try:
             code, left = self._follow(self._spec), MAX_COMEBACKS
@@ -204,7 +205,7 @@ def read_state(folder: Path) -> NodeSeen:
         return NodeSeen(state="missing")
     if "exit_code" in record:
         return NodeSeen.from_json({"state": "exited", **record})
-    if processes.start_of(record["pid"]) == record["start"]:
+    if start_of(record["pid"]) == record["start"]:
         # A stopped keeper neither notices its node's end nor renews the lease: continue it.
         processes.wake(record["pid"])
         return NodeSeen(state="running")

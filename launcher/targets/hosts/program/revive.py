@@ -16,6 +16,7 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD, read_record, write_record
+from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program import commands, keeper, processes
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
 from launcher.targets.hosts.program.messages import KeeperSpec
@@ -86,4 +87,4 @@ def start(spec: KeeperSpec, program: str) -> None:
     argv = (sys.executable, "-S", program, "keep")
     pid = commands.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log")
     # The keeper writes this too, but later: until then the node would count as lost.
-    write_record(folder, {"pid": pid, "start": processes.start_of(pid)})
+    write_record(folder, {"pid": pid, "start": start_of(pid)})

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.contract.keeper_record import read_record, write_record
-from launcher.targets.hosts.program import commands, keeper, processes, revive
+from launcher.contract.process_stat import start_of
+from launcher.targets.hosts.program import commands, keeper, revive
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import KeeperSpec, Lease
 
@@ -83,7 +84,7 @@ def test_a_container_that_came_back_gets_keeper_and_lease_again(node: Node, engi
     assert spec["argv"] == ["docker", "attach", "--no-stdin", "--sig-proxy=false", "r-0"]
     assert [lease.live for lease in node.book.read()] == [True]
     assert node.state == "running"
-    assert processes.start_of(os.getpid()) == read_record(node.folder)["start"]
+    assert start_of(os.getpid()) == read_record(node.folder)["start"]
 
 
 def test_a_node_waits_for_its_engine_and_not_for_ever(node: Node, engine: Engine) -> None:
