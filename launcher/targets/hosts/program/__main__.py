@@ -59,7 +59,7 @@ def converse(program: str) -> None:
             if frame is None:
                 return
             asked, blob = frame
-            assert isinstance(asked, messages.HostRequest), f"{asked} is no request"
+            assert isinstance(asked, messages.HostRequest), type(asked).__name__
             signal.alarm(int(asked.limit_s) + 60)
             if isinstance(asked, LOOKING):
                 look()

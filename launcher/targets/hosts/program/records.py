@@ -63,7 +63,7 @@ class Record:
         try:
             return cls(**{k: _read(fields[k], v) for k, v in data.items() if k in fields})
         except (TypeError, AttributeError) as error:
-            raise ValueError(f"{data!r:.80} is no {cls.__name__}: {error}") from None
+            raise ValueError(f"no {cls.__name__}: {error}") from None
 
 
 def _read(annotation: str, value: Any) -> Any:
