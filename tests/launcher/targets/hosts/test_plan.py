@@ -35,6 +35,7 @@ from launcher.targets.hosts.plan import (
     decide_hosts,
     plan_facts,
 )
+from launcher.targets.hosts.program.messages import NodeSeen
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.target import HostsTarget
@@ -329,10 +330,10 @@ def test_a_host_that_is_away_hides_no_other_run(
         plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
         RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
 
-    def ask(self: HostsTarget, plan: LaunchPlan) -> tuple[dict[str, Any], bool]:
+    def ask(self: HostsTarget, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool]:
         if plan.run_id == "away":
             raise TargetError("gpu1: no route to host")
-        return {"0.0": {"state": "running"}}, False
+        return {"0.0": NodeSeen(state="running")}, False
 
     monkeypatch.setattr(HostsTarget, "_ask", ask)
     assert [run.run_id for run in HostsTarget(tmp_path).live_runs()] == ["here"]
