@@ -144,7 +144,6 @@ class Follower:
         return self._outcome
 
     def _close(self) -> None:
-        self._driver.close()
         self._show(self._tails.close(self._console.wait_for_room))
         self._console.close()
         self._tell_notes()

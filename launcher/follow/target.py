@@ -38,6 +38,11 @@ class NodeObservation:
     out_of_memory: bool = False
     detail: str = ""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs, or is about to."""
+        return self.state in (NodeState.RUNNING, NodeState.PENDING)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
@@ -122,10 +127,6 @@ class Driver(Protocol):
 
     def hurry(self) -> RunEnd | None:
         """A second Ctrl-C: as what the run is to end, at once; None to abandon it."""
-        ...
-
-    def close(self) -> None:
-        """Tells what there is left to tell, once the run is over."""
         ...
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:

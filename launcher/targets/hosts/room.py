@@ -75,7 +75,7 @@ class HostsRoom(Room):
         parser.add_argument("--json", action="store_true")
 
     def is_named(self, arguments: Namespace) -> bool:
-        return read_hosts(arguments) is not None
+        return arguments.hosts is not None
 
     def sample_job(self, arguments: Namespace) -> str:
         inventory = read_hosts(arguments)

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
 FIRST_WORD_LIMIT_S = 20.0
-ALIVE = (NodeState.RUNNING, NodeState.PENDING)
 
 
 class HostsTarget(Target):
@@ -218,7 +217,7 @@ class HostsTarget(Target):
             yield
 
     def _lives(self, plan: LaunchPlan) -> bool:
-        return any(node.state in ALIVE for node in self.observe(plan).nodes)
+        return any(node.is_alive for node in self.observe(plan).nodes)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         # By the launcher that follows the run, on whatever machine.

@@ -144,6 +144,12 @@ class ClusterDriver:
 
     def end(self, why: RunEnd, *, asked: bool) -> None:
         """As ``Driver.end``: the job's object stays where something is to be learned from it."""
+        try:
+            self._end(asked=asked)
+        finally:
+            self._tell()
+
+    def _end(self, *, asked: bool) -> None:
         if not asked:
             self._collect()
         if is_to_be_kept(self._run):
@@ -155,10 +161,6 @@ class ClusterDriver:
             self._console.note(f"kept for kubectl describe; launcher stop {run_id} removes it")
         if asked:
             self._collect()
-
-    def close(self) -> None:
-        """The last words about the pods."""
-        self._tell()
 
     def hurry(self) -> RunEnd | None:
         """Whatever the first Ctrl-C waits for, the job is to go now."""
