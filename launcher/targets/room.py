@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -136,3 +136,13 @@ class Room:
     ) -> list[ListedRun]:
         """Runs that are found there; ``note`` takes lines about what is left out."""
         return []
+
+
+def words_given(arguments: Namespace, names: Iterable[str]) -> list[str]:
+    """Those of the options that were given, as they are to be typed."""
+    words: list[str] = []
+    for name in names:
+        if value := getattr(arguments, name, None):
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, value]
+    return words
