@@ -1,5 +1,5 @@
-"""Writes what is made from the sources: docs/job-file.md and jobs/job.schema.json, and the rules
-of ``launcher check`` in docs/manifests.md.
+"""Writes what is made from the sources: jobs/job.schema.json, the keys and errors in
+docs/job-file.md, and the rules of ``launcher check`` in docs/manifests.md.
 
 Run it as ``python docs/generate.py`` after a change there; a test fails until then.
 """
@@ -15,11 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
-    from launcher.job.reference import render_reference
+    from launcher.job.reference import fill_reference
     from launcher.job.schema import render_schema
     from launcher.manifests.checks.rules import render_rules
 
-    (ROOT / "docs/job-file.md").write_text(render_reference(), encoding="utf-8")
+    reference = ROOT / "docs/job-file.md"
+    reference.write_text(fill_reference(reference.read_text("utf-8")), "utf-8")
     (ROOT / "jobs/job.schema.json").write_text(render_schema(), encoding="utf-8")
     manifests = ROOT / "docs/manifests.md"
     table = re.compile(r"\| rule \|.*\n(\|.*\n)*")

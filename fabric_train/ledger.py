@@ -107,7 +107,7 @@ class StopAgreed(StepEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LedgerSource:
     """Which process writes: the keys that all its lines share."""
 
     schema: int = LEDGER_SCHEMA
@@ -124,13 +124,13 @@ class Ledger:
     def __init__(
         self,
         path: Path | None,
-        place: Place | None = None,
+        place: LedgerSource | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._clock, self._wall_clock = path, clock, wall_clock
-        self._fixed = asdict(place or Place())
+        self._fixed = asdict(place or LedgerSource())
         self._began_at = self._told_at = clock()
         self._stall_s = 0.0
         self._samples = 0
@@ -187,7 +187,7 @@ def open_ledger(env: WorkerEnv) -> Ledger:
     restarts = env.world.restart_count if env.world else 0
     if env.run_dir is None or rank != 0:
         return Ledger(None)
-    place = Place(
+    place = LedgerSource(
         node_index=env.node_index or 0,
         incarnation=env.incarnation or 0,
         attempt=restarts if env.node_attempt is None else env.node_attempt,

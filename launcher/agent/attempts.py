@@ -1,4 +1,4 @@
-"""One start of this node's workers after the other: folders, heartbeats, how each ended."""
+"""The starts of this node's workers: folders, heartbeats, and how each worker ended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher.agent import disk, reserve
 from launcher.agent.faults import WorkerEnd
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
-from launcher.agent.report import has_succeeded, read_ends, read_oom_kills
+from launcher.agent.report import ExitRecord, has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
 
 
@@ -64,7 +63,7 @@ class Attempts:
         return workers
 
     def give_back(self) -> None:
-        """Releases the room that was set aside for workers whose guards were ended too early."""
+        """Releases the reserves of workers whose guards were killed."""
         for worker in self.workers:
             for name in (protocol.EXIT_FILE, protocol.ERROR_FILE):
                 reserve.release(worker.folder / name)
@@ -76,7 +75,7 @@ class Attempts:
     def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
         """How the workers that failed in the present attempt ended, causes first.
 
-        Where the agent ended them itself because it ``regroups``, some may not have begun yet.
+        ``regroups``: the agent ended them itself, and some may not have begun yet.
         """
         ends = self._recorded_ends()
         if regroups or any(end.cause != "terminated" for end in ends):
@@ -127,12 +126,12 @@ class Attempts:
         return max((beat.steps for beat in self.beats().values()), default=0)
 
     def mark_hung(self, rank: int) -> None:
-        """Says of a worker that is about to be killed why."""
+        """Notes that a worker is about to be killed because it hangs."""
         with self._lock:
             self._hung.add(rank)
 
     def _never_began(self) -> tuple[WorkerEnd, ...]:
-        """Workers that left no record at all: the process that starts them died, or could not."""
+        """Workers without any record: the process that starts them died or failed."""
         return tuple(
             WorkerEnd(
                 attempt=self.number,
@@ -148,19 +147,11 @@ class Attempts:
             if not (worker.folder / protocol.EXIT_FILE).exists()
         )
 
-    def _killed_with_their_guards(self) -> list[dict[str, Any]]:
-        """A guard whose script has begun blocks all other signals: it fell to SIGKILL."""
+    def _killed_with_their_guards(self) -> list[ExitRecord]:
+        """Only SIGKILL ends a guard whose script has begun: it blocks all other signals."""
         beats = self.beats()
         return [
-            {
-                "rank": worker.rank,
-                "local_rank": worker.local_rank,
-                "exit_code": -signal.SIGKILL,
-                "terminated": False,
-                "at": time.time(),
-                "steps": beats[worker.rank].steps,
-                **_why_unknown(worker.folder),
-            }
+            _killed(worker, beats[worker.rank].steps)
             for worker in self.workers
             if worker.rank in beats and not (worker.folder / protocol.EXIT_FILE).exists()
         ]
@@ -168,7 +159,7 @@ class Attempts:
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
         folder.mkdir(parents=True, exist_ok=True)
-        # What torch opens, and what tells how the worker ended, must not need room later.
+        # Made now, so that they need no room on a disk that is full later.
         for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
             (folder / name).touch()
         reserve.reserve(folder / protocol.EXIT_FILE, reserve.EXIT_BYTES)
@@ -178,15 +169,21 @@ class Attempts:
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
 
 
-def _why_unknown(folder: Path) -> dict[str, Any]:
-    """The rest of the record of a worker whose guard has left none."""
-    if disk.has_room(folder):
-        return {"message": "with the process that guards it"}
-    at = str(disk.mount_of(folder))
-    return {
-        "message": f"its end could not be written down: {os.strerror(errno.ENOSPC)}",
-        "full_disk": {"at": at, "holds_run": True},
-    }
+def _killed(worker: WorkerPlace, steps: int) -> ExitRecord:
+    """The record of a worker whose guard has left none."""
+    message, full_disk = "with the process that guards it", None
+    if not disk.has_room(worker.folder):
+        message = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
+        full_disk = {"at": str(disk.mount_of(worker.folder)), "holds_run": True}
+    return ExitRecord(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        exit_code=-signal.SIGKILL,
+        at=time.time(),
+        steps=steps,
+        full_disk=full_disk,
+        message=message,
+    )
 
 
 def _last_number(node_dir: Path) -> int:

@@ -27,7 +27,7 @@ PAUSE_S = 1.0
 """Between two looks at a full disk."""
 LOOK_LIMIT_S = 2.0
 LOOK_LIMIT_ENTRIES = 50_000
-"""How long, and at how many entries, one looks for what fills a disk."""
+"""Limits of the search for what fills a disk."""
 LARGEST = 3
 
 _PROBE_BYTES = 1 << 16
@@ -56,7 +56,7 @@ def check_room(folder: Path) -> None:
     found = os.statvfs(folder)
     if _free_bytes(found) < min(ROOM_BYTES, found.f_blocks * found.f_frsize // 20):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-    # A quota shows only when something is written.
+    # A used-up quota shows only in a write.
     probe = folder / f".room.{os.getpid()}"
     try:
         probe.write_bytes(bytes(_PROBE_BYTES))
@@ -66,7 +66,7 @@ def check_room(folder: Path) -> None:
 
 
 def has_room(folder: Path) -> bool:
-    """False where a folder's disk is full; whatever else is wrong with it is not told here."""
+    """False where a folder's disk is full. Other errors count as room."""
     try:
         check_room(folder)
     except OSError as error:
@@ -82,7 +82,7 @@ def find_full(said: str, folders: Iterable[Path]) -> Path | None:
 
 
 def common_folders(checkpoint_dir: str | None) -> tuple[Path, ...]:
-    """Where trainings write beside the run folder."""
+    """Where trainings write besides the run folder."""
     checkpoints = (Path(checkpoint_dir),) if checkpoint_dir else ()
     return (*checkpoints, Path(tempfile.gettempdir()), Path("/dev/shm"))
 
@@ -142,7 +142,7 @@ def _existing(path: Path) -> Path:
 
 
 def describe(path: Path, run_dir: Path) -> str:
-    """Which disk is full, its size, what is free, and what of the run folder fills it most."""
+    """Which disk is full, its size, its free room, and the largest files of the run on it."""
     try:
         found = os.statvfs(path)
     except OSError as error:
@@ -186,7 +186,7 @@ def _describe_contents(run_dir: Path, *, by_number: bool) -> str:
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What lies below a folder, as far as one gets within the limits."""
+    """The entries below a folder, until a limit is reached."""
     end, left, folders = time.monotonic() + LOOK_LIMIT_S, LOOK_LIMIT_ENTRIES, [str(folder)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:

@@ -5,17 +5,19 @@ Imports torch only inside functions: between the import and the fork nothing may
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from launcher.agent import preload, waking
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook
 from launcher.agent.gpu import GpuGate, open_devices
-from launcher.agent.node import Node, say
+from launcher.agent.node import Node
 from launcher.agent.report import AgentLedger, AgentReport
+from launcher.agent.streams import say
 from launcher.agent.takeover import find_round, may_go_on, plan_round
 from launcher.agent.watchdog import Watchdog
 from launcher.contract.agent_settings import AgentSettings, NodeTask
@@ -55,7 +57,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         watchdog.start()
         waking.keep_awake(preload.server_pid, attempts.running_pids, clock, say)
 
-    # Not before: the store is forked until then, and had better not be forked beside a thread.
+    # Not before the first round: the store is forked until then, and a fork wants one thread.
     node.on_first_round = start_threads
     reason, detail = run_rounds(task, node, clock, run_once)
     watchdog.stop()
@@ -77,7 +79,7 @@ def run_rounds(
     ``run_once`` blocks until the workers are done or the store is gone.
     """
     number, carried, losses_at = 0, dict[str, str](), list[float]()
-    # A node that was here before: its group may have gone on around another store.
+    # The group of a node that was here before may have moved to another store.
     patient = task.node.incarnation > 0 or node.attempts.number >= 0
     while True:
         number = find_round(task, number, clock, patient=patient)
@@ -136,23 +138,18 @@ def warm_up(task: NodeTask, scratch: Path) -> bool:
     return True
 
 
-def plan_preload(settings: AgentSettings, sources: Mapping[str, bytes]) -> tuple[str, ...]:
+def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str, ...]:
     """What the warm process imports beside torch: what the job names, and Fabric if it is used."""
-    uses_fabric = any(b"lightning" in source for source in sources.values())
+    uses_fabric = any(b"lightning" in source for source in sources)
     named = settings.preload
     return (_FABRIC, *named) if uses_fabric and _FABRIC not in named else named
 
 
-def _read_sources(command: tuple[str, ...]) -> dict[str, bytes]:
+def _read_sources(command: tuple[str, ...]) -> Iterator[bytes]:
     """The script, or the files of the package behind ``-m``, to see what they mention."""
-    paths = _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]
-    found = {}
-    for path in paths:
-        try:
-            found[str(path)] = path.read_bytes()
-        except OSError:
-            continue
-    return found
+    for path in _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]:
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
 
 
 def _module_files(name: str) -> list[Path]:

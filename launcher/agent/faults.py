@@ -17,14 +17,14 @@ COLLATERAL = re.compile(
     r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
     r"|remote process exited|ncclRemoteError|Connection closed"
 )
-"""What a worker says when another one has gone: true of it, but not the cause."""
+"""What a worker says when another one is gone. It is not the cause."""
 
 LOST_PEER = "lost-peer"
 """Cause of a restart after failures that all name another worker."""
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 _REASON_OF_CAUSE = {"out-of-memory": Reason.OUT_OF_MEMORY, disk.CAUSE: Reason.DISK_FULL}
 PEERS_FACTOR = 3
-"""Losing peers without progress may take this much longer to be given up than an own failure."""
+"""Lost peers without progress are tolerated this many times more often than own failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class WorkerEnd:
 
     @property
     def is_collateral(self) -> bool:
-        """Whether it only fell with another one."""
+        """Whether it only follows from another worker's failure."""
         return self.cause == "terminated" or bool(COLLATERAL.search(self.message))
 
     @property
@@ -125,7 +125,7 @@ class FaultBook:
     ) -> RestartWorkers | GiveUp:
         """What follows an attempt of ``steps`` optimizer steps that ended so.
 
-        ``regroups``: the agent itself ended the workers, because the group is another one now.
+        ``regroups``: the agent itself ended the workers, because the group changed.
         """
         causes = [end for end in sort_ends(ends) if not end.is_collateral]
         if regroups and all(end.cause == "terminated" for end in ends):
@@ -138,7 +138,7 @@ class FaultBook:
         if give_up := self._judge_progress(first, steps):
             return give_up
         if first is None:
-            # As the workers say. Whether a node went is known when the group has formed again.
+            # The workers say so. Whether a node left is known once the group has formed again.
             return RestartWorkers(cause=LOST_PEER)
         cause = first.cause if first.cause in ("hang", disk.CAUSE) else "worker-fault"
         return RestartWorkers(cause=cause, counts=True)
@@ -177,7 +177,7 @@ class FaultBook:
 
 
 def _are_same(one: _Failure, other: _Failure) -> bool:
-    # A failure that repeats itself comes after about the same number of steps.
+    # The same failure comes after about the same number of steps.
     near = abs(one.steps - other.steps) <= max(one.steps, other.steps) // 10
     return one.signature == other.signature and near
 

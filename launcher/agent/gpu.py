@@ -1,7 +1,7 @@
 """Waits until dead workers' GPU memory is free, by the driver's library alone.
 
-``torch.cuda`` would give the agent a context of half a gigabyte on every device. Numbers are
-of whole devices, because in a container the driver does not show other namespaces' processes.
+``torch.cuda`` would cost half a gigabyte on every device. The numbers are those of whole devices,
+because the driver does not show a container the processes of other namespaces.
 """
 
 from __future__ import annotations

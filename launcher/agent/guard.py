@@ -1,15 +1,13 @@
 """The guard: one small process above each worker, which passes signals on and cleans up.
 
-torch's agent sees the guard; the script runs in the guard's only child. That closes what a
-script can do to an agent that calls it as a function: ``os._exit(0)`` is a success, a signal
-is a signal, a handler that only sets a flag cannot hold up a restart, and whatever the script
-leaves running ends with it. Standard library only; one thread.
+torch's agent starts the guard, and the script runs in the guard's only child. So ``os._exit(0)`` is
+a success, a signal is seen as a signal, a handler that only sets a flag cannot delay a restart, and
+processes that the script leaves running end with it. Standard library only; one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -18,12 +16,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from launcher.agent import disk, processes, worker
 from launcher.agent.heartbeat import read_heartbeat
-from launcher.agent.report import read_tail
+from launcher.agent.report import ExitRecord, read_tail
 from launcher.agent.reserve import release, write_atomically
+from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
@@ -64,7 +63,7 @@ def enter_forked(*argv: str) -> None:
 
 
 def enter_fresh(argv: tuple[str, ...]) -> NoReturn:
-    """A worker of its own interpreter: the command that torch's agent starts."""
+    """A worker in a new interpreter: the command that torch's agent starts."""
     parent_pid = int(os.environ.get(PARENT_PID, os.getppid()))
     # sys.path[0] is the agent's archive, which no script should see.
     _run(argv, parent_pid, tuple(sys.path[1:]), lambda: None)
@@ -119,7 +118,7 @@ class _Watch:
         """The script's wait status."""
         signum: int | None = None
         while True:
-            # Before the signal is acted on: a script that ended by itself was not asked to.
+            # Checked before the signal is acted on: this script ended by itself.
             if (status := processes.reap().get(self._pid)) is not None:
                 return status
             self._on_signal(signum)
@@ -130,7 +129,7 @@ class _Watch:
 
     def _on_signal(self, signum: int | None) -> None:
         if os.getppid() != self._parent_pid:
-            # The agent is gone, and with it everybody who could wait for this worker.
+            # The agent is gone: no process waits for this worker any more.
             processes.end_children()
             os._exit(128 + signal.SIGKILL)
         if signum in _PASSED_ON and signum is not None:
@@ -152,16 +151,17 @@ def _next_signal(until: float | None) -> int | None:
 
 
 def _grace_s(place: _Place) -> float:
-    """SIGTERM without a request means a restart, which must not wait for a slow handler."""
+    """The time from SIGTERM to SIGKILL. Without a stop request SIGTERM means a restart."""
+    files = StopFiles(place.node_dir)
     try:
-        request = json.loads((place.node_dir / protocol.STOP_REQUEST_FILE).read_text())
-        if request["reason"] == protocol.STOP_REASON_RESIZE:
-            return place.exit_grace_s
+        request = files.read_request()
         deadline, at = float(request["deadline"]), float(request["at"])
-        # The clock may have been set since: never longer than what was given.
-        return max(place.exit_grace_s, min(deadline - time.time(), deadline - at))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return place.exit_grace_s
+    if files.is_for_resize():
+        return place.exit_grace_s
+    # The clock may have been set since: never longer than what was given.
+    return max(place.exit_grace_s, min(deadline - time.time(), deadline - at))
 
 
 def _read_place(environ: Mapping[str, str]) -> _Place:
@@ -186,31 +186,29 @@ def _hide_and(prepare: worker.Prepare) -> worker.Prepare:
 
 def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
     beat = read_heartbeat(place.heartbeat)
-    record: dict[str, Any] = {
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "exit_code": code,
-        "terminated": watch.was_asked,
-        "had_failed": watch.had_failed,
-        "at": time.time(),
-        "steps": beat.steps if beat else 0,
-    }
-    if code > 0 and (full := _find_full_disk(place.folder)):
-        holds_run = disk.are_on_one_disk(full, place.folder)
-        record["full_disk"] = {"at": str(disk.mount_of(full)), "holds_run": holds_run}
+    record = ExitRecord(
+        rank=place.rank,
+        local_rank=place.local_rank,
+        exit_code=code,
+        terminated=watch.was_asked,
+        had_failed=watch.had_failed,
+        at=time.time(),
+        steps=beat.steps if beat else 0,
+        full_disk=_find_full_disk(place.folder) if code > 0 else None,
+    )
     release(place.folder / protocol.ERROR_FILE)
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
-        write_atomically(place.folder / protocol.EXIT_FILE, json.dumps(record))
+        write_atomically(place.folder / protocol.EXIT_FILE, record.to_json())
 
 
-def _find_full_disk(folder: Path) -> Path | None:
+def _find_full_disk(folder: Path) -> dict[str, str | bool] | None:
     """The disk that the worker failed on, now that it is still full; None if it was no disk."""
     said = read_tail(folder / protocol.ERROR_FILE) or read_tail(folder / protocol.STDERR_FILE)
-    if not disk.says_full(said):
-        return None
     others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
-    return disk.find_full(said, (folder, *others))
+    if not disk.says_full(said) or not (full := disk.find_full(said, (folder, *others))):
+        return None
+    return {"at": str(disk.mount_of(full)), "holds_run": disk.are_on_one_disk(full, folder)}
 
 
 def _remove_if_empty(path: Path) -> None:
@@ -222,7 +220,7 @@ def _remove_if_empty(path: Path) -> None:
 def _end_like(code: int) -> NoReturn:
     _flush()
     if code < 0:
-        # The script may have dumped its core already; one is enough.
+        # The script may have dumped its core already.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         with contextlib.suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)

@@ -35,7 +35,7 @@ class Health:
 
 
 def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
-    """Healthy: the workers make steps, or are in a phase that may take as long as it has."""
+    """Healthy: the workers make steps, or their phase may take as long as it has taken."""
     now = clock.monotonic()
     beats = node.attempts.beats()
     stepping = [beat for beat in beats.values() if beat.steps]
@@ -106,7 +106,7 @@ def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Probes come every few seconds; the console is for people."""
+            """Prints nothing: probes come every few seconds."""
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -3,8 +3,8 @@
 The worker entry beats after every optimizer step, of any script; a training that knows the
 contract announces phases and how long they may take. Layout: ``contract.HEARTBEAT_FORMAT``.
 
-A reader may look at any instant, so a beat counts only with its checksum. The writer fills two
-slots in turn: one of them is whole even while the other is written, or was when its writer died.
+A beat counts only with its checksum, because a reader may look at any time. The writer fills two
+slots in turn, so that one is whole even if the writer dies while it writes the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHECKSUM = struct.Struct(protocol.HEARTBEAT_CHECKSUM_FORMAT)
 _SLOT_BYTES = _LAYOUT.size + _CHECKSUM.size
 _FILE_BYTES = _SLOT_BYTES * protocol.HEARTBEAT_SLOTS
 _READS = 20
-"""Both slots are torn only where the reader is held up between the two; it reads again."""
+"""How often the file is read again where both slots are torn."""
 _MAGIC = protocol.HEARTBEAT_MAGIC
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
@@ -76,7 +76,7 @@ class HeartbeatWriter:
         now = time.monotonic()
         beat = _LAYOUT.pack(_MAGIC, os.getpid(), number, self._steps, now, until, phase.encode())
         start = number % protocol.HEARTBEAT_SLOTS * _SLOT_BYTES
-        # In one copy: pack_into would clear the slot first, for every reader to see.
+        # In one copy: pack_into would clear the slot first, and a reader could see that.
         self._map[start : start + _SLOT_BYTES] = beat + _CHECKSUM.pack(zlib.crc32(beat))
 
 
@@ -95,7 +95,7 @@ def read_heartbeat(path: Path) -> WorkerBeat | None:
         slots = [data[at : at + _SLOT_BYTES] for at in range(0, _FILE_BYTES, _SLOT_BYTES)]
         beats = [beat for slot in slots if (beat := _parse_slot(slot))]
         if beats:
-            # By time: a process that the script has forked goes on with numbers of its own.
+            # By time: a process that the script has forked counts its beats itself.
             return max(beats, key=lambda beat: (beat.at, beat.number))
         if not any(data):
             return None
@@ -119,7 +119,7 @@ def _parse_slot(slot: bytes) -> WorkerBeat | None:
 def beat_after_steps(writer: HeartbeatWriter) -> None:
     """Beats after every optimizer step, now or as soon as the script imports torch.
 
-    torch is not imported for it: a script may set variables before it does so itself.
+    Does not import torch: the script may set variables before it does so itself.
     """
     module = sys.modules.get(_OPTIMIZER_MODULE)
     if module is not None:

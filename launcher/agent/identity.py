@@ -1,14 +1,13 @@
-"""Which node of the plan this is, and where others reach it: one small class per target."""
+"""Which node of the plan this is, and where others reach it."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
@@ -27,63 +26,39 @@ class Identity:
     local_addr: str
 
 
-class IdentitySource(Protocol):
-    """A place that knows which node this is."""
-
-    def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        """Raises InputError where it does not say so."""
-        ...
+Environ = Mapping[str, str]
 
 
-class FromPlan:
+def _from_plan(node: NodePlan, environ: Environ, host_name: str) -> Identity:
     """Local processes, Docker, bare hosts: each node has a plan of its own."""
-
-    def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        return Identity(node_index=node.node_index, local_addr=node.local_addr)
+    return Identity(node_index=node.node_index, local_addr=node.local_addr)
 
 
-class FromLauncher:
-    """Nodes that share one plan and are told their index."""
-
-    def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        return _identity(environ, host_name, protocol.NODE_INDEX)
-
-
-class FromPyTorchJob:
+def _from_pytorchjob(node: NodePlan, environ: Environ, host_name: str) -> Identity:
     """RANK where a Master exists; elastic workers are told nothing but their pod's name."""
-
-    def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        for name in (protocol.NODE_RANK, "RANK"):
-            if name in environ:
-                return _identity(environ, host_name, name)
-        match = re.search(r"-worker-(\d+)$", host_name)
-        if match is None:
-            raise _unknown(
-                f"{protocol.NODE_RANK} and RANK are not set, and this pod is called {host_name!r}"
-            )
-        return Identity(node_index=int(match[1]), local_addr=_address(environ, host_name))
+    for name in (protocol.NODE_RANK, "RANK"):
+        if name in environ:
+            return _identity(environ, host_name, name)
+    match = re.search(r"-worker-(\d+)$", host_name)
+    if match is None:
+        raise _unknown(
+            f"{protocol.NODE_RANK} and RANK are not set, and this pod is called {host_name!r}"
+        )
+    return Identity(node_index=int(match[1]), local_addr=_address(environ, host_name))
 
 
-class FromTrainJob:
-    """The trainer gives each node its rank as torchrun's variable."""
-
-    def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        return _identity(environ, host_name, protocol.NODE_RANK)
+def _from_variable(name: str) -> ReadIdentity:
+    return lambda node, environ, host_name: _identity(environ, host_name, name)
 
 
-class FromIndexedJob:
-    """Indexed Jobs, and JobSets made of them."""
-
-    def read(self, node: NodePlan, environ: Mapping[str, str], host_name: str) -> Identity:
-        return _identity(environ, host_name, "JOB_COMPLETION_INDEX")
-
-
-SOURCES: Mapping[str, IdentitySource] = {
-    FROM_PLAN: FromPlan(),
-    "launcher": FromLauncher(),
-    "pytorchjob": FromPyTorchJob(),
-    "trainjob": FromTrainJob(),
-    "indexed-job": FromIndexedJob(),
+ReadIdentity = Callable[[NodePlan, Environ, str], Identity]
+"""Which node this is, from its plan, environment and host name; raises InputError."""
+SOURCES: Mapping[str, ReadIdentity] = {
+    FROM_PLAN: _from_plan,
+    "launcher": _from_variable(protocol.NODE_INDEX),
+    "pytorchjob": _from_pytorchjob,
+    "trainjob": _from_variable(protocol.NODE_RANK),
+    "indexed-job": _from_variable("JOB_COMPLETION_INDEX"),
 }
 POD_SOURCES = frozenset({"pytorchjob", "trainjob", "indexed-job"})
 """Of these, the nodes are pods that share one plan, and a person or an operator resizes them."""
@@ -100,7 +75,7 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
             f"identity {task.settings.identity!r} is unknown", f"use one of {', '.join(SOURCES)}"
         )
     name = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
-    found = source.read(task.node, environ, name)
+    found = source(task.node, environ, name)
     if task.settings.identity in POD_SOURCES:
         task = _as_told(task, environ, found)
     if found.node_index == task.node.node_index and found.local_addr == task.node.local_addr:
@@ -111,8 +86,8 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
 def claim_incarnation(task: NodeTask) -> NodeTask:
     """The task with the first incarnation that no earlier pod of this node has taken.
 
-    A controller that replaces a pod tells nobody how often. Only for nodes that share a plan.
-    Creates the node's folder: whoever creates it has it. Raises OSError where it cannot.
+    Only for nodes that share a plan: a controller does not tell how often it replaced a pod. An
+    incarnation is taken by creating its folder. Raises OSError where that fails.
     """
     if task.settings.identity not in POD_SOURCES:
         return task
@@ -131,7 +106,7 @@ def claim_incarnation(task: NodeTask) -> NodeTask:
 
 
 def _as_told(task: NodeTask, environ: Mapping[str, str], found: Identity) -> NodeTask:
-    """The plan as it was resized since; probes come to the pod's address."""
+    """The task with the sizes that a person or an operator has changed since it was planned."""
     node, settings = task.node, task.settings
     nodes = _read_nodes(environ.get(protocol.NNODES, ""))
     if nodes is not None and nodes != (node.min_nodes, node.max_nodes):

@@ -9,14 +9,9 @@ import traceback
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import guard, preload
@@ -28,9 +23,13 @@ from launcher.agent.watched import NodeEnding, register_watched
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER, NodeTask
 from launcher.contract.errors import DiskFullError, name_signal
-from launcher.contract.node_plan import Static
+from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.reasons import Reason
 
+_STORE_ERRORS = (
+    *(rdzv.RendezvousConnectionError, rdzv.RendezvousStateError),
+    *(DistNetworkError, DistStoreError),
+)
 INEXHAUSTIBLE = 1_000_000_000
 """torch's own count of restarts; a loss inside a collective would use it up."""
 
@@ -57,82 +56,76 @@ def run_elastic_agent(
 
 
 def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
-    plan, settings = task.node, task.settings
-    static = isinstance(plan.rendezvous, Static)
-    logs = RunFolderLogs(
-        node,
-        endpoint=_endpoint(task),
-        exit_grace_s=settings.exit_grace_s,
-        max_restarts=plan.max_restarts,
-        tee=settings.tee,
-    )
+    plan, settings, rendezvous = task.node, task.settings, task.node.rendezvous
+    if isinstance(rendezvous, Static):
+        backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
+    else:
+        backend = register_watched(rendezvous.backend, node)
+        host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
+    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     values: dict[str, Any] = {
         "min_nodes": plan.min_nodes,
         "max_nodes": plan.max_nodes,
         "nproc_per_node": plan.nproc_per_node,
-        "run_id": plan.rendezvous.id,
+        "run_id": rendezvous.id,
         # torchrun's own default, not that of LaunchConfig.
         "role": "default",
-        "rdzv_endpoint": _endpoint(task),
-        "rdzv_backend": "static" if static else register_watched(_backend(task), node),
-        "rdzv_configs": _rdzv_configs(task),
+        "rdzv_endpoint": endpoint,
+        "rdzv_backend": backend,
+        "rdzv_configs": _rdzv_configs(plan),
         # The static backend reuses its store at a restart: its restarts are the launcher's.
-        "max_restarts": 0 if static else INEXHAUSTIBLE,
+        "max_restarts": 0 if backend == "static" else INEXHAUSTIBLE,
         "monitor_interval": settings.monitor_interval_s,
         "start_method": "forkserver" if forks else "spawn",
-        "logs_specs": logs,
+        "logs_specs": RunFolderLogs(
+            node,
+            endpoint=endpoint,
+            exit_grace_s=settings.exit_grace_s,
+            max_restarts=plan.max_restarts,
+            tee=settings.tee,
+        ),
         "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),
         "local_addr": plan.local_addr,
         "shutdown_timeout": int(settings.stop_grace_s),
     }
+    # Older versions of torch lack some of them.
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     return LaunchConfig(**{name: value for name, value in values.items() if name in known})
 
 
-def _backend(task: NodeTask) -> str:
-    assert not isinstance(task.node.rendezvous, Static)
-    return task.node.rendezvous.backend
-
-
-def _endpoint(task: NodeTask) -> str:
-    rendezvous = task.node.rendezvous
+def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
+    rendezvous = plan.rendezvous
     if isinstance(rendezvous, Static):
-        host, port = rendezvous.master_addr, rendezvous.master_port
-    else:
-        host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _rdzv_configs(task: NodeTask) -> dict[str, Any]:
-    rendezvous = task.node.rendezvous
-    if isinstance(rendezvous, Static):
-        # A number: as text no node's would be equal to 0, and nobody would serve the store.
-        return {"rank": task.node.node_index}
+        # A number: torch compares it with 0 to find the node that serves the store.
+        return {"rank": plan.node_index}
     configs: dict[str, Any] = dict(rendezvous.conf)
     if rendezvous.backend in ("c10d", ROSTER):
         # Inferred, it is wrong for Services, CNAMEs and second interfaces.
         configs["is_host"] = "1" if rendezvous.is_host else "0"
     if rendezvous.backend == ROSTER:
-        configs["node_index"] = str(task.node.node_index)
-        configs["max_restarts"] = str(task.node.max_restarts)
-        configs["hold_newcomers"] = "1"
+        configs |= {
+            "node_index": str(plan.node_index),
+            "max_restarts": str(plan.max_restarts),
+            "hold_newcomers": "1",
+        }
     return configs
 
 
 def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
     """Total: whatever torch's agent raises has a reason."""
+    roster = node.link.roster if node.link else None
     match error:
         case NodeEnding(reason=reason, detail=detail):
             return reason, detail
         case SignalException():
             if node.attempts.have_succeeded():
-                # Stopped while it waited for the others: its own work is done.
-                if node.link:
-                    node.link.leave_finished()
+                # It was stopped while it waited for the others; its own work is done.
+                if roster:
+                    roster.leave_finished()
                 return Reason.COMPLETED, ""
-            if node.link:
-                # The others re-form at once, and need not find out.
-                node.link.leave()
+            if roster:
+                # So that the others re-form at once.
+                roster.leave()
             return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
         case ChildFailedError():
             node.ends = node.attempts.end()
@@ -145,15 +138,13 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             return Reason.GPU_BUSY, str(error)
         case DiskFullError():
             return Reason.DISK_FULL, str(error)
-        case RendezvousClosedError():
+        case rdzv.RendezvousClosedError():
             return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
-        case RendezvousTimeoutError():
+        case rdzv.RendezvousTimeoutError():
             return Reason.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
     if is_full(error):
         return Reason.DISK_FULL, node.describe_disk(str(error).partition("\n")[0])
-    if isinstance(
-        error, RendezvousConnectionError | RendezvousStateError | DistNetworkError | DistStoreError
-    ):
+    if isinstance(error, _STORE_ERRORS):
         lost = node.had_rendezvous
         first_line = str(error).partition("\n")[0]
         return Reason.STORE_LOST if lost else Reason.RENDEZVOUS_UNREACHABLE, first_line
@@ -162,8 +153,8 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
 
 
 def _quieten_torch() -> None:
-    """Of a failed worker the agent itself says what torch would, in one line instead of fifty.
+    """Silences torch's 50 lines about a failed worker; the agent tells it in one line.
 
-    Formatting that exception, torch would import torch._dynamo: 0.9 s within the restart.
+    Formatting that exception, torch would also import torch._dynamo: 0.9 s within the restart.
     """
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)

@@ -15,6 +15,7 @@ from launcher.contract.reasons import Reason
 
 if TYPE_CHECKING:
     from launcher.agent.roster.handler import RosterHandler
+    from launcher.agent.roster.head import Membership
 
 _REASONS = {
     "finished": Reason.COMPLETED,
@@ -32,40 +33,16 @@ def register(backend: str) -> None:
 
 
 class Link:
-    """One handler, asked in one way whatever its backend is."""
+    """One handler, asked in one way whatever its backend is. ``roster`` is None for a
+    stock one; the roster counts worker faults over the whole job itself."""
 
     def __init__(self, handler: RendezvousHandler) -> None:
         own = handler.get_backend() == ROSTER
-        self._roster = cast("RosterHandler", handler) if own else None
-
-    @property
-    def counts_faults(self) -> bool:
-        """Whether the handler itself counts worker faults over the whole job."""
-        return self._roster is not None
-
-    def close(self) -> None:
-        """Ends the run for all nodes, because of a failure; torch closes stock handlers itself."""
-        if self._roster is not None:
-            self._roster.close("failed")
-
-    def finish(self) -> None:
-        """Says that this node's workers have all succeeded."""
-        if self._roster is not None:
-            self._roster.finish()
-
-    def leave_finished(self) -> None:
-        """Says so, and that this node goes without waiting for the others."""
-        if self._roster is not None:
-            self._roster.leave_finished()
-
-    def wait_until_closed(self) -> None:
-        """Blocks until the others have finished too, or the run has ended otherwise."""
-        if self._roster is not None:
-            self._roster.wait_until_closed()
+        self.roster = cast("RosterHandler", handler) if own else None
 
     def is_stranded_by_fault(self) -> bool:
         """Whether a worker failed after other nodes had finished, too many to go on without."""
-        roster = self._roster
+        roster = self.roster
         return roster is not None and roster.closed_reason == "stranded" and roster.cause == "fault"
 
     def fell_with_a_node(self) -> bool:
@@ -73,47 +50,37 @@ class Link:
 
         Stock handlers do not know; what a worker said is all there is to go by.
         """
-        membership = self._roster.membership if self._roster is not None else None
+        membership = self._membership()
         return membership is None or membership.cause.value != "fault"
-
-    def leave(self) -> None:
-        """Says that this node goes, so that the others need not find out."""
-        if self._roster is not None:
-            self._roster.leave()
 
     def closed_reason(self) -> Reason | None:
         """Why the run was closed, where the handler knows."""
-        return _REASONS.get(self._roster.closed_reason) if self._roster is not None else None
+        return _REASONS.get(self.roster.closed_reason) if self.roster else None
 
     def is_over(self) -> bool:
         """Whether no node can have work to do any more; stock handlers do not know."""
-        return self._roster is None or self._roster.closed_reason not in ("", "fenced")
+        return self.roster is None or self.roster.closed_reason not in ("", "fenced")
 
     def is_fenced_out(self) -> bool:
         """Whether the run was closed here because it goes on around another store."""
-        return self._roster is not None and self._roster.closed_reason == "fenced"
+        return self.roster is not None and self.roster.closed_reason == "fenced"
 
     def generation(self) -> int | None:
         """The fencing generation of the present membership; None where nothing fences."""
-        membership = self._roster.membership if self._roster is not None else None
+        membership = self._membership()
         return membership.generation if membership is not None else None
-
-    def newcomers(self) -> int:
-        """Nodes that wait for ``admit``."""
-        return self._roster.newcomers if self._roster is not None else 0
-
-    def admit(self) -> None:
-        """Lets them in."""
-        if self._roster is not None:
-            self._roster.admit()
 
     def carried(self) -> dict[str, str]:
         """Configuration for the handler of a next store, which starts without memory."""
-        if self._roster is None or self._roster.membership is None:
+        membership = self._membership()
+        if self.roster is None or membership is None:
             return {}
         return {
-            "nodes_before": str(len(self._roster.membership.members)),
-            "faults_before": str(self._roster.counts.get("fault", 0)),
-            "generation_before": str(self._roster.membership.generation),
-            "finished_before": str(self._roster.finished),
+            "nodes_before": str(len(membership.members)),
+            "faults_before": str(self.roster.counts.get("fault", 0)),
+            "generation_before": str(membership.generation),
+            "finished_before": str(self.roster.finished),
         }
+
+    def _membership(self) -> Membership | None:
+        return self.roster.membership if self.roster is not None else None

@@ -15,7 +15,7 @@ _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
 class RunFolderLogs(LogsSpecs):
-    """One new folder for every attempt and rank; also where workers get the agent's variables.
+    """Makes a folder for each attempt and rank, and sets the agent's variables of each worker.
 
     torch calls ``reify`` once for each start of the worker group.
     """
@@ -63,7 +63,7 @@ class RunFolderLogs(LogsSpecs):
         generation = self._node.link.generation() if self._node.link else None
         if generation is not None:
             env[protocol.GENERATION] = str(generation)
-        # torch sets it for the whole agent, which a process that was forked before does not see.
+        # torch sets it in the agent, after the warm process was forked.
         if signals := os.environ.get(_SIGNALS):
             env[_SIGNALS] = signals
         env.update(

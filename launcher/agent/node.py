@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, WorkerEnd, describe
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import AgentLedger
+from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 from launcher.contract.reasons import Reason
 
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from launcher.agent.link import Link
 
 T = TypeVar("T")
-
-
-def say(text: str) -> None:
-    """One line on the node's console."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"[agent] {text}\n")
-        sys.stderr.flush()
 
 
 @dataclass(kw_only=True)
@@ -90,7 +82,7 @@ class Node:
     def judge(self, *, regroups: bool) -> tuple[tuple[WorkerEnd, ...], RestartWorkers | GiveUp]:
         """How the last attempt ended, and what follows.
 
-        ``regroups``: the agent itself ended the workers, because the group is another one now.
+        ``regroups``: the agent itself ended the workers, because the group changed.
         """
         self.enter("restart")
         self.ends = self.attempts.end(regroups=regroups)
@@ -111,7 +103,7 @@ class Node:
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
     def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
-        """The next store will be tried; the group around this one is history."""
+        """The next store will be tried."""
         self.had_rendezvous = False
         self.enter("restart")
         self.ledger.write("store-lost", detail=detail)

@@ -1,7 +1,7 @@
 """The warm process: forked from the agent once torch is imported, it forks every worker.
 
-The agent and all its workers import torch once between them. multiprocessing's own fork server
-serves; only its start is ours, because it would start an interpreter that imports all again.
+So torch is imported once for the agent and all workers. It runs multiprocessing's fork server, but
+is started here: multiprocessing would start a new interpreter, which would import torch again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _KNOWN_SIGNATURE = ["listener_fd", "alive_r", "preload", "main_path", "sys_path"
 def import_all(modules: tuple[str, ...]) -> dict[str, str]:
     """Imports torch and ``modules`` here; returns what failed, and why."""
     global SYS_PATH, KEPT_FDS
-    # The agent's archive, which no script should see, and which importlib.metadata would open.
+    # The agent's archive: scripts must not see it, and importlib.metadata would open it.
     archive = sys.path.pop(0)
     SYS_PATH = tuple(sys.path)
-    # Its pipe is the agent's own; each worker that needs a tracker starts one, as it would alone.
+    # Now, so that its pipe is not among those that forks keep: each worker starts a tracker itself.
     resource_tracker.ensure_running()
     before = _open_fds()
     problems = {}
@@ -96,7 +96,7 @@ def start_server(address: Path) -> None:
     server = vars(forkserver)["_forkserver"]
     for name, value in zip(_SERVER_FIELDS, (str(address), alive_w, pid), strict=True):
         setattr(server, name, value)
-    # multiprocessing would start a cold server, whose workers end before they begin.
+    # multiprocessing would start a server without torch, whose workers fail at once.
     server.ensure_running = lambda: _check_running(pid)
 
 
@@ -140,7 +140,7 @@ def _open_fds() -> frozenset[int]:
 
 
 def _is_open(fd: int) -> bool:
-    # The listing has a descriptor of its own, which is closed by now.
+    # The listing itself used a descriptor, which is closed now.
     try:
         os.fstat(fd)
     except OSError:

@@ -1,6 +1,6 @@
 """Linux processes: a child's life tied to its parent's, and the end of whole trees.
 
-Standard library only. Process groups cannot do this: every worker is a session of its own.
+Standard library only. Process groups cannot do this, because every worker is its own session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _SIGSET_BYTES = 128
 _POLL_S = 0.005
-# They end by themselves once their clients have gone, and unlink shared memory before they do.
+# They end by themselves once their clients are gone, after they have unlinked shared memory.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
@@ -39,7 +39,7 @@ def die_with_parent(parent_pid: int, signum: signal.Signals = signal.SIGKILL) ->
 
 
 def _prctl(option: int, value: int) -> None:
-    # Fails only where the kernel is no Linux; there the sweep at the end must do.
+    # Fails only on other kernels than Linux, where only the sweep at the end remains.
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -81,7 +81,7 @@ def reap() -> dict[int, int]:
 
 
 def children_of(pid: int) -> tuple[int, ...]:
-    """Direct children of a process, ended ones that nobody reaped included."""
+    """Direct children of a process, zombies included."""
     found: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -95,13 +95,13 @@ def children_of(pid: int) -> tuple[int, ...]:
 
 
 def parent_of(pid: int) -> int | None:
-    """The pid of a process' parent; None where it has ended and nobody holds its place."""
+    """The pid of a process' parent; None where there is no such process."""
     fields = _stat(pid)
     return int(fields[1]) if fields else None
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it; a debugger's stop is none of these."""
+    """Whether a signal has stopped it; stopped by a debugger does not count."""
     return _stat(pid)[:1] == ["T"]
 
 
@@ -122,22 +122,13 @@ def tree_of(pid: int) -> tuple[int, ...]:
 
 def _children_by_scan(pid: int) -> tuple[int, ...]:
     # Kernels without CONFIG_PROC_CHILDREN.
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if entry.name.isdigit() and int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return tuple(found)
+    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return tuple(number for number in numbers if parent_of(number) == pid)
 
 
 def cpu_seconds(pids: tuple[int, ...]) -> float:
     """Processor time that living processes have used so far, their reaped children's included."""
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])
+    ticks = sum(int(field) for pid in pids for field in _stat(pid)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -169,8 +160,7 @@ def end_children(*, polite_s: float = 0.0, cleaner_s: float = 0.5, limit_s: floa
 
 
 def _is_cleaner(pid: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return any(name in command for name in _CLEANERS)
+        return any(name in command for name in _CLEANERS)
+    return False

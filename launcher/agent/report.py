@@ -23,7 +23,7 @@ _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 class AgentLedger:
-    """This agent's part of the run's ledger; a disk that refuses never stops the training."""
+    """This agent's part of the run's ledger. A failed write never stops the training."""
 
     def __init__(self, path: Path, clock: Clock, *, node_index: int, incarnation: int) -> None:
         self._path, self._clock = path, clock
@@ -40,13 +40,13 @@ class AgentLedger:
         now = {"at": self._clock.wall(), "monotonic_s": self._clock.monotonic()}
         line = json.dumps({**self._fixed, "attempt": attempt, "event": event, **now, **values})
         try:
-            # Not its parents: a run folder that was removed is not made anew.
+            # Not its parents: a run folder that was removed must stay removed.
             self._path.parent.mkdir(exist_ok=True)
             with self._path.open("a") as file:
                 file.write(f"{self._torn}{line}\n")
             self._torn = ""
         except OSError:
-            # Half a line may be there; the next one must not be part of it.
+            # Half a line may be there: the next one starts on a new line.
             self._torn = "\n"
 
 
@@ -67,7 +67,7 @@ class AgentReport:
     ends: tuple[WorkerEnd, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Replaces the file; on a full disk with the first of the workers' ends alone."""
+        """Replaces the file; on a full disk only the first of the workers' ends is kept."""
         data = {**vars(self), "reason": self.reason.value}
         ends = [end.to_jsonable() for end in self.ends]
         texts = [json.dumps({**data, "ends": some}) for some in (ends, ends[:1], [])]
@@ -84,6 +84,30 @@ def read_agent_report(path: Path) -> AgentReport | None:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExitRecord:
+    """How one worker ended: what its guard leaves in EXIT_FILE (see ``contract.protocol``)."""
+
+    rank: int
+    local_rank: int
+    exit_code: int
+    at: float
+    steps: int
+    terminated: bool = False
+    had_failed: bool = False
+    full_disk: Mapping[str, Any] | None = None
+    message: str = ""
+
+    def to_json(self) -> str:
+        """What ``from_json`` reads back equal."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ExitRecord:
+        """Raises ValueError or TypeError for any other text."""
+        return cls(**json.loads(text))
+
+
 def read_ends(
     folder: Path,
     attempt: int,
@@ -91,66 +115,60 @@ def read_ends(
     run_dir: Path,
     hung: frozenset[int],
     out_of_memory: bool,
-    killed: Sequence[Mapping[str, Any]] = (),
+    killed: Sequence[ExitRecord] = (),
 ) -> tuple[WorkerEnd, ...]:
     """The workers of one attempt's folder that ended badly, causes first.
 
     ``killed`` are the records of workers whose guard had no time to write one.
     """
-    records: list[Mapping[str, Any]] = list(killed)
-    for path in sorted(folder.glob(f"*/{protocol.EXIT_FILE}")):
-        with contextlib.suppress(OSError, ValueError):
-            records.append(json.loads(path.read_text()))
-    found = []
-    for record in records:
-        with contextlib.suppress(KeyError):
-            if record["exit_code"] != 0:
-                found.append(_read_end(record, folder, attempt, run_dir, hung, out_of_memory))
-    return sort_ends(found)
+    paths = sorted(folder.glob(f"*/{protocol.EXIT_FILE}"))
+    records = (*killed, *filter(None, map(_read_record, paths)))
+    return sort_ends(
+        _end_of(record, folder, attempt, run_dir, record.rank in hung, out_of_memory)
+        for record in records
+        if record.exit_code != 0
+    )
 
 
 def has_succeeded(exit_file: Path) -> bool:
     """Whether a worker ended well by itself; False where it left no record."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads(exit_file.read_text())
-        return record["exit_code"] == 0 and not record["terminated"]
-    return False
+    record = _read_record(exit_file)
+    return record is not None and record.exit_code == 0 and not record.terminated
 
 
-def _read_end(
-    record: Mapping[str, Any],
-    attempt_folder: Path,
-    attempt: int,
-    run_dir: Path,
-    hung: frozenset[int],
-    out_of_memory: bool,
+def _read_record(path: Path) -> ExitRecord | None:
+    try:
+        return ExitRecord.from_json(path.read_text())
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _end_of(
+    record: ExitRecord, folder: Path, attempt: int, run_dir: Path, hung: bool, out_of_memory: bool
 ) -> WorkerEnd:
-    folder = attempt_folder / protocol.RANK_FOLDER.format(rank=record["rank"])
-    message = record.get("message") or _read_message(folder, record["exit_code"])
+    folder = folder / protocol.RANK_FOLDER.format(rank=record.rank)
+    message = record.message or _read_message(folder, record.exit_code)
     # It failed by itself, and was still on its way out when the agent ended them all.
-    failed_first = record.get("had_failed", False) and is_own_failure(message)
+    failed_first = record.had_failed and is_own_failure(message)
+    terminated = record.terminated and not failed_first
     cause = name_cause(
-        record["exit_code"],
-        terminated=record["terminated"] and not failed_first,
-        hung=record["rank"] in hung,
-        out_of_memory=out_of_memory,
+        record.exit_code, terminated=terminated, hung=hung, out_of_memory=out_of_memory
     )
-    message = record.get("message") or _read_message(folder, record["exit_code"])
-    if cause in ("exit", "signal") and (full := record.get("full_disk")):
+    if cause in ("exit", "signal") and (full := record.full_disk):
         if full["holds_run"]:
             cause = disk.CAUSE
         else:
             message = f"{message} (full: the disk at {full['at']})"
     return WorkerEnd(
         attempt=attempt,
-        rank=record["rank"],
-        local_rank=record["local_rank"],
-        exit_code=record["exit_code"],
-        at=min(record["at"], _failed_at(folder, otherwise=record["at"])),
+        rank=record.rank,
+        local_rank=record.local_rank,
+        exit_code=record.exit_code,
+        at=min(record.at, _failed_at(folder, otherwise=record.at)),
         cause=cause,
         message=message,
         log=os.path.relpath(folder, run_dir),
-        steps=record["steps"],
+        steps=record.steps,
     )
 
 
@@ -170,18 +188,18 @@ def _read_message(folder: Path, exit_code: int) -> str:
         return str(text).partition("\n")[0][:500]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    # Behind this comes faulthandler's account of all threads, whose last line says nothing.
+    # Faulthandler's stacks follow, whose last line says nothing.
     told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition(_FATAL)
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     last = lines[-1][:500] if lines else ""
     return last if exit_code == -6 or disk.says_full(last) else ""
 
 
-def read_tail(path: Path) -> str:
+def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
     """The end of a text that may be anything; empty where there is no such file."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            file.seek(max(0, path.stat().st_size - limit_bytes))
             return file.read().decode(errors="backslashreplace")
     except OSError:
         return ""
@@ -233,7 +251,7 @@ def write_outcome(path: Path, outcome: Mapping[str, Any]) -> None:
 
 
 def take_own_end(path: Path) -> int | None:
-    """The exit code of an earlier start that ended by itself; what a signal ended is forgotten."""
+    """The exit code of an earlier start that ended by itself. Forgets one that a signal ended."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         code = int(json.loads(path.read_text())["exit_code"])
         if code not in protocol.SIGNAL_CODES:
@@ -250,14 +268,14 @@ def write_termination(outcome: Mapping[str, Any], path: Path) -> None:
 
 
 def render_termination(outcome: Mapping[str, Any]) -> str:
-    """The outcome in as many bytes as a pod's status holds; what fell with the first goes first."""
+    """The outcome, cut to what a pod's status holds: collateral failures are cut first."""
     *texts, shortest = shorten(outcome)
     fitting = (text for text in texts if len(text) <= protocol.TERMINATION_LIMIT_BYTES)
     return next(fitting, shortest)
 
 
 def shorten(outcome: Mapping[str, Any]) -> tuple[str, ...]:
-    """The outcome in fewer and fewer words, the last of which fit anywhere. Pure."""
+    """The outcome as ever shorter texts; the last one always fits. Pure."""
     shorter = {**outcome, "collateral": []}
     bare = {**shorter, "first": None, "detail": str(outcome["detail"])[:500]}
     return tuple(json.dumps(one) for one in (outcome, shorter, bare, {**bare, "detail": ""}))

@@ -1,8 +1,7 @@
-"""Files that are replaced in one step, and room set aside for those that must not be lost.
+"""Files that are replaced in one step, and reserves for those that must be written on a full disk.
 
-What tells how something ended is written when a disk may be full. A reserve is a file of zeros
-beside the one it is meant for; on a full disk the text goes into it, and it takes the file's
-name. Standard library only.
+A reserve is a file of zeros next to the file it is for. On a full disk the text is written into the
+reserve, which is then renamed. Standard library only.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def write_into_reserve(path: Path, *texts: str) -> bool:
         size = place.stat().st_size
         data = next((data for text in texts if len(data := text.encode()) <= size), None)
         if data is not None:
-            # In place: whoever truncates the file first gives its room to others.
+            # In place: a file that is truncated first would give its room to others.
             with place.open("r+b", buffering=0) as file:
                 if file.write(data) == len(data):
                     file.truncate(len(data))

@@ -38,7 +38,7 @@ class Scratch:
 
 def _sweep(root: Path) -> None:
     for folder in root.glob(f"{PREFIX}*"):
-        # What is another user's cannot be opened; what has no lock yet is just being made.
+        # Folders of other users cannot be opened; one without a lock is just being made.
         with contextlib.suppress(OSError):
             lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
             try:

@@ -23,12 +23,13 @@ REASON_OF_SIGNAL = {
 """What a signal to the supervisor means."""
 
 MARGIN_S = 5.0
-"""Of the grace, what is kept for SIGTERM after the training did not answer; at most a quarter."""
+"""The part of the grace that is kept for SIGTERM if the training does not answer; at most a
+quarter."""
 LAST_WORD_S = 2.0
-"""Beyond the deadline, before the kill: guards kill their workers at the deadline themselves."""
+"""From the deadline to the kill of the agent: guards kill their workers at the deadline."""
 
 OUTLIVE_LIMIT_S = 10.0
-"""After SIGKILL: what is still there then hangs in the kernel, and may do so for ever."""
+"""How long after SIGKILL. What is still there then hangs in the kernel, perhaps for ever."""
 
 
 class Step(enum.Enum):
@@ -77,28 +78,57 @@ class StopFiles:
     """The three files of the conversation, in the node's folder."""
 
     def __init__(self, node_dir: Path) -> None:
-        self._node_dir = node_dir
+        self._request = node_dir / protocol.STOP_REQUEST_FILE
+        self._ready = node_dir / protocol.STOP_READY_FILE
+        self._answer = node_dir / protocol.STOP_ACK_FILE
 
     def clear(self) -> None:
         """Forgets an earlier conversation of the same incarnation."""
-        for name in (protocol.STOP_REQUEST_FILE, protocol.STOP_READY_FILE, protocol.STOP_ACK_FILE):
+        for path in (self._request, self._ready, self._answer):
             with contextlib.suppress(OSError):
-                (self._node_dir / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
-    def ask(self, reason: Reason, *, at: float, deadline: float) -> None:
-        """Writes the request; times are seconds since the epoch."""
-        request = {"reason": reason.value, "at": at, "deadline": deadline}
+    def ask(self, reason: str, *, at: float, deadline: float) -> None:
+        """Writes the request, if that is possible; times are seconds since the epoch."""
         with contextlib.suppress(OSError):
-            write_atomically(self._node_dir / protocol.STOP_REQUEST_FILE, json.dumps(request))
+            write_atomically(
+                self._request, json.dumps({"reason": reason, "at": at, "deadline": deadline})
+            )
+
+    def is_asked(self) -> bool:
+        """Whether a request is there, of any reason."""
+        return self._request.exists()
+
+    def read_request(self) -> dict[str, Any]:
+        """The present request; empty where there is none."""
+        return _read(self._request) or {}
+
+    def is_for_resize(self) -> bool:
+        """Whether the present request only makes room for other nodes."""
+        return self.read_request().get("reason") == protocol.STOP_REASON_RESIZE
+
+    def forget_resize(self) -> None:
+        """Withdraws such a request, and its answer."""
+        if self.is_for_resize():
+            self._request.unlink(missing_ok=True)
+        self._answer.unlink(missing_ok=True)
 
     def training_speaks(self) -> bool:
         """Whether the training said that it will answer."""
-        return (self._node_dir / protocol.STOP_READY_FILE).exists()
+        return self._ready.exists()
+
+    def has_answer(self) -> bool:
+        """Whether the training has answered."""
+        return self._answer.exists()
 
     def read_answer(self) -> dict[str, Any] | None:
         """What the training committed; None before it did."""
-        try:
-            answer = json.loads((self._node_dir / protocol.STOP_ACK_FILE).read_text())
-        except (OSError, ValueError):
-            return None
-        return answer if isinstance(answer, dict) else None
+        return _read(self._answer)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,7 +1,5 @@
-"""The agent's own output: it is dropped where nobody can take it, and never ends the agent.
-
-A console file on a full disk, a closed pipe or a terminal that is gone refuse a write. Standard
-library only.
+"""The agent's own output. A full disk, a closed pipe or a lost terminal drops lines of it and
+never ends the agent. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +12,14 @@ import sys
 from typing import TextIO
 
 _HOLD_S = 1.0
-"""How long a pipe that somebody made non-blocking is waited for."""
+"""How long to wait for a full non-blocking pipe."""
+
+
+def say(text: str, who: str = "agent") -> None:
+    """One line on the node's console."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"[{who}] {text}\n")
+        sys.stderr.flush()
 
 
 def open_streams() -> None:
@@ -26,7 +31,7 @@ def open_streams() -> None:
 
 def _open(old: TextIO | None, fd: int) -> TextIO:
     if not isinstance(old, io.TextIOWrapper):
-        # Closed when this process began: the number may be another file's by now.
+        # It was closed when this process began; another file may have its number now.
         return open(os.devnull, "w")
     with contextlib.suppress(OSError):
         old.flush()
@@ -40,7 +45,7 @@ def _open(old: TextIO | None, fd: int) -> TextIO:
 
 
 class _Unrefused(io.RawIOBase):
-    """A descriptor that takes everything; what it cannot pass on is lost."""
+    """A descriptor that accepts every write, and drops what it cannot pass on."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

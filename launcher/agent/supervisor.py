@@ -6,33 +6,23 @@ which is forked from this one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.agent import disk, processes, reserve
+from launcher.agent import disk, processes, reserve, streams
+from launcher.agent import report as reports
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
-from launcher.agent.report import (
-    AgentLedger,
-    AgentReport,
-    ledger_path,
-    make_outcome,
-    read_agent_report,
-    read_oom_kills,
-    take_own_end,
-    write_outcome,
-    write_termination,
-)
+from launcher.agent.report import AgentLedger, AgentReport
 from launcher.agent.scratch import Scratch
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
-from launcher.agent.streams import open_streams
 from launcher.agent.waking import LOOK_S, Waker
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
@@ -41,6 +31,8 @@ from launcher.contract.errors import DiskFullError, ExitCode, InputError, name_e
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
 
 T = TypeVar("T")
+
+say = partial(streams.say, who="supervisor")
 
 NODE_PLAN = "LAUNCHER_NODE_PLAN"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -53,7 +45,7 @@ def main(argv: list[str]) -> int:
     """Supervises the node whose plan ``argv`` or the environment names; returns the exit code."""
     # Before anything else: as PID 1 a signal without a handler would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    open_streams()
+    streams.open_streams()
     path = argv[0] if argv else os.environ.get(NODE_PLAN)
     try:
         if path is None:
@@ -67,9 +59,10 @@ def main(argv: list[str]) -> int:
     except (InputError, OSError) as error:
         say(str(error))
         return int(ExitCode.BAD_INPUT)
-    again = protocol.COMES_BACK in os.environ
-    if again and (code := take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))) is not None:
-        return code
+    if protocol.COMES_BACK in os.environ:
+        code = reports.take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))
+        if code is not None:
+            return code
     return Supervisor(task).run()
 
 
@@ -78,7 +71,7 @@ def _claim(task: NodeTask) -> NodeTask:
 
 
 def _while_full(task: NodeTask, act: Callable[[], T]) -> T:
-    """Before the agent's start: raises DiskFullError, or _AskedToStopError by a signal."""
+    """Waits for room before the agent's start. Raises DiskFullError or _AskedToStopError."""
     return disk.retry_while_full(
         act,
         (Path(task.node.log_dir),),
@@ -86,13 +79,6 @@ def _while_full(task: NodeTask, act: Callable[[], T]) -> T:
         pause=_pause,
         tell=say,
     )
-
-
-def say(text: str) -> None:
-    """One line on the node's console."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"[supervisor] {text}\n")
-        sys.stderr.flush()
 
 
 class _AskedToStopError(Exception):
@@ -123,7 +109,7 @@ class Supervisor:
         self._own: Scratch | None = None
         self._report = AgentReport(reason=Reason.AGENT_FAILED)
         self._ledger = AgentLedger(
-            ledger_path(self._run_dir, node.node_index, node.incarnation),
+            reports.ledger_path(self._run_dir, node.node_index, node.incarnation),
             self._clock,
             node_index=node.node_index,
             incarnation=node.incarnation,
@@ -154,11 +140,11 @@ class Supervisor:
     def _prepare(self) -> None:
         processes.adopt_orphans()
         node = self._task.node
-        # What an operator told this node counts pods, and would win over the plan.
+        # An operator's values count pods, and would win over the plan.
         for name in protocol.STALE_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(node.env)
-        # Meant for torchrun; a script that starts one of its own would hand it on.
+        # Meant for torchrun; a torchrun that the script starts would take it over.
         os.environ.pop(protocol.LINE_PREFIX_TEMPLATE, None)
         os.environ[protocol.NODE_INDEX] = str(node.node_index)
         _while_full(self._task, self._make_folders)
@@ -171,7 +157,7 @@ class Supervisor:
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
-        # How the node ends is told on a full disk, too.
+        # So that the outcome can be written on a full disk too.
         reserve.reserve(self._node_dir / protocol.OUTCOME_FILE, reserve.OUTCOME_BYTES)
         reserve.reserve(self._node_dir / protocol.STOP_REQUEST_FILE, reserve.REQUEST_BYTES)
         self._own = self._own or Scratch()
@@ -181,7 +167,7 @@ class Supervisor:
     def _tell_end(self, code: int, started_at: float) -> None:
         report = self._report
         self._ledger.write("agent-ended", reason=report.reason.value, exit_code=code)
-        outcome = make_outcome(
+        outcome = reports.make_outcome(
             report,
             exit_code=code,
             node_index=self._task.node.node_index,
@@ -189,10 +175,10 @@ class Supervisor:
             started_at=started_at,
             finished_at=self._clock.wall(),
         )
-        write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
+        reports.write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
         reserve.release(self._node_dir / protocol.STOP_REQUEST_FILE)
         if self._task.settings.identity in POD_SOURCES:
-            write_termination(outcome, Path(protocol.TERMINATION_LOG))
+            reports.write_termination(outcome, Path(protocol.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
             detail = f": {report.detail}" if report.detail else ""
             say(f"{report.reason.value}{detail} (exit code {code})")
@@ -201,14 +187,14 @@ class Supervisor:
 
     def _run_agent(self) -> AgentReport:
         report_file = self._scratch / _REPORT_FILE
-        oom_kills = read_oom_kills()
+        oom_kills = reports.read_oom_kills()
         self._agent_pid = self._fork_agent(report_file)
         status = self._wait_for_agent()
-        # The node's other processes have nobody left who would end them.
+        # Without the agent no process would end the others.
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
-        report = read_agent_report(report_file)
-        return self._judge(code, report, oom_killed=read_oom_kills() > oom_kills)
+        report = reports.read_agent_report(report_file)
+        return self._judge(code, report, oom_killed=reports.read_oom_kills() > oom_kills)
 
     def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
         """Total: every ending of the agent has a reason."""
@@ -233,7 +219,7 @@ class Supervisor:
         code = int(ExitCode.AGENT_FAILED)
         try:
             processes.die_with_parent(supervisor_pid)
-            # A terminal's Ctrl-C goes to the whole group: the supervisor alone decides on it.
+            # Ctrl-C goes to the whole process group, but only the supervisor may act on it.
             os.setpgid(0, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             code = self._be_agent(report_file)
@@ -287,7 +273,7 @@ class Supervisor:
         grace_s = self._task.settings.stop_grace_s
         self._stop = Stop(reason=reason, asked_at=self._clock.monotonic(), grace_s=grace_s)
         now = self._clock.wall()
-        self._files.ask(reason, at=now, deadline=now + grace_s)
+        self._files.ask(reason.value, at=now, deadline=now + grace_s)
         self._ledger.write("stop-requested", reason=reason.value, grace_s=grace_s)
 
     def _go_on_stopping(self, stop: Stop) -> None:

@@ -1,6 +1,6 @@
-"""The store is lost, not the run: which store comes next, and how often that may happen.
+"""When the store is lost, the run continues: which store is next, and how often that may happen.
 
-Standard library only at the top; torch is imported where stores are looked for.
+Imports torch only inside ``_look``.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.reasons import Reason
 
 CONNECT_LIMIT_S = 15.0
-"""How long the next candidate is waited for: its agent runs already, and lost the store too."""
+"""How long to wait for the next candidate, whose agent runs already and lost the store too."""
 LAST_CALL_S = 5
-"""For c10d, whose own 30 s are for nodes that start; the roster has a rule of its own."""
+"""For c10d, whose default of 30 s is meant for a first start. The roster has its own rule."""
 LOOK_LIMIT_S = 1.0
 LOOK_PAUSE_S = 0.5
 RETURN_LIMIT_S = 10.0
-"""Beyond the detection limit: how long a node that came back looks for the others' new store."""
+"""How long, after the detection limit, a node that came back looks for the others' new store."""
 
 
 def plan_round(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
     """The task with the store that comes ``number`` places after the first.
 
-    ``carried`` is what the last start knew and a new store does not. Every node computes the
-    same store from the same number.
+    ``carried`` is what a new store must be told of the last one. Every node computes the same store
+    from the same number.
     """
     rendezvous = task.node.rendezvous
     if (number == 0 and not carried) or isinstance(rendezvous, Static):
         return task
     conf = dict(rendezvous.conf)
     if rendezvous.backend == ROSTER:
-        # A new store knows nothing of the run, so that its id may stay, and newcomers know it.
+        # A new store knows nothing of the run, so the id can stay, which newcomers know.
         run_id = rendezvous.id
         limit_s = min(CONNECT_LIMIT_S, float(conf.get("connect_timeout_s", CONNECT_LIMIT_S)))
         conf |= {"connect_timeout_s": f"{limit_s:g}"}
@@ -52,9 +52,9 @@ def plan_round(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeT
 
 
 def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fenced: bool) -> bool:
-    """Whether another store may be tried, after losses at these instants, the present one last.
+    """Whether another store may be tried after losses at these times, the present one last.
 
-    Counted are those of the last ``outer_limit_s`` seconds: a run of many days may lose many.
+    Only losses of the last ``outer_limit_s`` seconds count: a run of many days may have many.
     """
     settings = task.settings
     if isinstance(task.node.rendezvous, Static) or reason is Reason.PREEMPTED:
@@ -71,15 +71,15 @@ def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fen
 def find_round(task: NodeTask, number: int, clock: Clock, *, patient: bool) -> int:
     """The number of the store that serves the run already; ``number`` where none does.
 
-    A node that came back would otherwise found a second world beside the others'. ``patient``:
-    they may still be on their way to it, so it is looked for several times. Blocks meanwhile.
+    Otherwise a node that came back would start a second group next to the first. ``patient``: the
+    others may not be there yet, so look several times. Blocks meanwhile.
     """
     rendezvous, stores = task.node.rendezvous, task.settings.stores
     if not isinstance(rendezvous, Elastic) or rendezvous.backend != ROSTER or len(stores) < 2:
         return number
     limit_s = float(dict(rendezvous.conf).get("detection_limit_s", 10.0)) + RETURN_LIMIT_S
     end = clock.monotonic() + (limit_s if patient else 0.0)
-    # The one just lost may be frozen, and would cost the whole look; it is not the answer.
+    # Not the store that was just lost: it may be frozen, and would use up the time.
     lost = (number - 1) % len(stores) if number else None
     order = [(number + turn) % len(stores) for turn in range(len(stores))]
     places = [index for index in order if index != lost or patient]

@@ -1,8 +1,7 @@
-"""Continues the node's own helpers where one of them was stopped alone: nobody else would.
+"""Continues (SIGCONT) a helper process of the node that was stopped alone.
 
-A stopped fork server makes no workers and does not tell that one has ended, and neither does a
-stopped guard; a stopped agent tells nothing. Who waits for them would wait for ever. What stops
-all processes of a node, stops the one that looks here too. Standard library only.
+A stopped fork server, guard or agent does not tell that a worker has ended, and the node would wait
+for ever. What stops all processes of a node also stops the one that looks. Standard library only.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def keep_awake(
     clock: Clock,
     say: Callable[[str], None],
 ) -> None:
-    """Looks after the fork server and the guards of ``workers`` from a thread, until this process
-    ends."""
+    """Starts a thread that looks at the fork server and at the guards of ``workers``."""
     waker = Waker(clock, say)
 
     def look_on() -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from launcher.agent import processes
 from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.node import say
 from launcher.agent.report import AgentLedger
+from launcher.agent.streams import say
 from launcher.agent.worker import STACKS_SIGNAL
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
@@ -25,9 +25,9 @@ POLL_S = 0.25
 STACKS_LIMIT_S = 1.0
 """How long stacks may take to be written before the workers are killed."""
 BUSY_SHARE = 0.05
-"""Of one processor: a worker tree that uses more is computing, not waiting for ever."""
+"""Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
-"""No verdict from one look: all beats must be the same ones in a second look so much later."""
+"""A hang is decided by two looks that are at least this far apart and see the same beats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class SilenceBook:
             self._learn(rank, beat)
             limit_s = self.limit_s(beat.phase)
             allowed_until = max(beat.until, beat.at + limit_s)
-            # Before the first step nothing is known: data may load, a compiler may run.
+            # Before the first step nothing is known yet: data may be loading, a compiler running.
             if beat.steps and now > allowed_until:
                 found = Silence(
                     rank=rank, phase=beat.phase, silent_s=now - beat.at, limit_s=limit_s
@@ -130,8 +130,8 @@ def decide_hung(
 ) -> Silence | None:
     """The worker that has been silent longest, if the group hangs.
 
-    All of the node's workers must be silent. While one of them computes, the others may be
-    waiting for it rightly, so only the upper bound counts.
+    All of the node's workers must be silent. While one of them computes, the others may wait for
+    it, so only the upper bound counts.
     """
     if not silent or len(silent) < workers:
         return None
@@ -177,10 +177,10 @@ class Watchdog:
             self.book.new_attempt()
         beats = self._attempts.beats()
         if self._ended_attempt == self._attempt:
-            # Its heartbeats stay as they are until the next attempt begins.
+            # Its heartbeats do not change until the next attempt begins.
             return
         self._note_first_step(beats)
-        # One that has ended is silent rightly, while it waits for other nodes to end.
+        # A worker that has ended is silent, but does not hang.
         workers = self._attempts.running()
         beats = {worker.rank: beats[worker.rank] for worker in workers if worker.rank in beats}
         silent = self.book.find_silent(beats, self._clock.monotonic())

@@ -1,8 +1,7 @@
-"""A rendezvous handler around the real one: where the agent decides between two attempts.
+"""A rendezvous handler around the real one: it decides what happens between two attempts.
 
-torch's elastic agent calls ``next_rendezvous`` before every start of its workers, when the old
-ones are dead. That is the public place to say why they died, to count it, to wait for the GPUs,
-and to end the run instead of starting them again.
+torch's elastic agent calls ``next_rendezvous`` before each start of its workers, when the old ones
+are dead. The handler then tells why they died, counts it, waits for the GPUs, or ends the run.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from launcher.agent.admission import Admission, is_for_resize
+from launcher.agent.admission import Admission
 from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp, WorkerEnd, describe
 from launcher.agent.link import Link, register
 from launcher.agent.roster.exit_barrier import ARRIVED_KEY
-from launcher.contract import protocol
+from launcher.agent.stopping import StopFiles
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
@@ -58,7 +57,7 @@ class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
 
 
 def register_watched(backend: str, node: Node) -> str:
-    """Registers the handler under a name of its own, which is returned."""
+    """Registers the handler with torch and returns the name of its backend."""
     name = f"launcher-{backend}"
     register(backend)
 
@@ -103,7 +102,9 @@ class WatchedHandler(RendezvousHandler):
         self._fixed_size, self._serves_store = fixed_size, serves_store
         self._num_nodes = 1
         self._link = node.link = Link(inner)
-        self._admission = Admission(node.attempts.node_dir, self._link.admit, SystemClock())
+        self._roster = self._link.roster
+        admit = self._roster.admit if self._roster else lambda: None
+        self._admission = Admission(node.attempts.node_dir, admit, SystemClock())
         self._faults = JobFaults(node.book)
         self._has_run = False
         self._regroups = False
@@ -133,7 +134,7 @@ class WatchedHandler(RendezvousHandler):
         self._regroups = False
         self._tell_lost_peer()
         node.on_rendezvous(info.rank, info.world_size)
-        if not self._link.counts_faults and (give_up := self._faults.share(info)):
+        if self._roster is None and (give_up := self._faults.share(info)):
             self._end(give_up)
         self._has_run = True
         self._num_nodes = info.world_size
@@ -141,14 +142,15 @@ class WatchedHandler(RendezvousHandler):
 
     def _judge_last_attempt(self) -> None:
         node = self._node
-        node_dir = node.attempts.node_dir
-        if (node_dir / protocol.STOP_REQUEST_FILE).exists() and not is_for_resize(node_dir):
+        files = StopFiles(node.attempts.node_dir)
+        if files.is_asked() and not files.is_for_resize():
             # Not an error: the others re-form, so the rendezvous must stay open.
             raise SignalException("asked to stop", signal.SIGTERM)
         if node.attempts.have_succeeded():
-            # The group re-forms, but this node's work was done before its workers could be stopped.
-            self._link.finish()
-            self._link.wait_until_closed()
+            # The group re-forms, but this node's workers had ended well before that.
+            if self._roster:
+                self._roster.finish()
+                self._roster.wait_until_closed()
             raise NodeEnding(Reason.COMPLETED, "")
         ends, verdict = node.judge(regroups=self._regroups)
         if isinstance(verdict, GiveUp):
@@ -156,7 +158,7 @@ class WatchedHandler(RendezvousHandler):
         if verdict.counts and (give_up := self._faults.count(ends)):
             self._end(give_up)
         failed = verdict.counts or verdict.cause == LOST_PEER
-        # One that names no peer needs no peer's end to explain it: its restart is not held up.
+        # A failure that names no peer is not held up.
         limit_s = PEER_FINISHES_S if verdict.cause == LOST_PEER else 0.0
         if failed and self._fixed_size and self._a_peer_finishes(limit_s):
             self._end(GiveUp(reason=Reason.TRAINING_FAILED, detail=describe(ends[0])))
@@ -181,7 +183,7 @@ class WatchedHandler(RendezvousHandler):
         return False
 
     def _tell_lost_peer(self) -> None:
-        """Workers blamed a peer; the group has formed again, so it is known whether a node went."""
+        """Workers blamed a peer. By now it is known whether a node left."""
         ends, self._blamed_peer = self._blamed_peer, ()
         if not ends:
             return
@@ -192,14 +194,15 @@ class WatchedHandler(RendezvousHandler):
 
     def _end(self, give_up: GiveUp) -> NoReturn:
         if give_up.reason is Reason.DISK_FULL:
-            # Of this node alone: the others wait for it, or go on without it.
+            # Only this node ends: the others wait for it, or continue without it.
             raise NodeEnding(give_up.reason, self._node.describe_disk(give_up.detail))
         self._faults.tell(give_up)
-        self._link.close()
+        if self._roster:  # torch closes the others itself
+            self._roster.close("failed")
         raise NodeEnding(give_up.reason, give_up.detail)
 
     def _raise_verdict(self) -> None:
-        """Where another node ended the run, or both did by count, its reason is ours."""
+        """Raises the reason for which another node, or the count of faults, ended the run."""
         told = self._faults.told() or self._link.closed_reason()
         ends = self._node.ends
         if told is Reason.COMPLETED:
@@ -213,7 +216,7 @@ class WatchedHandler(RendezvousHandler):
             raise NodeEnding(told, detail) from None
 
     def num_nodes_waiting(self) -> int:
-        self._admission.look(self._link.newcomers())
+        self._admission.look(self._roster.newcomers if self._roster else 0)
         waiting = self._inner.num_nodes_waiting()
         self._regroups = self._regroups or waiting > 0
         return waiting
@@ -228,11 +231,13 @@ class WatchedHandler(RendezvousHandler):
         return self._inner.get_run_id()
 
     def shutdown(self) -> bool:
-        """Of a good end the store's own node is the last to leave: the others close their
-        rendezvous in it, and torch prints a C++ backtrace for each request that fails."""
+        """After a good end the node with the store leaves last.
+
+        The others still close their rendezvous there, and torch prints a C++ backtrace for each
+        request that fails."""
         is_good = sys.exc_info()[0] is None
         done = self._inner.shutdown()
-        if is_good and self._num_nodes > 1 and not self._link.counts_faults:
+        if is_good and self._num_nodes > 1 and self._roster is None:
             left = self._faults.leave()
             clock = SystemClock()
             deadline = clock.monotonic() + LEAVING_LIMIT_S
@@ -245,8 +250,8 @@ class WatchedHandler(RendezvousHandler):
 class JobFaults:
     """Worker faults of the whole job, counted in the rendezvous' store.
 
-    A round that ended by a fault counts once, however many nodes saw one. The store may be
-    gone or slow at any time; the node's own count is then all that is known.
+    A round that ended by a fault counts once, however many nodes saw one. Where the store does not
+    answer, the node's own count is used.
     """
 
     def __init__(self, book: FaultBook) -> None:
@@ -275,7 +280,7 @@ class JobFaults:
         return self._book.judge_count(max(self._own, total), self._last)
 
     def tell(self, give_up: GiveUp) -> None:
-        """Leaves the reason for the other nodes, who would only see a closed rendezvous."""
+        """Writes the reason for the other nodes, which only see a closed rendezvous."""
         self._with_store(lambda job, _: job.set(_VERDICT_KEY, give_up.reason.value), None)
 
     def told(self) -> Reason | None:

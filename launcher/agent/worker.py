@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Prepare = Callable[[], None]
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
-"""Asks for the stacks; scripts and their runtimes use SIGUSR1 and SIGUSR2 themselves."""
+"""Asks for the stacks. SIGUSR1 and SIGUSR2 are left to scripts."""
 
 _kept_open: list[object] = []
 
@@ -67,7 +67,7 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _open_stacks(script.folder)
         _start_heartbeat()
     except BaseException:
-        # Never back into the frames that made this process.
+        # Must not return into the frames that forked this process.
         with contextlib.suppress(OSError):
             traceback.print_exc()
         os._exit(int(ExitCode.AGENT_FAILED))
@@ -89,8 +89,8 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
 
 
 def _finalize(code: int) -> NoReturn:
-    # The interpreter's own way out, from threads and atexit to open files; os._exit would lose
-    # what scripts left in buffers, and unwinding would meet the frames of multiprocessing.
+    # Ends as the interpreter does: threads, atexit, open files. os._exit would lose buffered
+    # output, and unwinding would run the frames of multiprocessing.
     finish = ctypes.pythonapi.Py_Exit
     finish.argtypes, finish.restype = [ctypes.c_int], None
     finish(code & 0xFF)
@@ -127,8 +127,8 @@ def _put_first(folder: str) -> None:
 
 
 def _run_as_main(name: str, alter_argv: bool = True) -> None:
-    # What the interpreter itself calls for -m; run_module would hand the script a module that
-    # is gone by the time its atexit handlers run.
+    # What the interpreter calls for -m. With run_module, the script's module would be gone before
+    # its atexit handlers run.
     run_module = getattr(runpy, "_run_module_as_main", None)
     if run_module is not None:
         run_module(name, alter_argv)
@@ -194,7 +194,7 @@ def _has_content(file: Path) -> bool:
 
 
 def _own_part(found: TracebackType | None) -> TracebackType | None:
-    """Without the frames that are ours."""
+    """The traceback without the frames of this module."""
     while found is not None and found.tb_frame.f_code.co_filename == _own_part.__code__.co_filename:
         found = found.tb_next
     return found
@@ -232,9 +232,9 @@ def _open_streams() -> None:
 
 
 def _show_crashes() -> None:
-    """The Python stack of a segfault on stderr, for who has asked the interpreter for it."""
-    # Set anew: torch switches it on in what it forks, and a forked worker's variables may be
-    # others than those that its interpreter was started with.
+    """Prints the Python stack of a segfault if the interpreter was told to do so."""
+    # torch switches it on in its forks, and a forked worker may have other variables than its
+    # interpreter was started with.
     if os.environ.get("PYTHONFAULTHANDLER") or sys.flags.dev_mode:
         faulthandler.enable(file=2)
     else:

@@ -22,6 +22,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import FailureReport, Outcome
+from launcher.runs.records import parse_record
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -140,7 +141,7 @@ def render_status(status: dict[str, Any]) -> str:
             f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s"
         )
         if outcome["failure"]:
-            failure = FailureReport.from_jsonable(outcome["failure"])
+            failure = parse_record(FailureReport, outcome["failure"])
             lines += render_failure(failure, outcome["reason"])
             lines += render_clocks(failure.clock_offsets_s)
     for node in status["nodes"]:

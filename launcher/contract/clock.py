@@ -1,4 +1,4 @@
-"""The outside world's time, handed to pure code and to tests as a value."""
+"""Time as an object, so that pure code and tests can be given another one."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Fault(enum.Enum):
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of the command line; the table of reasons in ``state.py`` maps onto these.
+    """Exit codes of the command line; ``reasons.py`` says which reason has which.
 
     Permanent causes lie in 1..127, everything worth a retry at 128 and above, because
     Kubernetes' ``ExitCode`` restart policy and its operators decide by that border.
@@ -89,8 +89,7 @@ class InputError(LauncherError):
 class KeyInputError(InputError):
     """A key is well-formed, and does not fit this machine or target; nothing was started.
 
-    ``key`` is its path in the job file. The command line, which knows the file, puts the file and
-    line in front.
+    ``key`` is its path in the job file. The command line adds the file and the line.
     """
 
     def __init__(self, key: tuple[str | int, ...], what: str, hint: str) -> None:
@@ -101,16 +100,14 @@ class KeyInputError(InputError):
 class DiskFullError(LauncherError):
     """The disk of the run folder is full; a retry is worth it once there is room."""
 
-    fault = Fault.PLATFORM
     exit_code = ExitCode.DISK_FULL
 
 
 class TargetError(LauncherError):
     """The target cannot be reached or lacks what the job needs; nothing was started."""
 
-    fault = Fault.PLATFORM
     exit_code = ExitCode.TARGET_UNREACHABLE
 
 
 class SilentTargetError(TargetError):
-    """The target is there, but has not answered in time: nothing else may be taken in its place."""
+    """The target is there but has not answered in time. No other target may be used instead."""

@@ -24,8 +24,8 @@ PROGRESS = "LAUNCHER_PROGRESS"
 STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
 COMES_BACK = "LAUNCHER_COMES_BACK"
-"""Set where an engine starts the node anew whenever it has ended: an agent that had reported an end
-of its own only repeats it."""
+"""Set where an engine starts the node again whenever it has ended. An agent that ended by
+itself before only repeats its exit code."""
 SIGNAL_CODES = range(129, 160)
 """Exit codes of a node that was ended from outside, and goes on when it is started again."""
 NODE_DIR = "LAUNCHER_NODE_DIR"
@@ -62,7 +62,7 @@ STALE_VARIABLES = (
     *("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY"),
     "LT_PRECISION",
 )
-"""They would win over the plan silently; an operator's count pods where torchrun's count
+"""They would win over the plan without a word. An operator's values count pods, torchrun's count
 workers."""
 LINE_PREFIX = "[{node_index}/${{rank}}] "
 """What stands before a worker's line on its node's console, as torch's own template has it."""
@@ -76,17 +76,19 @@ ENGINE = "LAUNCHER_ENGINE"
 CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"
 CONTAINER_AGENT = "/launcher/agent.pyz"
-"""The node agent's archive, mounted read-only."""
+"""The node agent's archive: the image's own, or mounted read-only."""
+CONTAINER_AGENT_VERSION = "/launcher/agent.version"
+"""One line that says which agent an image holds."""
 TERMINATION_LOG = "/dev/termination-log"
 """What a pod's status shows of its end: the node's outcome, where no folder brings it home."""
 TERMINATION_LIMIT_BYTES = 4096
 CONTAINER_TASK = "/launcher/node-plan.json"
 """What all pods of a job start their agent with; each finds out which node it is."""
 
-# -- what an agent says whose work was done, and that did not stay until the run was over ---
+# -- what an agent says that ended well before the run was over -------------------------------
 OTHERS_GO_ON = "its work was done; the others may still go on"
 
-# -- what a host's keeper says of a node that it ended, in place of an engine's word --------
+# -- what a host's keeper says of a node that it ended ------------------------------------------
 LAUNCHER_GONE = "its launcher was gone"
 
 # -- files of the run folder ---------------------------------------------------------------
@@ -101,7 +103,7 @@ LAUNCHER_LOG_FILE = "launcher.log"
 STOP_RUN_FILE = "stop-request"
 SCALE_REQUEST = "scale-request"
 RUN_REQUESTS = (STOP_RUN_FILE, SCALE_REQUEST)
-"""By which any terminal asks the launcher that follows a run; it removes what it has taken up."""
+"""Files by which a terminal asks the launcher of a run, which removes them when it has acted."""
 FOLLOWED_FILE = ".followed"
 """In a run's folder on a host: changed, by the clock since the boot, as long as a launcher follows
 the run."""
@@ -119,7 +121,7 @@ LEDGER_DIR = "ledger"
 
 # -- what the agent leaves in a node's folder, nodes/<index>/<incarnation>/ ---------------------
 # OUTCOME_FILE is the node's own there: {"schema": 1, "node_index", "incarnation", "reason" (of
-# state.Reason), "exit_code", "detail", "attempts", "restarts": {cause: count}, "started_at",
+# reasons.Reason), "exit_code", "detail", "attempts", "restarts": {cause: count}, "started_at",
 # "finished_at", "first": FAILURE or null, "collateral": [FAILURE, ...]}, where FAILURE is
 # {"attempt", "rank", "local_rank", "exit_code" (negative for a signal), "at", "cause" ("exit",
 # "signal", "hang", "out-of-memory", "disk-full", "terminated"), "message", "log" (relative to
@@ -134,10 +136,10 @@ STDERR_FILE = "stderr"
 ERROR_FILE = "error.json"
 """The uncaught exception, laid out as torch does: ``{"message": {"message", "extraInfo"}}``."""
 EXIT_FILE = "exit.json"
-"""How the worker ended: ``{"rank", "local_rank", "exit_code", "terminated", "had_failed", "at",
-"steps"}``; ``exit_code`` is negative for a signal, ``terminated`` says that the agent had asked it
-to end, ``had_failed`` that ERROR_FILE was there before it asked. Of a worker that failed on a full
-disk also ``"full_disk": {"at": mount point, "holds_run": bool}``."""
+"""How the worker ended: ``{"rank", "local_rank", "exit_code", "at", "steps", "terminated",
+"had_failed", "full_disk", "message"}``. ``exit_code`` is negative for a signal; ``terminated``: the
+agent had asked it to end; ``had_failed``: ERROR_FILE was there before that; ``full_disk``:
+``{"at": mount point, "holds_run": bool}`` of a worker that failed on a full disk, else null."""
 STACKS_FILE = "stacks.txt"
 """Python stacks of all threads, written when the watchdog found the worker hanging."""
 
@@ -147,7 +149,7 @@ STOP_READY_FILE = "stop-ready"
 STOP_REQUEST_FILE = "stop-request"
 """The supervisor asks: ``{"reason", "at", "deadline"}``, times in seconds since the epoch."""
 STOP_REASON_RESIZE = "resize"
-"""The reason of a request where nodes wait to come in; all others are of ``state.Reason``."""
+"""The reason of a request where nodes wait to come in; all others are of ``reasons.Reason``."""
 STOP_ACK_FILE = "stop-ack"
 """The training answers with what it committed: ``{"step": int, "checkpoint": str}``. SIGTERM
 comes after it, or when the deadline is near; without a request SIGTERM means: exit now."""
@@ -193,3 +195,4 @@ LABEL_ATTEMPT = "launcher.attempt"
 LABEL_RUN_DIR = "launcher.run-dir"
 LABEL_TORCH = "launcher.torch-version"
 LABEL_CUDA = "launcher.cuda-version"
+LABEL_AGENT = "launcher.agent-version"

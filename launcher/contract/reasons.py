@@ -1,13 +1,11 @@
-"""States of a node and of a run, and what each ending means.
+"""States of a node and of a run, and what each reason of an ending means.
 
-All tables are total over their enum; a test iterates the members. The agent in the node,
-the command line and the renderers read the same tables.
+Agent, command line and renderers read the same table, which has a row for each reason.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.contract.errors import ExitCode, Fault
@@ -20,11 +18,11 @@ class NodeState(enum.Enum):
     RUNNING = "running"
     EXITED = "exited"
     MISSING = "missing"
-    """The target knows nothing of it: never started, or removed behind our back."""
+    """The target does not know it: never started, or removed by someone else."""
 
 
 class RunState(enum.Enum):
-    """A run, as its outcome and ``launcher status`` tell it."""
+    """A run, as ``launcher status`` tells it; a run whose launcher is gone is called orphaned."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -33,7 +31,7 @@ class RunState(enum.Enum):
 
 
 class Reason(enum.Enum):
-    """Why a run ended."""
+    """Why a run or a node ended."""
 
     COMPLETED = "completed"
     TRAINING_FAILED = "training-failed"
@@ -53,7 +51,7 @@ class Reason(enum.Enum):
     RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable"
     """No store answered, or too few nodes came, before the time was over."""
     RENDEZVOUS_CLOSED = "rendezvous-closed"
-    """Another node had ended the run's rendezvous; that node knows why."""
+    """Another node ended the run; its own outcome says why."""
     STORE_LOST = "store-lost"
     """The rendezvous' store went away, and no other took over."""
     AGENT_FAILED = "agent-failed"
@@ -64,93 +62,40 @@ class Reason(enum.Enum):
     """The disk of the run folder, or another that the agent needs, stayed full."""
 
 
-TERMINAL_STATES = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED})
+_TABLE: dict[Reason, tuple[RunState, ExitCode, Fault | None]] = {
+    Reason.COMPLETED: (RunState.SUCCEEDED, ExitCode.OK, None),
+    Reason.TRAINING_FAILED: (RunState.FAILED, ExitCode.TRAINING_FAILED, Fault.TRAINING),
+    Reason.RESTARTS_EXHAUSTED: (RunState.FAILED, ExitCode.TRAINING_FAILED, Fault.TRAINING),
+    Reason.NODE_LOST: (RunState.FAILED, ExitCode.KILLED, Fault.PLATFORM),
+    Reason.OUT_OF_MEMORY: (RunState.FAILED, ExitCode.TRAINING_FAILED, Fault.TRAINING),
+    Reason.BAD_INPUT: (RunState.FAILED, ExitCode.BAD_INPUT, Fault.USER),
+    Reason.TARGET_UNREACHABLE: (RunState.FAILED, ExitCode.TARGET_UNREACHABLE, Fault.PLATFORM),
+    Reason.INTERRUPTED: (RunState.STOPPED, ExitCode.INTERRUPTED, Fault.USER),
+    Reason.STOP_REQUESTED: (RunState.STOPPED, ExitCode.PREEMPTED, Fault.USER),
+    Reason.PREEMPTED: (RunState.STOPPED, ExitCode.PREEMPTED, Fault.PLATFORM),
+    Reason.KILLED: (RunState.STOPPED, ExitCode.KILLED, Fault.PLATFORM),
+    Reason.LAUNCHER_LOST: (RunState.STOPPED, ExitCode.KILLED, Fault.PLATFORM),
+    Reason.RENDEZVOUS_UNREACHABLE: (
+        RunState.FAILED,
+        ExitCode.RENDEZVOUS_UNREACHABLE,
+        Fault.PLATFORM,
+    ),
+    Reason.RENDEZVOUS_CLOSED: (RunState.FAILED, ExitCode.RENDEZVOUS_CLOSED, Fault.PLATFORM),
+    Reason.STORE_LOST: (RunState.FAILED, ExitCode.STORE_LOST, Fault.PLATFORM),
+    Reason.AGENT_FAILED: (RunState.FAILED, ExitCode.AGENT_FAILED, Fault.PLATFORM),
+    Reason.GPU_BUSY: (RunState.FAILED, ExitCode.GPU_BUSY, Fault.PLATFORM),
+    Reason.DISK_FULL: (RunState.FAILED, ExitCode.DISK_FULL, Fault.PLATFORM),
+}
+STATE_OF_REASON = MappingProxyType({reason: row[0] for reason, row in _TABLE.items()})
+EXIT_CODE_OF_REASON = MappingProxyType({reason: row[1] for reason, row in _TABLE.items()})
+FAULT_OF_REASON = MappingProxyType({reason: row[2] for reason, row in _TABLE.items()})
+TERMINAL_STATES = frozenset(STATE_OF_REASON.values())
 
-STATE_OF_REASON: Mapping[Reason, RunState] = MappingProxyType(
-    {
-        Reason.COMPLETED: RunState.SUCCEEDED,
-        Reason.TRAINING_FAILED: RunState.FAILED,
-        Reason.RESTARTS_EXHAUSTED: RunState.FAILED,
-        Reason.NODE_LOST: RunState.FAILED,
-        Reason.OUT_OF_MEMORY: RunState.FAILED,
-        Reason.BAD_INPUT: RunState.FAILED,
-        Reason.TARGET_UNREACHABLE: RunState.FAILED,
-        Reason.INTERRUPTED: RunState.STOPPED,
-        Reason.STOP_REQUESTED: RunState.STOPPED,
-        Reason.PREEMPTED: RunState.STOPPED,
-        Reason.KILLED: RunState.STOPPED,
-        Reason.LAUNCHER_LOST: RunState.STOPPED,
-        Reason.RENDEZVOUS_UNREACHABLE: RunState.FAILED,
-        Reason.RENDEZVOUS_CLOSED: RunState.FAILED,
-        Reason.STORE_LOST: RunState.FAILED,
-        Reason.AGENT_FAILED: RunState.FAILED,
-        Reason.GPU_BUSY: RunState.FAILED,
-        Reason.DISK_FULL: RunState.FAILED,
-    }
-)
-
-EXIT_CODE_OF_REASON: Mapping[Reason, ExitCode] = MappingProxyType(
-    {
-        Reason.COMPLETED: ExitCode.OK,
-        Reason.TRAINING_FAILED: ExitCode.TRAINING_FAILED,
-        Reason.RESTARTS_EXHAUSTED: ExitCode.TRAINING_FAILED,
-        Reason.NODE_LOST: ExitCode.KILLED,
-        Reason.OUT_OF_MEMORY: ExitCode.TRAINING_FAILED,
-        Reason.BAD_INPUT: ExitCode.BAD_INPUT,
-        Reason.TARGET_UNREACHABLE: ExitCode.TARGET_UNREACHABLE,
-        Reason.INTERRUPTED: ExitCode.INTERRUPTED,
-        Reason.STOP_REQUESTED: ExitCode.PREEMPTED,
-        Reason.PREEMPTED: ExitCode.PREEMPTED,
-        Reason.KILLED: ExitCode.KILLED,
-        Reason.LAUNCHER_LOST: ExitCode.KILLED,
-        Reason.RENDEZVOUS_UNREACHABLE: ExitCode.RENDEZVOUS_UNREACHABLE,
-        Reason.RENDEZVOUS_CLOSED: ExitCode.RENDEZVOUS_CLOSED,
-        Reason.STORE_LOST: ExitCode.STORE_LOST,
-        Reason.AGENT_FAILED: ExitCode.AGENT_FAILED,
-        Reason.GPU_BUSY: ExitCode.GPU_BUSY,
-        Reason.DISK_FULL: ExitCode.DISK_FULL,
-    }
-)
-
-FAULT_OF_REASON: Mapping[Reason, Fault | None] = MappingProxyType(
-    {
-        Reason.COMPLETED: None,
-        Reason.TRAINING_FAILED: Fault.TRAINING,
-        Reason.RESTARTS_EXHAUSTED: Fault.TRAINING,
-        Reason.NODE_LOST: Fault.PLATFORM,
-        Reason.OUT_OF_MEMORY: Fault.TRAINING,
-        Reason.BAD_INPUT: Fault.USER,
-        Reason.TARGET_UNREACHABLE: Fault.PLATFORM,
-        Reason.INTERRUPTED: Fault.USER,
-        Reason.STOP_REQUESTED: Fault.USER,
-        Reason.PREEMPTED: Fault.PLATFORM,
-        Reason.KILLED: Fault.PLATFORM,
-        Reason.LAUNCHER_LOST: Fault.PLATFORM,
-        Reason.RENDEZVOUS_UNREACHABLE: Fault.PLATFORM,
-        Reason.RENDEZVOUS_CLOSED: Fault.PLATFORM,
-        Reason.STORE_LOST: Fault.PLATFORM,
-        Reason.AGENT_FAILED: Fault.PLATFORM,
-        Reason.GPU_BUSY: Fault.PLATFORM,
-        Reason.DISK_FULL: Fault.PLATFORM,
-    }
-)
-
-REASON_OF_EXIT_CODE: Mapping[ExitCode, Reason] = MappingProxyType(
-    {
-        ExitCode.OK: Reason.COMPLETED,
-        ExitCode.TRAINING_FAILED: Reason.TRAINING_FAILED,
-        ExitCode.BAD_INPUT: Reason.BAD_INPUT,
-        ExitCode.TARGET_UNREACHABLE: Reason.TARGET_UNREACHABLE,
-        ExitCode.INTERRUPTED: Reason.INTERRUPTED,
-        ExitCode.KILLED: Reason.KILLED,
-        ExitCode.PREEMPTED: Reason.PREEMPTED,
-        ExitCode.RENDEZVOUS_UNREACHABLE: Reason.RENDEZVOUS_UNREACHABLE,
-        ExitCode.RENDEZVOUS_CLOSED: Reason.RENDEZVOUS_CLOSED,
-        ExitCode.STORE_LOST: Reason.STORE_LOST,
-        ExitCode.AGENT_FAILED: Reason.AGENT_FAILED,
-        ExitCode.GPU_BUSY: Reason.GPU_BUSY,
-        ExitCode.DISK_FULL: Reason.DISK_FULL,
-    }
+REASON_OF_EXIT_CODE = MappingProxyType(
+    # Several reasons share a code: the one that stands first in the table is taken, ...
+    {row[1]: reason for reason, row in reversed(_TABLE.items())}
+    # ... but for the codes of signals, which say nothing of a lost node or a request.
+    | {ExitCode.KILLED: Reason.KILLED, ExitCode.PREEMPTED: Reason.PREEMPTED}
 )
 """What an agent's exit code says where its own report is lost; the reverse is not unique."""
 
@@ -160,5 +105,6 @@ RETRY_FROM = 128
 
 def reason_of_exit_code(code: int) -> Reason:
     """The reason behind any exit code of an agent, shell style: 128 + n for signal n."""
-    known = {int(member): reason for member, reason in REASON_OF_EXIT_CODE.items()}
-    return known.get(code, Reason.KILLED if code > RETRY_FROM else Reason.TRAINING_FAILED)
+    if code in set(ExitCode):
+        return REASON_OF_EXIT_CODE[ExitCode(code)]
+    return Reason.KILLED if code > RETRY_FROM else Reason.TRAINING_FAILED

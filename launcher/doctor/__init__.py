@@ -1,1 +1,1 @@
-"""Findings about machines, and the probe that measures them."""
+"""Diagnoses machines: the probe that measures them, and the findings."""

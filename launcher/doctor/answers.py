@@ -1,10 +1,9 @@
-"""What the probe told, as records: of a node, of its GPUs, of the all-reduce."""
+"""The probe's answers as records: a node, its GPUs, the all-reduce."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +21,10 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What a node is and has; None where it does not say, and for a memlock without limit.
+    """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``addresses`` are those of its own name, ``names`` those of the other hosts' names; ``xids`` are
-    (PCI address, number); ``infiniband`` says of each device whether a port is active.
+    ``addresses`` belong to its own name, ``names`` maps the other hosts' names to addresses;
+    ``xids`` are (PCI address, number); ``infiniband`` tells whether a device has an active port.
     """
 
     host: str
@@ -46,17 +45,6 @@ class NodeFacts:
     verbs_library: bool
     nccl_env: Mapping[str, str]
 
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> NodeFacts:
-        """What ``program.read_node`` gives. Raises ``KeyError`` or ``TypeError``."""
-        exact = {
-            "addresses": tuple(data["addresses"]),
-            "names": {name: tuple(found) for name, found in data["names"].items()},
-            "gpus": tuple(GpuFacts(**gpu) for gpu in data["gpus"]),
-            "xids": tuple((bus, number) for bus, number in data["xids"]),
-        }
-        return cls(**{**data, **exact})
-
 
 @dataclass(frozen=True, kw_only=True)
 class MessageRate:
@@ -69,13 +57,7 @@ class MessageRate:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """The whole group's all-reduces, from small to large messages."""
+    """All-reduces of the whole group, from small to large messages."""
 
     backend: str
     rates: tuple[MessageRate, ...]
-
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> AllReduce:
-        """What ``program.main`` writes. Raises ``KeyError`` or ``TypeError``."""
-        rates = tuple(MessageRate(**rate) for rate in data["rates"])
-        return cls(backend=data["backend"], rates=rates)

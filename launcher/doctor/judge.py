@@ -1,4 +1,4 @@
-"""What follows from the nodes' answers. Pure: answers in, findings out."""
+"""Turns the nodes' answers into findings. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_SHM_BYTES = 1 << 30
 """Data loaders with worker processes and NCCL both exchange through shared memory."""
 LEAST_FREE_BYTES = 10 << 30
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
-"""Below a tenth of what 10 Gbit/s Ethernet carries, or 10 Gbit/s itself where GPUs wait."""
+"""10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
 SAME_EVERYWHERE = ("python", "torch", "cuda", "nccl")
 BUSY_MIB = 500
 LOOPBACK = ("127.", "::1")
@@ -26,8 +26,8 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
     """Each node by itself, then what must be equal on all.
 
-    ``meets_others``: nodes find each other by name or address, so that a name of this machine
-    that leads to loopback matters.
+    ``meets_others``: nodes find each other by name or address, so a name that resolves to
+    loopback matters.
     """
     for where, facts in nodes.items():
         yield from judge_environment(facts, where)
@@ -37,10 +37,12 @@ def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
 
 
 def judge_environment(facts: NodeFacts, where: str) -> Iterator[Finding]:
-    """What a container has of its own: versions, limits, folders."""
+    """What each container has for itself: versions, limits, folders."""
     check = "python, torch"
     if facts.torch:
-        yield ok(check, where, _versions(facts))
+        cuda = f", CUDA {facts.cuda}" if facts.cuda else ""
+        nccl = f", NCCL {facts.nccl}" if facts.nccl else ""
+        yield ok(check, where, f"Python {facts.python}, torch {facts.torch}{cuda}{nccl}")
     else:
         fix = "install torch there, or name another Python: python: of the host, or an image"
         yield failed(check, where, f"Python {facts.python} has no torch", fix)
@@ -56,23 +58,21 @@ def judge_machine(
     ``by_address``: the run tells nodes each other's addresses, so that a wrong name harms only
     what the training itself looks up.
     """
-    yield from _judge_gpus(facts, where)
+    for gpu in facts.gpus:
+        yield _judge_gpu(gpu, facts, where)
+    if facts.gpus and facts.infiniband:
+        yield _judge_infiniband(facts, where)
     if meets_others:
         yield from _judge_name(facts, where, by_address=by_address)
 
 
 def judge_shared(shared: Mapping[str, bool]) -> Iterator[Finding]:
     """Whether all nodes see the same checkpoint folder."""
-    alone = [where for where, sees in shared.items() if not sees]
-    for where in alone:
-        yield failed(
-            "shared checkpoints",
-            where,
-            "does not see what the others wrote into checkpoint_dir",
-            "set checkpoint_dir of the job to a folder that is mounted on all nodes",
-        )
-    if shared and not alone:
-        yield ok("shared checkpoints", "all nodes", "one folder")
+    check, found = "shared checkpoints", "does not see what the others wrote into checkpoint_dir"
+    fix = "set checkpoint_dir of the job to a folder that is mounted on all nodes"
+    if shared and all(shared.values()):
+        yield ok(check, "all nodes", "one folder")
+    yield from (failed(check, where, found, fix) for where, sees in shared.items() if not sees)
 
 
 def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
@@ -96,21 +96,11 @@ def is_slow(measured: AllReduce | None) -> bool:
     return judge_all_reduce(measured, "").status is not Status.OK
 
 
-def _versions(facts: NodeFacts) -> str:
-    cuda = f", CUDA {facts.cuda}" if facts.cuda else ""
-    nccl = f", NCCL {facts.nccl}" if facts.nccl else ""
-    return f"Python {facts.python}, torch {facts.torch}{cuda}{nccl}"
-
-
 def _judge_folder(facts: NodeFacts, where: str) -> Iterator[Finding]:
     check, free = "checkpoint folder", facts.checkpoint_free_bytes
     if facts.checkpoint_error:
-        yield failed(
-            check,
-            where,
-            f"cannot be written: {facts.checkpoint_error}",
-            "chown the folder that checkpoint_dir names, or name another one",
-        )
+        fix = "chown the folder that checkpoint_dir names, or name another one"
+        yield failed(check, where, f"cannot be written: {facts.checkpoint_error}", fix)
     elif free is not None and free < LEAST_FREE_BYTES:
         yield warning(check, where, f"{_gib(free)} free", "free space, or name another folder")
     else:
@@ -120,29 +110,20 @@ def _judge_folder(facts: NodeFacts, where: str) -> Iterator[Finding]:
 def _judge_memory(facts: NodeFacts, where: str) -> Iterator[Finding]:
     shm, memlock = facts.shm_bytes, facts.memlock_bytes
     if shm is not None and shm < LEAST_SHM_BYTES:
-        # On a host without containers no limit of the job's holds.
+        # Without containers the job's own limit has no effect.
         fix = "resources: {shm: 2Gi} in the job; on a host: mount -o remount,size=2G /dev/shm"
         yield warning("/dev/shm", where, _gib(shm), fix)
     elif shm is not None:
         yield ok("/dev/shm", where, _gib(shm))
-    if facts.infiniband:
-        devices = ", ".join(facts.infiniband)
-        if memlock is not None:
-            found = f"{memlock >> 10} KiB, with {devices}"
-            fix = (
-                "resources: {rdma: true} in the job; without containers: '* - memlock unlimited' "
-                "in /etc/security/limits.d/rdma.conf, and a new log-in"
-            )
-            yield failed("memlock", where, found, fix)
-        else:
-            yield ok("memlock", where, f"unlimited, for {devices}")
-
-
-def _judge_gpus(facts: NodeFacts, where: str) -> Iterator[Finding]:
-    for gpu in facts.gpus:
-        yield _judge_gpu(gpu, facts, where)
-    if facts.gpus and facts.infiniband:
-        yield _judge_infiniband(facts, where)
+    devices = ", ".join(facts.infiniband)
+    if devices and memlock is not None:
+        fix = (
+            "resources: {rdma: true} in the job; without containers: '* - memlock unlimited' "
+            "in /etc/security/limits.d/rdma.conf, and a new log-in"
+        )
+        yield failed("memlock", where, f"{memlock >> 10} KiB, with {devices}", fix)
+    elif devices:
+        yield ok("memlock", where, f"unlimited, for {devices}")
 
 
 def _judge_gpu(gpu: GpuFacts, facts: NodeFacts, where: str) -> Finding:
@@ -166,24 +147,25 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeFacts, where: str) -> Finding:
 
 
 def _judge_infiniband(facts: NodeFacts, where: str) -> Finding:
-    """Whether NCCL would use it, or fall back to sockets without a word."""
-    check, devices = "InfiniBand", facts.infiniband
-    names = ", ".join(devices)
-    for variable, value in facts.nccl_env.items():
-        if (variable, value) in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket")):
-            found = f"{names} not used: {variable}={value}, so that NCCL falls back to sockets"
-            return warning(check, where, found, f"take {variable} out of env of the job")
-    if not any(devices.values()):
-        found = f"no port of {names} is active, so that NCCL falls back to sockets"
-        return warning(check, where, found, "ibstat there says why; is the cable in?")
+    """Whether NCCL would use it, or silently fall back to sockets."""
+    names = ", ".join(facts.infiniband)
+    reasons = [
+        (f"{names} not used: {variable}={value}", f"take {variable} out of env of the job")
+        for variable, value in facts.nccl_env.items()
+        if (variable, value) in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"))
+    ]
+    if not any(facts.infiniband.values()):
+        reasons.append((f"no port of {names} is active", "ibstat there says why; is the cable in?"))
     if not facts.verbs_devices:
-        found = f"{names} without /dev/infiniband, so that NCCL falls back to sockets"
         fix = "resources: {rdma: true} in the job; without containers: modprobe ib_uverbs"
-        return warning(check, where, found, fix)
+        reasons.append((f"{names} without /dev/infiniband", fix))
     if not facts.verbs_library:
-        found = f"{names} without libibverbs, so that NCCL falls back to sockets"
-        return warning(check, where, found, "apt-get install libibverbs1 ibverbs-providers")
-    return ok(check, where, ", ".join(name for name, active in devices.items() if active))
+        fix = "apt-get install libibverbs1 ibverbs-providers"
+        reasons.append((f"{names} without libibverbs", fix))
+    for why, fix in reasons:
+        return warning("InfiniBand", where, f"{why}, so that NCCL falls back to sockets", fix)
+    active = ", ".join(name for name, is_active in facts.infiniband.items() if is_active)
+    return ok("InfiniBand", where, active)
 
 
 def _judge_name(facts: NodeFacts, where: str, *, by_address: bool) -> Iterator[Finding]:
@@ -199,7 +181,7 @@ def _judge_name(facts: NodeFacts, where: str, *, by_address: bool) -> Iterator[F
 
 
 def judge_equal(nodes: Nodes) -> Iterator[Finding]:
-    """What makes nodes fail together, or compute differently, where it is not the same."""
+    """Versions that must be the same: else nodes fail together, or compute differently."""
     for key in SAME_EVERYWHERE:
         values = {where: getattr(facts, key) for where, facts in nodes.items()}
         if len(set(values.values())) > 1:

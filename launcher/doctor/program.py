@@ -1,8 +1,8 @@
-"""Runs in every worker in the job's place: tells what its node is, then all-reduces.
+"""Runs in every worker in place of the job: describes its node, then measures an all-reduce.
 
-Standard library and torch only, because it is mounted into any image. What it finds lies in
-RUN_DIR/doctor: ``node-<index>.json`` of every node, ``all-reduce.json`` of rank 0. With the one
-argument ``node`` it prints what the node is, and does nothing else.
+Standard library and torch only, because it is mounted into any image. It writes into
+RUN_DIR/doctor: ``node-<index>.json`` on every node, ``all-reduce.json`` by rank 0. With the
+argument ``node`` it only prints the description of the node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 12, 1 << 26
 REPETITIONS = 5
 LONGEST_S = 15.0
-"""No larger message is tried once all so far have taken this long."""
+"""After this long no larger message is tried."""
 RESOLVE_LIMIT_S = 5.0
 GPU_KEYS = {
     "index": "index",
@@ -39,7 +39,7 @@ GPU_KEYS = {
     "memory_total": "memory.total",
     "ecc_errors": "ecc.errors.uncorrected.volatile.total",
 }
-"""What is told of a GPU, and nvidia-smi's word for it."""
+"""Our name of each GPU fact, and nvidia-smi's."""
 CAP_IPC_LOCK = 14
 NCCL_VARIABLES = ("NCCL_IB_DISABLE", "NCCL_NET")
 SMI_QUERY = (f"--query-gpu={','.join(GPU_KEYS.values())}", "--format=csv,noheader,nounits")
@@ -149,7 +149,7 @@ def _version(package: str) -> str | None:
 
 
 def _cuda() -> str | None:
-    """What torch was built for, without the seconds that its import takes."""
+    """What torch was built for, found without importing torch, which takes seconds."""
     with contextlib.suppress(Exception):
         spec = util.find_spec("torch")
         origin = Path(getattr(spec, "origin", None) or "")
@@ -165,14 +165,14 @@ def _nccl() -> str | None:
 
 
 def resolve(names: tuple[str, ...]) -> dict[str, list[str]]:
-    """Addresses of each name, none where it has none or nobody answers in time."""
+    """Addresses of each name; empty where no resolver answers in time."""
     found: dict[str, list[str]] = {name: [] for name in names}
 
     def look(name: str) -> None:
         with contextlib.suppress(OSError):
             found[name] = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)})
 
-    # A resolver whose server is gone takes half a minute for each name.
+    # A resolver without its server takes half a minute for each name.
     threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in found]
     deadline = time.monotonic() + RESOLVE_LIMIT_S
     for thread in threads:
@@ -183,7 +183,7 @@ def resolve(names: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _memlock_bytes() -> int | None:
-    """None for no limit, as for whoever has CAP_IPC_LOCK."""
+    """None for no limit, also where the process has CAP_IPC_LOCK."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
     if found and int(found[1], 16) >> CAP_IPC_LOCK & 1:
         return None
@@ -225,7 +225,7 @@ def _write_error(folder: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """What a program prints; empty where it is missing, fails or takes too long."""
+    """The program's stdout; empty if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -236,7 +236,7 @@ def _output(*command: str) -> str:
 def parse_gpus(text: str) -> list[dict[str, str]]:
     """What nvidia-smi says of each GPU."""
     rows = (line.split(", ") for line in text.splitlines())
-    # Not strict=: a host's own Python may be 3.9.
+    # No strict=: the host's Python may be 3.9.
     return [dict(zip(GPU_KEYS, row)) for row in rows if len(row) == len(GPU_KEYS)]  # noqa: B905
 
 
@@ -249,6 +249,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["node"]:
         sys.stdout.write(json.dumps(read_node()))
         sys.stdout.flush()
-        # A thread that still waits for a name must not hold up the end.
+        # Do not wait for threads that still resolve a name.
         os._exit(0)
     main()

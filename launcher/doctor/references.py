@@ -1,4 +1,4 @@
-"""What rendered objects name without making it, and what their pods ask for. Pure."""
+"""Objects that rendered ones refer to, and the resources that their pods request. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_VALUE = {"serviceAccountName": "ServiceAccount", "priorityClassName": "Prior
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """An object that has to be there; ``keys`` are those it must have. ``use``: what for."""
+    """An object that must exist and have ``keys``; ``use`` says what it is needed for."""
 
     kind: str
     name: str
@@ -33,7 +33,7 @@ class Reference:
 
 
 def parse_references(objects: Sequence[Object]) -> tuple[Reference, ...]:
-    """Each object once, without those that are among ``objects``."""
+    """Each referenced object once; those among ``objects`` are left out."""
     own = {(item["kind"], item["metadata"]["name"]) for item in objects}
     keys: dict[tuple[str, str, str], dict[str, None]] = {}
     for found in (found for item in objects for found in _walk(item)):
@@ -93,6 +93,6 @@ def sum_resources(template: Object, which: str) -> dict[str, float]:
     return total
 
 
-def parse_amount(quantity: Any) -> float:
+def parse_amount(quantity: str | int) -> float:
     """A Kubernetes quantity as a number: ``500m`` is 0.5, ``1Gi`` 2**30."""
-    return float(parse_quantity(str(quantity)))
+    return parse_quantity(str(quantity))

@@ -1,4 +1,4 @@
-"""Runs the probe in the job's place, on the job's nodes, rendezvous and backend."""
+"""Runs the probe in place of the job, on the job's nodes, rendezvous and backend."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import contextlib
 import io
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
@@ -22,8 +21,8 @@ from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.outcome import Outcome
+from launcher.runs.records import Record, parse_record
 
-Answer = TypeVar("Answer")
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
 RUN_NAME = "doctor"
@@ -33,7 +32,7 @@ OWN_FOLDER = ".doctor"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeAnswers:
-    """What the nodes told, by index; None where one did not. ``failure`` is the first cause."""
+    """The nodes' answers by index; None where a node gave none. ``failure`` is the first cause."""
 
     nodes: Mapping[int, NodeFacts | None]
     shared: Mapping[int, bool]
@@ -42,8 +41,8 @@ class ProbeAnswers:
 
 
 def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> JobSpec:
-    """The job with the probe in place of its training; all else is the job's own."""
-    # A folder of its own: an agent's generation in the job's would fence out a run that goes on.
+    """The job with the probe as its command."""
+    # In the job's own folder the probe's generation would fence out a run of the job.
     checkpoint_dir = None if job.checkpoint_dir is None else f"{job.checkpoint_dir}/{OWN_FOLDER}"
     own = []
     if mounts_program:
@@ -60,22 +59,23 @@ def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> Job
 
 
 def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
-    """Blocks ``limit_s`` and the nodes' grace at most. Raises ``LauncherError`` for no start."""
+    """Blocks for ``limit_s`` and the nodes' grace at most.
+
+    Raises ``LauncherError`` if the run cannot be started."""
     outcome = _run(plan, target, limit_s)
     found = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
     shared = {index: _read(found / f"shared-{index}.json", bool) for index in indices}
-    facts = NodeFacts.from_jsonable
     return ProbeAnswers(
-        nodes={index: _read(found / f"node-{index}.json", facts) for index in indices},
+        nodes={index: _read(found / f"node-{index}.json", NodeFacts) for index in indices},
         shared={index: sees for index, sees in shared.items() if sees is not None},
-        all_reduce=_read(found / "all-reduce.json", AllReduce.from_jsonable),
+        all_reduce=_read(found / "all-reduce.json", AllReduce),
         failure=_first_cause(outcome) if outcome.failure else "",
     )
 
 
 def judge_start(answers: ProbeAnswers, names: Mapping[int, str], limit_s: float) -> list[Finding]:
-    """A finding for every node of which nothing was heard."""
+    """A finding for every node that did not answer."""
     return [
         failed("start", names[i], f"no answer within {limit_s:g} s", "see the last row")
         for i, facts in answers.nodes.items()
@@ -113,7 +113,7 @@ def _first_cause(outcome: Outcome) -> str:
     return (first.exception if first else "") or outcome.detail or outcome.reason
 
 
-def _read(path: Path, parse: Callable[[Any], Answer]) -> Answer | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return parse(json.loads(path.read_text()))
+def _read(path: Path, kind: type[Record]) -> Record | None:
+    with contextlib.suppress(OSError, ValueError):
+        return parse_record(kind, json.loads(path.read_text()))
     return None

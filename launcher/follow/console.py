@@ -1,4 +1,4 @@
-"""What a person sees of a run: the workers' two streams, the launcher's word, one live line."""
+"""What a person sees of a run: the workers' two streams, the launcher's notes, one live line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ PROGRESS_INTERVAL_S = 5.0
 class Console:
     """Writes whole lines to two streams; on a terminal the last line may be a progress bar.
 
-    ``stream`` takes the launcher's own word, the progress bar and the workers' stderr; ``out``
+    ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out``
     takes their stdout. Where ``out`` is left out, or is the same object, everything is in one
-    order. A stream that takes no more is no error; ``out`` is told once, with ``goes_on`` after it.
+    order. A stream that cannot be written any more is no error; for ``out`` one note says so, which
+    ends with ``goes_on``.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Console:
         self._write(f"{text}\n".encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
-        """The launcher's own word."""
+        """A line of the launcher itself."""
         self.line(self._spell(text), prefix="launcher:", colour_key=-1)
 
     def show(
@@ -111,7 +112,7 @@ class Console:
 
     def _write(self, data: bytes) -> None:
         if self._terminal:
-            # Clear the live line, write, draw it again: no line is ever torn by another.
+            # Clear the live line, write, draw it again, so that lines do not mix.
             width = shutil.get_terminal_size().columns
             data = b"\r\x1b[K" + data + self._progress[: width - 1].encode()
         self._put(self._stream, data)
@@ -137,5 +138,5 @@ class Console:
                     self.tell_lost(error.strerror or str(error))
 
     def tell_lost(self, why: str) -> None:
-        """Says that the workers' stdout is written no more."""
+        """Notes that the workers' stdout is not written any more."""
         self.note(f"stdout takes no more ({why}); {self._goes_on}")

@@ -1,4 +1,4 @@
-"""Between a run and whoever reads what it says: a reader that pauses holds nothing up."""
+"""Buffers a run's output, so that a reader who pauses does not hold up the run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import TextIO
 
 BUFFER_BYTES = 16 << 20
-"""What is kept for a reader that pauses; when it is full, the older half goes."""
+"""Kept for a reader who pauses; when it is full, the older half is dropped."""
 HOLD_S = 1.0
-"""A reader that takes half a buffer within this time is waited for, rather than left behind."""
+"""A reader who takes half a buffer within this time is waited for."""
 FILE_CHUNK_BYTES = 1 << 20
-"""What is written in one piece where nobody reads at the other end."""
+"""Written in one piece to a regular file."""
 STALL_S = 5.0
-"""A reader that takes nothing for so long at a run's end is not waited for any more."""
+"""At the end of a run, a reader who takes nothing for so long is not waited for."""
 
 
 class Outlet:
@@ -38,7 +38,7 @@ class Outlet:
         self.isatty = stream.isatty
         self._on_lost, self._is_lost = on_lost, False
         is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
-        # Of a pipe, few enough for it to take them in one piece.
+        # A pipe takes this many in one piece.
         self._chunk_bytes = FILE_CHUNK_BYTES if is_file else select.PIPE_BUF
         self._buffer, self._left_out = bytearray(), 0
         self._is_writing, self._keeps_up, self._writes = False, True, 0
@@ -90,7 +90,7 @@ class Outlet:
         """Returns when all is written, or ``STALL_S`` after the last write that succeeded.
 
         False where a reader did not get all that there was. In the second case the descriptor leads
-        nowhere from then on, so that later words, an error's, do not wait either.
+        to /dev/null from then on, so that a later error message does not wait either.
         """
         with self._changed:
             try:

@@ -14,11 +14,11 @@ from launcher.runs.folder import RunFolder
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
-"""Of one file: whoever follows a run has more to do than to read."""
+"""For one file: the follower has more to do than to read."""
 
 Stream = Literal["stdout", "stderr"]
 HasRoom = Callable[[Stream], bool]
-"""Whether more of a stream can be taken; what cannot stays in its file."""
+"""Whether more of a stream can be shown; the rest stays in its file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class _Tail:
             yield from self._splitter.feed(data)
 
     def close(self, has_room: HasRoom) -> Iterator[LineBlock]:
-        # Of a process that was not ended it is the rest as it is now.
+        # A process that still runs may write on: read up to the present size.
         left = os.fstat(self._file.fileno()).st_size - self._file.tell()
         while has_room(self.stream):
             data = self._file.read(min(left, CHUNK_BYTES)) if left > 0 else b""

@@ -9,10 +9,14 @@ from collections.abc import Iterable
 from launcher.job.refused import NotAcceptedError
 
 _OPERATOR = re.compile(r"&&|\|\||[|;&<]|[12&]?>>?|[12]>&[12]")
-"""A shell's operators."""
+"""Words that a shell reads as operators."""
 _JOINED_OPERATOR = re.compile(rf"{_OPERATOR.pattern}|[12&]?>>?[^>]*[^>]|.+;")
-"""In one text also joined to a word: ``>log``, ``train.py;``."""
+"""In a command of one text an operator may also be joined to a word: ``>log``, ``train.py;``."""
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.", re.DOTALL)
+
+_PROGRAM = re.compile(r"torchrun|python[0-9.]*|torch\.distributed\.(run|launch)")
+"""Programs that the launcher starts itself."""
+_MODULE = re.compile(r"[^\s/.]+(\.[^\s/.]+)*")
 
 
 def parse_text(value: object) -> str:
@@ -76,28 +80,18 @@ def _in_own_shell(operator: str) -> str:
 
 
 def _check_first_words(words: tuple[str, ...]) -> None:
-    found, fix = _wrong_beginning(*(*words, "", "")[:2])
-    if fix:
-        raise NotAcceptedError(found=found, fix=fix)
-
-
-def _wrong_beginning(first: str, second: str) -> tuple[str, str]:
-    """What a command may not begin with, and the fix; empty where it begins well."""
-    both, fix = f"{first} {second}".strip(), ""
-    if not first:
-        return "no words", "for example [train.py, --epochs, 3]"
-    program = first.rpartition("/")[2]
-    if re.fullmatch(r"torchrun|python[0-9.]*|torch\.distributed\.(run|launch)", program):
-        fix = f"drop {first}: the launcher starts torchrun, and torchrun starts Python"
-    elif first != "-m":
-        if first.startswith("-"):
-            options = "torchrun's options have keys of their own (nnodes, nproc_per_node, rdzv)"
-            fix = f"drop it: {options}"
-    elif second in ("torch.distributed.run", "torch.distributed.launch"):
-        return both, f"drop {both}: the launcher starts torchrun itself"
-    elif not second or second.startswith("-"):
-        return "-m without a module", "name the module after -m"
-    elif not re.fullmatch(r"[^\s/.]+(\.[^\s/.]+)*", second):
-        named = "name it as import does, such as -m train.main"
-        return both, f"{named}; a script is named without -m"
-    return first, fix
+    first, second = (*words, "", "")[:2]
+    both, program, is_module = f"{first} {second}", first.rpartition("/")[2], first == "-m"
+    keys = "torchrun's options have keys of their own (nnodes, nproc_per_node, rdzv)"
+    named = "name it as import does, such as -m train.main; a script is named without -m"
+    torchrun = "the launcher starts torchrun"
+    for is_wrong, found, fix in (
+        (not first, "no words", "for example [train.py, --epochs, 3]"),
+        (_PROGRAM.fullmatch(program), first, f"drop {first}: {torchrun}, which starts Python"),
+        (first.startswith("-") and not is_module, first, f"drop it: {keys}"),
+        (is_module and _PROGRAM.fullmatch(second), both, f"drop {both}: {torchrun} itself"),
+        (is_module and second[:1] in "-", "-m without a module", "name the module after -m"),
+        (is_module and not _MODULE.fullmatch(second), both, named),
+    ):
+        if is_wrong:
+            raise NotAcceptedError(found=found, fix=fix)

@@ -1,4 +1,4 @@
-"""From a job file and the options on the command line to a JobSpec, or to all that is wrong."""
+"""Reads a job file and command-line options into a JobSpec, or finds all that is wrong."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
     ("kubernetes", "node_selector", "*"),
     *(("rdzv", "id"), ("torch_version",)),
 )
-"""Values taken as they are written: ``1.10`` is not 1.1 in a version or a variable."""
+"""Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1."""
 _VERBATIM = (("env", "*"), ("docker", "labels", "*"), ("kubernetes", "node_selector", "*"))
-"""Text keys whose overrides are not read as YAML: ``--set env.PATTERN=*.py`` means just that."""
+"""Keys whose overrides are not read as YAML, so that ``--set env.PATTERN=*.py`` works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def parse_override(setting: str) -> Override:
 
 
 def option_override(option: str, text: str) -> Override:
-    """The value of an option that is named as its key is: ``--nproc-per-node 2``."""
+    """An option that has the name of its key, such as ``--nproc-per-node 2``."""
     key = option.removeprefix("--").replace("-", "_")
     return Override(option=f"{option} {render_value(text)}", path=(key,), text=text)
 
@@ -69,7 +69,7 @@ def parse_job(text: str, file: str, overrides: Sequence[Override] = ()) -> JobSp
 
 
 def find_place(key: KeyPath, path: str, overrides: Sequence[Override] = ()) -> str:
-    """Where a key's value comes from: ``file:line``, the option, or the file if nothing gave it."""
+    """Where a key's value comes from: ``file:line``, the option, or the file if it is not set."""
     source = parse_yaml(read_text(path), path)
     for override in overrides:
         source = _overridden(source, override)
@@ -97,7 +97,7 @@ def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Over
 
 
 def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:
-    """The data with text in place of the numbers and truth values that are meant as text."""
+    """The data, with the written text in place of numbers and truth values where text is meant."""
     if isinstance(value, dict):
         return {key: _as_written(item, (*path, key), source) for key, item in value.items()}
     if isinstance(value, list):

@@ -7,32 +7,34 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_claim, parse_volume
-from launcher.job.types import AsPairs, Flag, Pairs, Section, Text, checked, matching, shape, text
+from launcher.job.types import AsPairs, Flag, Pairs, Read, Section, Text, matching, text
 
 _CLAIM_WORDS = "pvc/CLAIM or pvc/CLAIM/FOLDER"
 _NO_PARENTS = r"(?!.*\.\.)"
 
 
-def _check_storage(value: str) -> None:
-    if value != EPHEMERAL:
-        parse_claim(value)
-
-
 ObjectName = Annotated[
     str, matching(NAME, "a Kubernetes name: lower-case letters, digits, - and .", max_length=253)
 ]
-ClaimText = Annotated[str, checked(parse_claim), shape(_CLAIM_WORDS, text(f"{_NO_PARENTS}{CLAIM}"))]
+ClaimText = Annotated[
+    str, Read(parse_claim, _CLAIM_WORDS, text(f"{_NO_PARENTS}{CLAIM}"), keep=True)
+]
 Storage = Annotated[
     str,
-    checked(_check_storage),
-    shape(f"{_CLAIM_WORDS}, or {EPHEMERAL}", text(f"{_NO_PARENTS}({CLAIM}|{EPHEMERAL})")),
+    Read(
+        lambda value: value == EPHEMERAL or parse_claim(value),
+        f"{_CLAIM_WORDS}, or {EPHEMERAL}",
+        text(f"{_NO_PARENTS}({CLAIM}|{EPHEMERAL})"),
+        keep=True,
+    ),
 ]
 VolumeText = Annotated[
     str,
-    checked(parse_volume),
-    shape(
+    Read(
+        parse_volume,
         "pvc/CLAIM[/FOLDER]:TARGET, with :ro at the end where it is only read",
         text(f"{_NO_PARENTS}{CLAIM}:/[^:]+(:(ro|rw))?"),
+        keep=True,
     ),
 ]
 Resource = Annotated[

@@ -59,7 +59,7 @@ _FAMILIAR = {
 def find_problems(
     error: ValidationError | None, conflicts: tuple[Conflict, ...], source: YamlSource
 ) -> Iterator[Problem]:
-    """What pydantic found and what only two keys together show, each with its place."""
+    """The problems that pydantic found and the conflicts between keys, each with its place."""
     for conflict in conflicts:
         what = f"found {render_value(str(conflict.found))}; accepted: {conflict.accepted}"
         yield source.problem(conflict.path, what, conflict.fix)
@@ -85,7 +85,7 @@ def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
 
 
 def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:
-    """The value that was most likely meant, where that can be told."""
+    """The fix that names the value that was most likely meant; empty where none is likely."""
     entry = source.entries.get(path)
     if entry is None or entry.text is None:
         return ""
@@ -104,7 +104,7 @@ def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:
 
 
 def _example(path: KeyPath) -> str:
-    """A value that the key, or the nearest one around it, accepts."""
+    """The fix that shows a value that the key, or the nearest one around it, accepts."""
     for size in range(len(path), 0, -1):
         if examples := field_at(path[:size]).get("examples"):
             return f"for example {render_key(path[:size])}: {render_flow(examples[0])}"
@@ -128,7 +128,7 @@ def _explain_unknown(path: KeyPath) -> tuple[str, str]:
 
 
 def _leaves(node: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each key by its own name, and as torchrun joins it (``rdzv_backend``), to its path."""
+    """Pairs of a key's name and path; the name also as torchrun has it (``rdzv_backend``)."""
     for key, child in node.get("properties", {}).items():
         path = f"{prefix}{key}"
         yield from _leaves(resolve(child), f"{path}.")
@@ -142,7 +142,7 @@ def is_secret(path: KeyPath) -> bool:
 
 
 def _found(one: Any, path: KeyPath, source: YamlSource) -> str:
-    """What was refused, as written, where that is one line; never what may be a credential."""
+    """The refused value as it was written, if that is one line; never a possible credential."""
     value = one["input"]
     if one["loc"][-1] == _OF_THE_KEY:
         return str(value)

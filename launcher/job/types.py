@@ -13,18 +13,14 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    PlainSerializer,
-    PlainValidator,
-    WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from launcher.job import storage, values
@@ -32,38 +28,53 @@ from launcher.job.command import parse_command, parse_text
 from launcher.job.values import NodeRange
 
 MAX_COUNT = 1_000_000
-"""Of restarts and the like: more was meant as another unit."""
+"""The most restarts, GPUs and so on; a larger number is a mistake."""
 MAX_SECONDS = 31_536_000
-"""A year. What sleeps, waits and times out cannot take any number."""
+"""A year: timers do not take every number."""
 MAX_LIMIT_S = 3_600
-"""Of the silence after which a node counts as lost."""
+"""The longest silence after which a node counts as lost."""
 
 
-def shape(words: str, *types: dict[str, Any]) -> WithJsonSchema:
-    """A field's JSON Schema, and the words for it, for messages and for editors."""
-    one = {"anyOf": list(types)} if len(types) > 1 else types[0]
-    return WithJsonSchema({**one, "errorMessage": words})
-
-
-def text(pattern: str, **more: Any) -> dict[str, Any]:
+def text(pattern: str, **more: Any) -> JsonSchemaValue:
     """The schema of a text that the pattern matches as a whole."""
     return {"type": "string", "pattern": f"^{pattern}$", **more}
 
 
 def matching(pattern: str, words: str, max_length: int | None = None) -> Any:
     """A text that the pattern matches as a whole, checked by pydantic."""
-    about: dict[str, Any] = {"errorMessage": words}
+    about: JsonSchemaValue = {"errorMessage": words}
     return Field(pattern=f"^{pattern}$", max_length=max_length, json_schema_extra=about)
 
 
-def checked(parse: Callable[[str], object]) -> AfterValidator:
-    """Refuses what ``parse`` refuses, and keeps the text."""
+class Read:
+    """How a value is read, its JSON Schema, and the words for it, for messages and for editors.
 
-    def check(value: str) -> str:
-        parse(value)
-        return value
+    ``parse`` gets text alone where ``types`` are all text. ``dump`` writes the value out again;
+    with ``keep`` it stays as it was written.
+    """
 
-    return AfterValidator(check)
+    def __init__(
+        self,
+        parse: Callable[[Any], Any],
+        words: str,
+        *types: JsonSchemaValue,
+        dump: Callable[[Any], Any] | None = None,
+        keep: bool = False,
+    ) -> None:
+        self._parse = (lambda value: (parse(value), value)[1]) if keep else parse
+        self._is_text = all(one.get("type") == "string" for one in types)
+        self._schema = {"anyOf": list(types)} if len(types) > 1 else types[0]
+        self._words, self._dump = words, dump
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        dump = self._dump and core_schema.plain_serializer_function_ser_schema(self._dump)
+        given = core_schema.str_schema() if self._is_text else core_schema.any_schema()
+        return core_schema.no_info_after_validator_function(self._parse, given, serialization=dump)
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**self._schema, "errorMessage": self._words}
 
 
 class AsPairs:
@@ -81,7 +92,7 @@ class AsPairs:
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         """Names in ``propertyNames``: pydantic's ``patternProperties`` let all other names pass."""
         schema = handler(core)
         for pattern, items in schema.pop("patternProperties", {}).items():
@@ -99,7 +110,7 @@ class OrText:
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         return {"anyOf": [handler(core), self._text], "errorMessage": self._words}
 
 
@@ -113,29 +124,31 @@ _PORT = "6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1
 _ENDPOINT = rf"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):({_PORT})"
 _SCALAR = {"type": ["string", "number", "boolean"]}
 
+_WHOLE = {"type": "integer"}
+
 Nodes = Annotated[
     NodeRange,
-    PlainValidator(values.parse_nodes),
-    PlainSerializer(values.dump_nodes),
-    shape(
+    Read(
+        values.parse_nodes,
         'a whole number >= 1, or MIN:MAX such as "1:4"',
-        {"type": "integer", "minimum": 1, "maximum": values.MAX_NODES},
+        {**_WHOLE, "minimum": 1, "maximum": values.MAX_NODES},
         text(values.NODES),
+        dump=values.dump_nodes,
     ),
 ]
 Quantity = Annotated[
     str,
-    BeforeValidator(values.check_quantity),
-    shape(
+    Read(
+        values.check_quantity,
         "a quantity of at least 1Mi such as 512Mi, 8Gi or 1.5G",
         text(values.QUANTITY),
-        {"type": "integer", "minimum": values.MIN_QUANTITY_BYTES},
+        {**_WHOLE, "minimum": values.MIN_QUANTITY_BYTES},
     ),
 ]
 Command = Annotated[
     tuple[str, ...],
-    BeforeValidator(parse_command),
-    shape(
+    Read(
+        parse_command,
         "what torchrun runs: a script path or -m MODULE, then its arguments",
         {"type": "array", "items": _SCALAR, "minItems": 1},
         {"type": "string", "minLength": 1},
@@ -143,8 +156,8 @@ Command = Annotated[
 ]
 JobName = Annotated[
     str,
-    BeforeValidator(values.parse_name),
-    shape(
+    Read(
+        values.parse_name,
         "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
         f"at most {values.MAX_NAME} characters",
         text(values.NAME, maxLength=values.MAX_NAME),
@@ -154,13 +167,12 @@ Image = Annotated[
     str, matching(_IMAGE, "a Docker image reference such as ghcr.io/me/train:1.4", max_length=255)
 ]
 Endpoint = Annotated[
-    str,
-    matching(_ENDPOINT, "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets"),
+    str, matching(_ENDPOINT, "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets")
 ]
 TorchVersion = Annotated[
     str,
-    BeforeValidator(values.parse_torch_version),
-    shape(
+    Read(
+        values.parse_torch_version,
         "a torch version such as 2.4 or 2.4.1",
         text(values.TORCH),
         {"type": "number", "exclusiveMinimum": 0},
@@ -168,35 +180,38 @@ TorchVersion = Annotated[
 ]
 Rdma = Annotated[
     bool | int,
-    PlainValidator(values.parse_rdma),
-    shape(
+    Read(
+        values.parse_rdma,
         "true, false or a whole number >= 0",
         {"type": "boolean"},
-        {"type": "integer", "minimum": 0},
+        {**_WHOLE, "minimum": 0},
     ),
 ]
-Label = Annotated[
-    str, AfterValidator(values.parse_label), shape(values.LABEL_WORDS, text(values.LABEL))
-]
+Label = Annotated[str, Read(values.parse_label, values.LABEL_WORDS, text(values.LABEL))]
 HostAddress = Annotated[
     str,
-    AfterValidator(values.parse_host_address),
-    shape("an IP address, or host-gateway", {"type": "string", "minLength": 2}),
+    Read(
+        values.parse_host_address,
+        "an IP address, or host-gateway",
+        {"type": "string", "minLength": 2},
+    ),
 ]
 Text = Annotated[str, Field(min_length=1)]
-ScalarText = Annotated[
-    str, BeforeValidator(parse_text), shape("text, a number, true or false", _SCALAR)
-]
+ScalarText = Annotated[str, Read(parse_text, "text, a number, true or false", _SCALAR)]
 Variable = Annotated[
     str,
-    AfterValidator(values.parse_variable),
-    shape(values.VARIABLE_WORDS, text(values.VARIABLE, **{"not": {"pattern": values.RESERVED}})),
+    Read(
+        values.parse_variable,
+        values.VARIABLE_WORDS,
+        text(values.VARIABLE, **{"not": {"pattern": values.RESERVED}}),
+    ),
 ]
 HostPath = Annotated[
     str,
-    AfterValidator(values.parse_host_path),
-    shape(
-        "a path, absolute or relative; ~ is not expanded", {"type": "string", "pattern": "^[^~]"}
+    Read(
+        values.parse_host_path,
+        "a path, absolute or relative; ~ is not expanded",
+        {"type": "string", "pattern": "^[^~]"},
     ),
 ]
 ListenAddress = Annotated[
@@ -208,15 +223,18 @@ ListenAddress = Annotated[
 ]
 MountTarget = Annotated[
     str,
-    AfterValidator(storage.parse_mount_target),
-    shape("an absolute path in the container, without : and ..", text("/[^:]+")),
+    Read(
+        storage.parse_mount_target,
+        "an absolute path in the container, without : and ..",
+        text("/[^:]+"),
+    ),
 ]
 Processes = Annotated[
     int | Literal["auto", "gpu", "cpu"],
-    PlainValidator(values.parse_processes),
-    shape(
+    Read(
+        values.parse_processes,
         f"a whole number 1..{values.MAX_PROCESSES}, or auto, gpu or cpu",
-        {"type": "integer", "minimum": 1, "maximum": values.MAX_PROCESSES},
+        {**_WHOLE, "minimum": 1, "maximum": values.MAX_PROCESSES},
         {"enum": ["auto", "gpu", "cpu"]},
     ),
 ]
@@ -246,7 +264,7 @@ class Section(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         """Adds each field's docstring as its description.
 
         Not by pydantic's ``use_attribute_docstrings``, which parses this file at every import.

@@ -6,24 +6,23 @@ place (file, line, key), and the words of the schema (``types.py``) where the er
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from launcher.contract import protocol
-from launcher.job.quantity import parse_quantity
+from launcher.job.quantity import parse_whole
 from launcher.job.refused import NotAcceptedError
 
 MAX_NODES = 100_000
-"""Far above any cluster; stops a typing error from planning for an hour."""
+"""More than any cluster has; with a typing error the planning would take an hour."""
 MAX_PROCESSES = 1024
 """Per node, for the same reason."""
 MIN_QUANTITY_BYTES = 2**20
-"""Below this a bare number was meant as another unit: ``memory: 8`` is 8 bytes."""
+"""A smaller number was meant in another unit: ``memory: 8`` is 8 bytes."""
 MAX_QUANTITY_BYTES = 2**63 - 1
 """Kubernetes and Docker hold sizes as signed 64-bit integers."""
 MAX_NAME = 40
-"""``<name>-<run>-<index>`` must fit 63 characters; operators allow 52 for what they add to."""
+"""Names such as ``<name>-<run>-<index>`` have at most 63 characters, and operators add to them."""
 
 NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 NODES = r"[1-9][0-9]*(:[1-9][0-9]*)?"
@@ -48,10 +47,9 @@ class NodeRange:
         return f"{self.min}:{self.max}" if self.is_elastic else str(self.max)
 
 
-def parse_name(value: object) -> str:
+def parse_name(name: str) -> str:
     """A job's name: DNS-1035, and short enough for every Kubernetes name made from it."""
-    name = str(value) if type(value) in (int, str) else ""
-    if isinstance(value, str) and re.fullmatch(NAME, name) and len(name) <= MAX_NAME:
+    if re.fullmatch(NAME, name) and len(name) <= MAX_NAME:
         return name
     near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     near = f"job-{near}" if near[:1].isdigit() else near
@@ -83,7 +81,7 @@ def parse_quantity_bytes(quantity: str | int) -> int:
     if isinstance(quantity, bool) or not re.fullmatch(QUANTITY, text):
         raise NotAcceptedError(fix=_quantity_fix(text))
     try:
-        n_bytes = math.ceil(parse_quantity(text))
+        n_bytes = parse_whole(text)
     except ValueError:  # more digits than any size has
         raise NotAcceptedError from None
     if not MIN_QUANTITY_BYTES <= n_bytes <= MAX_QUANTITY_BYTES:

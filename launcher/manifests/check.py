@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from launcher.manifests.checks.gangs import check_job, check_jobset
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
-from launcher.manifests.checks.rules import ERROR, Breach, Rule, hit
+from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule, hit
 from launcher.manifests.checks.trainjob import check_runtime, check_trainjob
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
 
 ANNOTATION_BYTES = 256 * 1024
-"""What ``kubectl apply`` may copy into an object's annotations."""
+"""The most that ``kubectl apply`` may copy into an object's annotations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What came of a check: the breaches by file and line, and how many objects have rules."""
+    """The result of a check: the breaches by file and line, and how many objects have rules."""
 
     breaches: tuple[Breach, ...]
     known: int
@@ -31,22 +31,20 @@ class Checked:
         return not any(breach.rule.severity == ERROR for breach in self.breaches)
 
 
-def _check_pod_object(item: Value, together: Together) -> Iterator[Breach]:
-    yield from check_pod(item["spec"], training=False)
+def _check_workload(item: Value, together: Together) -> Breaches:
+    """A Pod, or an object with a template for pods that do not train together."""
+    spec = item["spec"]
+    return check_pod(spec["template"]["spec"] if spec["template"] else spec, training=False)
 
 
-def _check_workload(item: Value, together: Together) -> Iterator[Breach]:
-    yield from check_pod(item["spec"]["template"]["spec"], training=False)
-
-
-def _check_crd(item: Value, together: Together) -> Iterator[Breach]:
+def _check_crd(item: Value, together: Together) -> Breaches:
     size = len(str(item.data))
     if size > ANNOTATION_BYTES:
         what = f"a definition of about {size // 1024} KiB"
         yield hit(Rule.LARGE_CRD, item["kind"], what, "kubectl apply --server-side")
 
 
-Check = Callable[[Value, Together], Iterator[Breach]]
+Check = Callable[[Value, Together], Breaches]
 CHECKS: Mapping[str, Check] = {
     "PyTorchJob": check_pytorchjob,
     "TrainJob": check_trainjob,
@@ -54,16 +52,16 @@ CHECKS: Mapping[str, Check] = {
     "ClusterTrainingRuntime": check_runtime,
     "JobSet": check_jobset,
     "Job": check_job,
-    "Pod": _check_pod_object,
+    "Pod": _check_workload,
     "Deployment": _check_workload,
     "StatefulSet": _check_workload,
     "CustomResourceDefinition": _check_crd,
 }
-"""By kind; objects of other kinds are passed over, and matter only to those that need them."""
+"""The check of each kind. Objects of other kinds are only looked up by these checks."""
 
 
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
-    """Checks files, given as name and text, as what is applied together, in that order."""
+    """Checks files, given as name and text, that are applied together in that order."""
     objects: list[Value] = []
     found: list[Breach] = []
     files = []

@@ -13,12 +13,12 @@ from typing import Any
 
 from launcher.contract import protocol
 from launcher.manifests.play import Play, PlayedPod
-from launcher.manifests.play_values import PlayedVolume, VolumeMount
+from launcher.manifests.play_values import PlayedMount, PlayedVolume
 from launcher.targets.container import LOG_OPTIONS
 from launcher.targets.docker.engine import Engine, engine_errors
 
 LABEL = "launcher.play-id"
-"""On all that a play makes; not the label of runs, whose folders and launchers plays lack."""
+"""The label of all that a play makes. Plays have no run folder, so it is not the label of runs."""
 CLEAN = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 IN_CONTAINER = "/play"
 REMOVE_LIMIT_S = 60
@@ -26,9 +26,9 @@ REMOVE_LIMIT_S = 60
 
 
 class Folders:
-    """The folders behind a play's volumes, on this machine; removed by ``remove``.
+    """The folders behind a play's volumes, on this machine.
 
-    ``claims`` are folders that stand for claims, by name; they are not removed.
+    ``claims`` are folders of the user that stand for claims, by name; ``remove`` leaves them.
     """
 
     def __init__(self, claims: Mapping[str, Path]) -> None:
@@ -41,14 +41,9 @@ class Folders:
         """Makes all that a pod mounts. Idempotent: what a container has left there stays."""
         for mount in pod.mounts:
             folder = self._of(pod, mount.volume)
-            if not folder.exists():
-                folder.mkdir(parents=True)
-                folder.chmod(0o777)
+            _make_open(folder)
             _write_files(folder, mount.volume)
-            source = self.source(pod, mount)
-            if not source.exists():
-                source.mkdir(parents=True)
-                source.chmod(0o777)
+            _make_open(self.source(pod, mount))
 
     def make_termination_log(self, pod: PlayedPod) -> None:
         """Makes the file for the last words of a container that is to start."""
@@ -60,7 +55,7 @@ class Folders:
         path.chmod(0o666)
 
     def termination_log(self, pod: PlayedPod) -> Path:
-        """What a pod's container has as its ``terminationMessagePath``."""
+        """The file that a pod's container sees at its ``terminationMessagePath``."""
         return self.root / "ends" / pod.name
 
     def read_termination(self, pod: PlayedPod) -> str:
@@ -69,8 +64,8 @@ class Folders:
             return file.read(protocol.TERMINATION_LIMIT_BYTES).decode(errors="replace").strip()
         return ""
 
-    def source(self, pod: PlayedPod, mount: VolumeMount) -> Path:
-        """What a pod's container mounts."""
+    def source(self, pod: PlayedPod, mount: PlayedMount) -> Path:
+        """The folder that is mounted into a pod's container."""
         return self._of(pod, mount.volume) / mount.sub_path
 
     def _of(self, pod: PlayedPod, volume: PlayedVolume) -> Path:
@@ -81,7 +76,7 @@ class Folders:
         return self.root / "pods" / pod.name / volume.name
 
     def forget(self, pod: PlayedPod, engine: Engine) -> None:
-        """Removes the folders of a pod's own, as for a new pod of the same name."""
+        """Removes a pod's own folders, for a new pod of the same name."""
         self._remove(self.root / "pods" / pod.name, engine, pod.image)
 
     def remove(self, engine: Engine, image: str) -> None:
@@ -94,6 +89,13 @@ class Folders:
             # Some belongs to a container's user: removed by one that may.
             _remove_as_root(engine, image, folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_open(folder: Path) -> None:
+    """Makes a folder that any user of a container may write to."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
 
 
 def _write_files(folder: Path, volume: PlayedVolume) -> None:
@@ -142,13 +144,7 @@ class PlayedContainer:
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``."""
         pod = self.pod
-        optional = {
-            "entrypoint": None if pod.entrypoint is None else list(pod.entrypoint),
-            "command": None if pod.arguments is None else list(pod.arguments),
-            "working_dir": pod.workdir,
-            "user": pod.user,
-        }
-        return {
+        found = {
             "image": pod.image,
             "name": self.name,
             "hostname": pod.name,
@@ -163,13 +159,21 @@ class PlayedContainer:
             "networking_config": {
                 "EndpointsConfig": {self.play_id: {"Aliases": list(pod.aliases)}}
             },
-            **{key: value for key, value in optional.items() if value is not None},
+            "entrypoint": None if pod.entrypoint is None else list(pod.entrypoint),
+            "command": None if pod.arguments is None else list(pod.arguments),
+            "working_dir": pod.workdir,
+            "user": pod.user,
         }
+        return {key: value for key, value in found.items() if value is not None}
 
     def host_config_kwargs(self) -> dict[str, Any]:
         """Arguments of the SDK's ``create_host_config``."""
         pod = self.pod
-        optional: dict[str, Any] = {
+        device_request = {"device_ids": list(pod.device_ids), "capabilities": [["gpu"]]}
+        found = {
+            "network_mode": self.play_id,
+            "mounts": self._mounts(),
+            "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
             "nano_cpus": None if pod.cpus is None else round(pod.cpus * 1e9),
             "mem_limit": pod.memory_bytes,
             "memswap_limit": pod.memory_bytes,
@@ -178,16 +182,9 @@ class PlayedContainer:
             "cap_add": list(pod.cap_add) or None,
             "security_opt": ["no-new-privileges"] if pod.no_new_privileges else None,
             "read_only": pod.read_only or None,
+            "device_requests": [device_request] if pod.device_ids else None,
         }
-        if pod.device_ids:
-            ids = list(pod.device_ids)
-            optional["device_requests"] = [{"device_ids": ids, "capabilities": [["gpu"]]}]
-        return {
-            "network_mode": self.play_id,
-            "mounts": self._mounts(),
-            "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
-            **{key: value for key, value in optional.items() if value is not None},
-        }
+        return {key: value for key, value in found.items() if value is not None}
 
     def _mounts(self) -> list[dict[str, Any]]:
         found = [
@@ -221,12 +218,8 @@ def group_of(
     """The containers of the pods with these indices, each with its incarnation."""
     containers = tuple(
         PlayedContainer(
-            play_id=play_id,
-            index=index,
-            incarnation=incarnation,
-            pod=play.pods[index],
-            folders=folders,
+            play_id=play_id, index=i, incarnation=number, pod=play.pods[i], folders=folders
         )
-        for index, incarnation in incarnations.items()
+        for i, number in incarnations.items()
     )
     return PlayedGroup(run_id=play_id, containers=containers)

@@ -13,13 +13,13 @@ from launcher.contract.node_plan import Env
 from launcher.contract.reasons import NodeState
 from launcher.manifests.play_values import (
     SHM,
+    PlayedMount,
     Surroundings,
-    VolumeMount,
     expand,
     read_env,
     read_mounts,
 )
-from launcher.manifests.pytorchjob import PyTorchJob, Replica, operator_env
+from launcher.manifests.pytorchjob import CONTAINER, MASTER, PyTorchJob, Replica, operator_env
 from launcher.manifests.source import Together, Value, count_gpus
 from launcher.targets.kubernetes.pod_states import (
     Ending,
@@ -31,18 +31,14 @@ from launcher.targets.kubernetes.pod_states import (
 
 DEFAULT_GRACE_S = 30
 RETRY_FROM = 128
-"""The border of restartPolicy ExitCode: from here on a new pod is made."""
-UNHONOURED = (
-    *("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "nodeName"),
-    *("priorityClassName", "schedulerName", "runtimeClassName", "serviceAccountName"),
-    *("hostNetwork", "hostPID", "hostIPC", "dnsPolicy", "dnsConfig", "hostAliases"),
-    *("imagePullSecrets", "initContainers", "activeDeadlineSeconds", "shareProcessNamespace"),
-)
+"""From this exit code on restartPolicy ExitCode makes a new pod."""
+UNHONOURED = """nodeSelector affinity tolerations topologySpreadConstraints nodeName
+    priorityClassName schedulerName runtimeClassName serviceAccountName hostNetwork hostPID hostIPC
+    dnsPolicy dnsConfig hostAliases imagePullSecrets initContainers activeDeadlineSeconds
+    shareProcessNamespace"""
 """Fields of a pod that mean something only in a cluster."""
-UNHONOURED_CONTAINER = (
-    *("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "imagePullPolicy"),
-)
-UNHONOURED_RUN = ("schedulingPolicy", "ttlSecondsAfterFinished", "suspend", "managedBy")
+UNHONOURED_CONTAINER = "livenessProbe readinessProbe startupProbe lifecycle imagePullPolicy"
+UNHONOURED_RUN = "schedulingPolicy ttlSecondsAfterFinished suspend managedBy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,7 @@ class PlayedPod:
     memory_bytes: int | None
     shm_bytes: int | None
     device_ids: tuple[str, ...]
-    mounts: tuple[VolumeMount, ...]
+    mounts: tuple[PlayedMount, ...]
     termination_log: str
     """Where the container leaves its last words."""
     restart_policy: str
@@ -87,7 +83,7 @@ class PlayedPod:
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """A job as it is played; ``notes`` say, a line each, what is not as in a cluster."""
+    """A job as it is played; each note is one line about what differs from a cluster."""
 
     job_name: str
     pods: tuple[PlayedPod, ...]
@@ -99,11 +95,11 @@ class Play:
 
     @property
     def has_master(self) -> bool:
-        return any(pod.kind == "Master" for pod in self.pods)
+        return any(pod.kind == MASTER for pod in self.pods)
 
     @property
     def success_rule(self) -> str:
-        """Whose success is the job's, in words."""
+        """Whose success makes the job succeed, in words."""
         if self.has_master:
             return "the Master's success is the job's"
         if self.is_elastic:
@@ -117,17 +113,18 @@ class Play:
 def plan_play(item: Value, together: Together, machine: Machine, image: str | None = None) -> Play:
     """The containers of a PyTorchJob; ``image`` is used instead of the manifest's.
 
-    Raises ``InputError`` for what the operator would refuse, or nothing here can stand for.
+    Raises ``InputError`` for what the operator would refuse, and for what cannot be played here.
     """
     job = PyTorchJob(item=item)
     if not job.replicas:
         fix = f"launcher check {_file(item)}"
         raise InputError(f"{item.where}: {job.name} has no replicas", fix)
     gpus = list(machine.gpus)
-    pods = []
-    for replica in job.replicas:
-        for index in range(replica.pods):
-            pods.append(_plan_pod(job, replica, index, together, machine, image, gpus))
+    pods = [
+        _plan_pod(job, replica, index, together, machine, image, gpus)
+        for replica in job.replicas
+        for index in range(replica.pods)
+    ]
     policy = job.run_policy
     return Play(
         job_name=job.name,
@@ -160,14 +157,15 @@ def _plan_pod(
         pod_name=name,
         namespace=job.namespace,
         node_name=machine.node_name,
-        labels={key: labels[key].text for key in labels.keys()},  # noqa: SIM118
+        labels={key: value.text for key, value in labels.items()},
         environ=machine.environ,
     )
     env = read_env(container, around) | dict(operator_env(job, replica, index))
     wanted = count_gpus(container) or 0
     given, gpus[:wanted] = tuple(gpus[:wanted]), []
-    limits, contexts = container["resources"]["limits"], _contexts(pod, container)
+    limits, security = container["resources"]["limits"], container["securityContext"]
     cpus, memory = limits["cpu"].quantity, limits["memory"].quantity
+    grace_s = pod["terminationGracePeriodSeconds"].number
     domain = f"{name}.{job.namespace}.svc"
     return PlayedPod(
         name=name,
@@ -179,11 +177,11 @@ def _plan_pod(
         env=tuple(env.items()),
         aliases=(name, f"{name}.{job.namespace}", domain, f"{domain}.cluster.local"),
         workdir=container["workingDir"].text or None,
-        user=_user(contexts),
-        cap_drop=tuple(c.text for c in contexts[0]["capabilities"]["drop"]),
-        cap_add=tuple(c.text for c in contexts[0]["capabilities"]["add"]),
-        no_new_privileges=contexts[0]["allowPrivilegeEscalation"].data is False,
-        read_only=contexts[0]["readOnlyRootFilesystem"].data is True,
+        user=_user(security, pod["securityContext"]),
+        cap_drop=tuple(c.text for c in security["capabilities"]["drop"]),
+        cap_add=tuple(c.text for c in security["capabilities"]["add"]),
+        no_new_privileges=security["allowPrivilegeEscalation"].data is False,
+        read_only=security["readOnlyRootFilesystem"].data is True,
         cpus=None if cpus is None else min(cpus, float(machine.cpu_count)),
         memory_bytes=None if memory is None else int(memory),
         shm_bytes=_shm_bytes(pod, container),
@@ -191,7 +189,7 @@ def _plan_pod(
         mounts=tuple(read_mounts(pod, container, around)),
         termination_log=container["terminationMessagePath"].text or protocol.TERMINATION_LOG,
         restart_policy=replica.restart_policy,
-        grace_s=_grace_s(pod),
+        grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
     )
 
 
@@ -200,35 +198,25 @@ def _file(value: Value) -> str:
     return shlex.quote(value.where.rpartition(":")[0])
 
 
-def _contexts(pod: Value, container: Value) -> tuple[Value, Value]:
-    return container["securityContext"], pod["securityContext"]
-
-
-def _user(contexts: tuple[Value, Value]) -> str | None:
-    def first(key: str) -> str:
-        return next((c[key].text for c in contexts if c[key].number is not None), "")
-
-    uid, gid = first("runAsUser"), first("runAsGroup")
-    return f"{uid}:{gid or 0}" if uid else None
+def _user(*contexts: Value) -> str | None:
+    """``uid:gid`` of the first of the security contexts that say them."""
+    uids, gids = ([c[key].number for c in contexts] for key in ("runAsUser", "runAsGroup"))
+    uid, gid = (next((i for i in ids if i is not None), None) for ids in (uids, gids))
+    return None if uid is None else f"{uid}:{gid or 0}"
 
 
 def _words(words: Value, env: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(expand(word.text, env) for word in words) if words else None
 
 
-def _grace_s(pod: Value) -> int:
-    grace_s = pod["terminationGracePeriodSeconds"].number
-    return DEFAULT_GRACE_S if grace_s is None else grace_s
-
-
 def _shm_bytes(pod: Value, container: Value) -> int | None:
-    """Of a memory volume at /dev/shm; without a size it may take what the container may."""
+    """The size of a memory volume at /dev/shm: its own, else the container's memory limit."""
     names = [m["name"].text for m in container["volumeMounts"] if m["mountPath"].text == SHM]
     for volume in pod["volumes"]:
-        if volume["name"].text in names and volume["emptyDir"]["medium"].text == "Memory":
-            sizes = (volume["emptyDir"]["sizeLimit"], container["resources"]["limits"]["memory"])
-            found = [size.quantity for size in sizes]
-            return int(next((size for size in found if size), 2**30))
+        memory = volume["emptyDir"]
+        if volume["name"].text in names and memory["medium"].text == "Memory":
+            limit = container["resources"]["limits"]["memory"]
+            return int(memory["sizeLimit"].quantity or limit.quantity or 2**30)
     return None
 
 
@@ -236,41 +224,38 @@ def _shm_bytes(pod: Value, container: Value) -> int | None:
 
 
 def _notes(job: PyTorchJob, pods: list[PlayedPod], machine: Machine) -> Iterator[str]:
-    for key in UNHONOURED_RUN:
+    for key in UNHONOURED_RUN.split():
         if job.run_policy[key]:
             yield f"runPolicy.{key}: not honoured here"
     for replica in job.replicas:
-        for key in UNHONOURED:
-            if replica.pod[key]:
-                yield f"{replica.kind}: {key}: not honoured here"
-        for container in replica.pod["containers"]:
-            if container["name"].text != "pytorch":
-                yield f"{replica.kind}: container {container['name'].text}: not started here"
-        yield from _container_notes(replica, machine)
+        for note in _replica_notes(replica, machine):
+            yield f"{replica.kind}: {note}"
     wanted = sum(count_gpus(r.container) or 0 for r in job.replicas if r.container)
     if wanted and not any(pod.device_ids for pod in pods):
         yield "GPUs: none here; containers are started without"
-    for pod in pods:
-        yield from (mount.volume.note for mount in pod.mounts if mount.volume.note)
-    for claim in dict.fromkeys(m.volume.claim for pod in pods for m in pod.mounts):
-        if claim:
-            yield f"claim {claim}: a folder for this play alone, unless --claim {claim}=DIR"
+    volumes = [mount.volume for pod in pods for mount in pod.mounts]
+    yield from (volume.note for volume in volumes if volume.note)
+    for claim in dict.fromkeys(volume.claim for volume in volumes if volume.claim):
+        yield f"claim {claim}: a folder for this play alone, unless --claim {claim}=DIR"
 
 
-def _container_notes(replica: Replica, machine: Machine) -> Iterator[str]:
+def _replica_notes(replica: Replica, machine: Machine) -> Iterator[str]:
     container = replica.container
     if container is None:
         return
-    for key in UNHONOURED_CONTAINER:
-        if container[key]:
-            yield f"{replica.kind}: {key}: not honoured here"
+    ignored = [key for key in UNHONOURED.split() if replica.pod[key]]
+    ignored += [key for key in UNHONOURED_CONTAINER.split() if container[key]]
+    yield from (f"{key}: not honoured here" for key in ignored)
+    for other in replica.pod["containers"]:
+        if other["name"].text != CONTAINER:
+            yield f"container {other['name'].text}: not started here"
     cpus = container["resources"]["limits"]["cpu"].quantity
     if cpus is not None and cpus > machine.cpu_count:
-        yield f"{replica.kind}: {cpus:g} CPUs: this machine has {machine.cpu_count}"
+        yield f"{cpus:g} CPUs: this machine has {machine.cpu_count}"
     if any(port["hostPort"] for port in container["ports"]):
-        yield f"{replica.kind}: hostPort: reached inside of the play's network alone"
+        yield "hostPort: reached inside of the play's network alone"
     if any("podIP" in v["valueFrom"]["fieldRef"]["fieldPath"].text for v in container["env"]):
-        yield f"{replica.kind}: status.podIP: the pod's name, which leads there"
+        yield "status.podIP: the pod's name, which leads there"
 
 
 # -- following ----------------------------------------------------------------------------------
@@ -282,9 +267,9 @@ class Next(enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     RESTART = "restart"
-    """By the kubelet: a new container in the same pod."""
+    """The kubelet starts a new container in the same pod."""
     RECREATE = "recreate"
-    """By the operator: a new pod of the same name."""
+    """The operator makes a new pod of the same name."""
 
 
 def decide_next(restart_policy: str, exit_code: int) -> Next:
@@ -330,13 +315,19 @@ def decide_outcome(
     if play.deadline_s is not None and elapsed_s >= play.deadline_s:
         why = f"active for longer than activeDeadlineSeconds, {play.deadline_s}"
         return PlayOutcome(succeeded=False, why=why)
-    named = list(zip(play.pods, states, strict=True))
-    for pod, state in named:
-        if _decides(play, pod) and state.ended is Next.SUCCEEDED and not _waits(play, states):
-            return PlayOutcome(succeeded=True, why=f"{pod.name} ended with 0; {play.success_rule}")
+    succeeded = [
+        pod.name
+        for pod, state in zip(play.pods, states, strict=True)
+        if state.ended is Next.SUCCEEDED and (pod.kind == MASTER or not play.has_master)
+    ]
+    needed = 1 if play.has_master or play.is_elastic else len(play.pods)
+    if len(succeeded) >= needed:
+        return PlayOutcome(succeeded=True, why=f"{succeeded[0]} ended with 0; {play.success_rule}")
     if any(state.ended is Next.FAILED for state in states):
         failed = [replace(s, ending=None) if s.ended is not Next.FAILED else s for s in states]
-        return PlayOutcome(succeeded=False, why=_tell_failure(play, failed))
+        pod, ending = _first_failure(play, failed)[0]
+        rule = f", which {pod.restart_policy} does not restart"
+        return PlayOutcome(succeeded=False, why=tell_ending(pod.name, ending, rule))
     return None
 
 
@@ -347,11 +338,6 @@ def tell_ending(name: str, ending: Ending, following: str = "") -> str:
     if ending.word == Trouble.OUT_OF_MEMORY.value:
         said = f"{ending.word}; raise limits.memory; /dev/shm counts against it"
     return f"{told}: {said}" if said else told
-
-
-def _tell_failure(play: Play, states: Sequence[PodState]) -> str:
-    pod, ending = _first_failure(play, states)[0]
-    return tell_ending(pod.name, ending, f", which {pod.restart_policy} does not restart")
 
 
 def _because(play: Play, states: Sequence[PodState]) -> str:
@@ -366,7 +352,7 @@ def _first_failure(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedP
             uid="",
             node_index=index,
             created="",
-            container="pytorch",
+            container=CONTAINER,
             state=NodeState.EXITED,
             exit_code=state.ending.exit_code,
             message=state.ending.message,
@@ -379,14 +365,3 @@ def _first_failure(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedP
     named = [(play.pods[index], ending) for index, ending in found if ending is not None]
     # What ran out of memory takes the others with it, and leaves no word.
     return sorted(named, key=lambda one: one[1].word != Trouble.OUT_OF_MEMORY.value)
-
-
-def _decides(play: Play, pod: PlayedPod) -> bool:
-    return pod.kind == "Master" or not play.has_master
-
-
-def _waits(play: Play, states: tuple[PodState, ...]) -> bool:
-    """Whether others must succeed too: fixed workers without a Master."""
-    if play.has_master or play.is_elastic:
-        return False
-    return any(state.ended is not Next.SUCCEEDED for state in states)

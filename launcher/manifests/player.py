@@ -29,19 +29,23 @@ from launcher.targets.kubernetes.pod_states import Ending, Trouble
 
 POLL_S = 0.2
 LAST_OUTPUT_S = 5.0
-"""How long the engine may take to hand out what an ended container has printed."""
+"""How long the engine may take to send the last output of an ended container."""
 MAX_PAUSE_S = 10.0
-"""Between restarts of one pod; a kubelet's pauses grow to five minutes."""
+"""The longest pause between restarts of one pod; a kubelet's grow to five minutes."""
 LEAST_TRIES_S = 5.0
 """How long the removal is tried while the engine does not answer."""
 RETRY_S = 1.0
 
 
+_Output = tuple[str, Stream, LineBlock]
+"""A pod's name, and what it has written."""
+
+
 class Stage(Protocol):
-    """Where a play is seen."""
+    """Shows a play to the user."""
 
     def note(self, text: str) -> None:
-        """The player's own word."""
+        """A line of the player's own."""
         ...
 
     def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
@@ -60,14 +64,14 @@ class _Lost:
 
 @dataclass(kw_only=True)
 class _Pod:
-    """What changes about a pod while it is played."""
+    """The state of a pod while it is played."""
 
     state: PodState
     incarnation: int = 0
     pending_next: Next | None = None
     start_at: float = float("-inf")
     restarts: int = 0
-    """By the kubelet and by the operator: the pauses grow with them."""
+    """Restarts by the kubelet and by the operator; the pauses grow with their number."""
 
 
 class Player:
@@ -82,7 +86,7 @@ class Player:
         self._clock = clock
         self._folders = Folders(claims)
         self._pods = [_Pod(state=PodState()) for _ in play.pods]
-        self._output: queue.SimpleQueue[tuple[str, Stream, LineBlock] | _Lost] = queue.SimpleQueue()
+        self._output: queue.SimpleQueue[_Output | _Lost] = queue.SimpleQueue()
         self._lost: set[_Lost] = set()
         self._followers: dict[int, list[threading.Thread]] = {}
 
@@ -175,12 +179,11 @@ class Player:
         played = self._play.pods[index]
         following = decide_next(played.restart_policy, ending.exit_code)
         stage.note(tell_ending(played.name, ending))
-        pod.state = replace(pod.state, ending=ending)
         if following in (Next.SUCCEEDED, Next.FAILED):
-            pod.state = replace(pod.state, ended=following)
+            pod.state = replace(pod.state, ending=ending, ended=following)
             return
-        if following is Next.RESTART:
-            pod.state = replace(pod.state, restarts=pod.state.restarts + 1)
+        restarts = pod.state.restarts + (following is Next.RESTART)
+        pod.state = replace(pod.state, ending=ending, restarts=restarts)
         self._engine.sweep([container])
         self._plan_restart(index, pod, following)
 
@@ -198,7 +201,7 @@ class Player:
         )
 
     def _gone(self, index: int, pod: _Pod, stage: Stage) -> None:
-        """A container that somebody removed: the operator makes a new pod."""
+        """Somebody removed the container: the operator makes a new pod."""
         self._join([index])
         stage.note(f"{self._play.pods[index].name} is gone: somebody removed its container")
         self._plan_restart(index, pod, Next.RECREATE)
@@ -224,21 +227,17 @@ class Player:
     # -- output --------------------------------------------------------------------------------
 
     def _follow(self, index: int, id: str) -> None:
-        name = self._play.pods[index].name
-        streams: tuple[Stream, Stream] = ("stdout", "stderr")
-        self._followers[index] = [self._read(name, id, stream) for stream in streams]
-
-    def _read(self, name: str, id: str, stream: Stream) -> threading.Thread:
-        def put(block: LineBlock) -> None:
-            self._output.put((name, stream, block))
-
-        def lose(why: str) -> None:
-            self._output.put(_Lost(name=name, id=id, why=why))
-
-        arguments = (self._engine, id, stream, put, lose)
-        thread = threading.Thread(target=_read_output, args=arguments, daemon=True)
-        thread.start()
-        return thread
+        name, streams = self._play.pods[index].name, ("stdout", "stderr")
+        threads = [
+            threading.Thread(
+                target=_read_output, args=(self._engine, name, id, stream, self._output.put),
+                daemon=True,
+            )
+            for stream in streams
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        self._followers[index] = threads
 
     def _join(self, indices: list[int]) -> None:
         for index in indices:
@@ -258,24 +257,20 @@ class Player:
     # -- the end -------------------------------------------------------------------------------
 
     def _end(self, stage: Stage) -> None:
-        """What cleanPodPolicy says of the pods that still run; here none may stay."""
-        running = [
-            container
-            for container in self._engine.list_containers(self._id)
-            if container.state is NodeState.RUNNING
-        ]
-        if running and self._play.clean_pod_policy == "None":
-            stage.note(f"cleanPodPolicy None: in a cluster {len(running)} pods would go on running")
-        elif running:
-            stage.note(
-                f"cleanPodPolicy {self._play.clean_pod_policy}: stopping {len(running)} pods"
-            )
+        """Stops the pods that still run, and says what cleanPodPolicy would do with them."""
+        containers = self._engine.list_containers(self._id)
+        running = [c for c in containers if c.state is NodeState.RUNNING]
+        policy, pods = self._play.clean_pod_policy, f"{len(running)} pods"
+        if running:
+            in_cluster = f"in a cluster {pods} would go on running"
+            told = in_cluster if policy == "None" else f"stopping {pods}"
+            stage.note(f"cleanPodPolicy {policy}: {told}")
         at_once(self._stop, running)
         self._join(list(self._followers))
         self._show(stage)
 
     def _tell_first(self, outcome: PlayOutcome, elapsed_s: float) -> PlayOutcome:
-        """The outcome by what failed first, now that all have ended: a victim may end sooner."""
+        """The outcome with the first failure, once all have ended: a victim may end sooner."""
         for container in self._engine.list_containers(self._id):
             pod = self._pods[container.node_index]
             if pod.state.ended is None and container.state is NodeState.EXITED:
@@ -291,26 +286,20 @@ class Player:
 
 
 def _read_output(
-    engine: Engine,
-    id: str,
-    stream: Stream,
-    put: Callable[[LineBlock], None],
-    lose: Callable[[str], None],
+    engine: Engine, name: str, id: str, stream: Stream, put: Callable[[_Output | _Lost], None]
 ) -> None:
-    """Hands on one stream of a container in whole lines, until it ends or is removed.
-
-    ``lose`` is called where it is cut before.
-    """
+    """Hands on one stream of a container in whole lines, until it ends or is removed, and that it
+    is lost where it is cut before."""
     splitter, lost = BlockSplitter(), ""
     wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
     try:
         for chunk in engine.api.logs(id, stream=True, follow=True, **wanted):
             for block in splitter.feed(chunk):
-                put(block)
+                put((name, stream, block))
     except Exception as error:  # whatever cuts the stream: the pod's end is seen by its state
         if "404" not in str(error) and "409" not in str(error):
             lost = str(error)
     for block in splitter.flush():
-        put(block)
+        put((name, stream, block))
     if lost:
-        lose(lost)
+        put(_Lost(name=name, id=id, why=lost))

@@ -68,7 +68,7 @@ class PyTorchJob:
 
     @property
     def elastic(self) -> Value:
-        """``elasticPolicy``, written or not."""
+        """``elasticPolicy``; absent for a job that is not elastic."""
         return self.spec["elasticPolicy"]
 
     @property

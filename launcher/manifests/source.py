@@ -1,4 +1,4 @@
-"""Kubernetes manifests as they were written: objects whose every value knows file and line."""
+"""Kubernetes manifests as they were written: each value of an object has its file and line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EXTENDED_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.
 class Value:
     """One place of a manifest, written or not; ``data`` is None where it is not written.
 
-    Reading on from a value that is absent or of another type gives an absent value: callers ask
-    for what they want and never for what is in between.
+    A key of a value that is absent or of another type is an absent value, so callers need not check
+    each step on the way.
     """
 
     source: YamlSource
@@ -40,9 +40,9 @@ class Value:
         """Whether something other than null is written here."""
         return self.data is not None
 
-    def keys(self) -> tuple[str, ...]:
-        """A mapping's keys, in the order written."""
-        return tuple(self.data) if isinstance(self.data, dict) else ()
+    def items(self) -> tuple[tuple[str, Value], ...]:
+        """A mapping's keys and values, in the order written; nothing where it is no mapping."""
+        return tuple((k, self[k]) for k in self.data) if isinstance(self.data, dict) else ()
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Value:
     def quantity(self) -> float | None:
         """A Kubernetes quantity as a number (bytes, cores); None where there is none."""
         try:
-            return float(parse_quantity(self.text))
+            return parse_quantity(self.text)
         except ValueError:
             return None
 

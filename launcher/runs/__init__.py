@@ -1,1 +1,1 @@
-"""A run's folder, and what is told from it."""
+"""A run's folder, and what is read from it: outcome, failures, report."""

@@ -10,27 +10,30 @@ import socket
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from launcher.agent import disk
-from launcher.agent.reserve import release, reserve, write_into_reserve
+from launcher.agent.reserve import reserve
+from launcher.agent.reserve import write_atomically as write_or_use_reserve
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
 from launcher.runs.outcome import Outcome
+from launcher.runs.records import parse_record
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
 POD_LEDGER = "pods.jsonl"
-"""Beside the agents' ledgers, laid out as they are: what a cluster told of the run's pods, and what
-the agents said on their consoles; ``source`` and ``event`` are POD_SOURCE, ``text`` has words."""
+"""A ledger of the run's pods, and of what the agents said on their consoles. ``source`` and
+``event`` are POD_SOURCE, ``text`` is a sentence."""
 POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 BORROWED_FILE = "borrowed"
-"""In a folder that lasts as long as one command, of a run that others have submitted."""
+"""Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
 OUTCOME_BYTES = 65536
-"""Set aside for the run's outcome, whose report holds the last lines of several logs."""
+"""Disk space reserved for the outcome, which holds the last lines of several logs."""
 
 
 class RunFolder:
@@ -67,7 +70,7 @@ class RunFolder:
             temporary.replace(link)
 
     def write_plan(self, plan: LaunchPlan, script: str) -> None:
-        """Records the plan now in force; the newest is what a later call works from."""
+        """Replaces the recorded plan; later commands use the newest one."""
         write_atomically(self.path / protocol.PLAN_FILE, plan.to_json())
         write_atomically(self.path / protocol.ARTIFACT_FILE, script)
 
@@ -83,39 +86,29 @@ class RunFolder:
             ) from error
 
     def is_there(self) -> bool:
-        """Whether it still holds the plan: without it no command finds the run."""
+        """Whether the plan is still there: without it no command finds the run."""
         return (self.path / protocol.PLAN_FILE).exists()
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return float(json.loads((self.path / SUBMITTED_FILE).read_text())["at"])
-        return 0.0
+        at = _read_object(self.path / SUBMITTED_FILE).get("at")
+        return float(at) if isinstance(at, int | float) else 0.0
 
-    def read_metrics(self) -> dict[str, object]:
+    def read_metrics(self) -> dict[str, Any]:
         """What rank 0 of the training last wrote; empty where it wrote nothing readable."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / protocol.METRICS_FILE).read_text())
-            if isinstance(found, dict):
-                return found
-        return {}
+        return _read_object(self.path / protocol.METRICS_FILE)
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """On a full disk it goes where room was set aside, if need be without the report."""
-        path, data = self.path / protocol.OUTCOME_FILE, outcome.to_jsonable()
+        """On a full disk it goes into the reserved space, if necessary without the failure."""
+        data = outcome.to_jsonable()
         texts = [json.dumps(one, indent=2) + "\n" for one in (data, {**data, "failure": None})]
-        try:
-            write_atomically(path, texts[0])
-        except OSError:
-            if not write_into_reserve(path, *texts):
-                raise
-        release(path)
+        write_or_use_reserve(self.path / protocol.OUTCOME_FILE, *texts)
 
     def read_outcome(self) -> Outcome | None:
-        """None while the run has not ended, or nobody has yet found out how."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            text = (self.path / protocol.OUTCOME_FILE).read_text()
-            return Outcome.from_jsonable(json.loads(text))
+        """None while the run goes on, and until somebody has looked how it ended."""
+        data = _read_object(self.path / protocol.OUTCOME_FILE)
+        with contextlib.suppress(ValueError):
+            return parse_record(Outcome, data) if data else None
         return None
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:
@@ -156,46 +149,47 @@ class RunFolder:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another machine's launcher started it, and its end is not known here."""
+        """Whether a launcher on another machine started it, and its end is not known here."""
         return not (self.path / LAUNCHER_FILE).exists() and self.read_outcome() is None
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether it is here for one command: the run is another's, who ends it and tidies up."""
+        """Whether this is the temporary folder of a run that somebody else submitted."""
         return (self.path / BORROWED_FILE).exists()
 
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            mark = json.loads((self.path / LAUNCHER_FILE).read_text())
-            start = process_start(mark["pid"])
-            # A pid alone may have been given to another process since.
-            if start is not None and start == mark["start"]:
-                return int(mark["pid"])
-        return None
+        mark = _read_object(self.path / LAUNCHER_FILE)
+        start = process_start(mark.get("pid", 0))
+        # A pid alone may have been given to another process since.
+        return int(mark["pid"]) if start is not None and start == mark.get("start") else None
 
     def launcher_death(self) -> str:
-        """What proves that the launcher has died before the run had ended; "" where nothing does.
+        """Why the launcher is known to have died before the run ended; "" if it is not known.
 
-        That of another machine, container or boot cannot be looked for from here, and a run without
-        a record may be anybody's.
+        A launcher of another machine, container or boot cannot be seen from here. A run without
+        a record may belong to one of those.
         """
-        if self.read_outcome() is not None:
+        mark = _read_object(self.path / LAUNCHER_FILE)
+        if mark.get("sees") != process_space() or self.read_outcome() is not None:
             return ""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            mark = json.loads((self.path / LAUNCHER_FILE).read_text())
-            pid, start = mark["pid"], process_start(mark["pid"])
-            if mark["sees"] == process_space() and mark["start"] != start:
-                return (
-                    f"there is no process {pid} any more"
-                    if start is None
-                    else f"process {pid} is another one by now"
-                )
-        return ""
+        start = process_start(mark["pid"])
+        if start is None:
+            return f"there is no process {mark['pid']} any more"
+        return "" if start == mark["start"] else f"process {mark['pid']} is another one by now"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def process_space() -> str:
-    """The same for processes that know each other by the same pids: of one boot and container."""
+    """Identifies the boot and the PID namespace that this process's pids belong to."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
@@ -203,31 +197,28 @@ def process_space() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """What tells a process from all others that ever had its pid; None where there is none.
+    """Tells a process from earlier ones with the same pid; None if there is no such process.
 
-    On Linux the boot and the tick in it. Not psutil's time of day, which is the boot's time plus
-    the tick: when the clock is set, every process seems to have started at another time.
+    On Linux it is the boot and the tick of the start. psutil's start time would change whenever
+    the clock is set.
     """
+    if not Path("/proc/self").exists():
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return str(psutil.Process(pid).create_time())
+        return None
     with contextlib.suppress(OSError):
         # The name, in parentheses, may hold spaces; the 20th field after it is the start.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] in _DEAD:
-            return None
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{fields[19]}"
-    return None if Path("/proc/self").exists() else _process_start_elsewhere(pid)
+        if fields[0] not in _DEAD:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return f"{boot}:{fields[19]}"
+    return None
 
 
 _DEAD = ("Z", "X")
-"""States of a process that has ended and was not taken note of by its parent yet."""
-
-
-def _process_start_elsewhere(pid: int) -> str | None:
-    import psutil
-
-    try:
-        return str(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
+"""States of a process that has ended, and whose parent has not noticed yet."""
 
 
 def find_run(run_root: Path, name: str) -> RunFolder:
@@ -238,16 +229,14 @@ def find_run(run_root: Path, name: str) -> RunFolder:
     matches = [run for run in list_runs(run_root) if run.run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
-    what = (
-        f"no run {name!r} in {run_root}"
-        if not matches
-        else (f"{name!r} may be any of {', '.join(run.run_id for run in matches)}")
-    )
+    what = f"no run {name!r} in {run_root}"
+    if matches:
+        what = f"{name!r} may be any of {', '.join(run.run_id for run in matches)}"
     raise InputError(what, "launcher ps --all lists the runs")
 
 
 def list_runs(run_root: Path) -> list[RunFolder]:
-    """All runs recorded in a folder, oldest first. Raises ``InputError`` where it is none."""
+    """All runs recorded in a folder, oldest first. Raises ``InputError`` if it is no folder."""
     if run_root.exists() and not run_root.is_dir():
         raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
     if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
@@ -259,7 +248,7 @@ def list_runs(run_root: Path) -> list[RunFolder]:
 
 
 def check_folder(path: Path) -> None:
-    """Raises ``InputError`` where the folder is not there and could not be made; makes nothing."""
+    """Raises ``InputError`` if the folder does not exist and could not be made; makes nothing."""
     found = next(parent for parent in (path, *path.parents) if parent.exists())
     if not found.is_dir() or not os.access(found, os.W_OK):
         why = "Permission denied" if found.is_dir() else "Not a directory"
@@ -281,7 +270,7 @@ def make_folders(paths: Iterable[str]) -> None:
 
 
 def full_disk(folder: Path) -> DiskFullError:
-    """What a person is told of the full disk of a folder."""
+    """The error for a folder whose disk is full."""
     what = disk.describe(folder, folder)
     return DiskFullError(what, "make room there, or name another folder (--runs DIR)")
 

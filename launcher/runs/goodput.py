@@ -1,7 +1,7 @@
 """What a run's time went to, from the training's ledger and the agents'. Pure.
 
 Every instant between submission and end belongs to one class, so the classes add up to the wall
-time by construction; what nobody accounts for is idle.
+time. Time that no ledger accounts for is idle.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from launcher.runs.ledger import LedgerEvent
-from launcher.runs.outcome import Jsonable
+from launcher.runs.records import Jsonable
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
-"""productive: steps that nobody had made before. first step: up to the end of a start's first,
+"""productive: steps made for the first time. first step: until the end of a start's first step,
 which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a
-checkpoint. rework: steps that an earlier start had made and lost. starting: agents are there and no
-training is: rendezvous, noticing a loss, starting workers. finish: testing and writing after the
+checkpoint. rework: steps that an earlier start had made and lost. starting: agents run but no
+training does (rendezvous, noticing a loss, starting workers). finish: testing and writing after the
 last step. idle: the rest."""
 
 _AFTER = {
@@ -28,7 +28,7 @@ _AFTER = {
     "trained": "finish",
     "train-ended": "finish",
 }
-"""What lasts from an event until the next of these; the others divide nothing."""
+"""The phase that each event begins; it lasts until the next event of this table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Goodput:
 
     ``world``: (seconds since submission, workers), 0 where no training ran. ``loss``: (seconds,
     step, loss). ``failures``: seconds at which a start of the training was lost. ``lost_steps``:
-    made again because no checkpoint held them.
+    steps made again because no checkpoint held them.
     """
 
     wall_s: float
@@ -53,7 +53,7 @@ class Goodput:
         return self.seconds["productive"] / self.wall_s if self.wall_s > 0 else 0.0
 
     def to_jsonable(self) -> Jsonable:
-        """Plain data, rounded for people."""
+        """Plain data, rounded."""
         rounded = {name: round(spent_s, 3) for name, spent_s in self.seconds.items()}
         return {**asdict(self), "seconds": rounded, "share": round(self.share, 4)}
 
@@ -156,7 +156,7 @@ def _within(before: LedgerEvent, event: LedgerEvent, until: float) -> float:
 
 
 def _share(step: int, next_step: int, reached: int) -> float:
-    """Which part of the steps after ``step`` had been made before."""
+    """The share of the steps after ``step`` that had been made before."""
     made = next_step - step
     return (min(next_step, reached) - step) / made if made > 0 and step < reached else 0.0
 

@@ -1,4 +1,4 @@
-"""The run's ledger: what the agents, the training and a cluster wrote down while it ran."""
+"""The run's ledger: events that agents, training and clusters recorded while it ran."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 
 
 def parse_event(data: object, source: str = "agent") -> LedgerEvent | None:
-    """None for a line of another source, and for one that lacks place, name or time."""
+    """None for a line of another source, and for one without place, name or time."""
     if not isinstance(data, dict) or data.get("source") != source:
         return None
     name = data.get("event")
@@ -96,5 +96,5 @@ def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
 def by_launchers_clock(
     events: Iterable[LedgerEvent], offsets: Mapping[int, float]
 ) -> tuple[LedgerEvent, ...]:
-    """Events with the times at which the launcher's own clock would have seen them. Pure."""
+    """The same events with times of the launcher's clock. Pure."""
     return tuple(replace(e, at=e.at - offsets.get(e.node_index, 0.0)) for e in events)

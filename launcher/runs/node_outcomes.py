@@ -1,4 +1,4 @@
-"""What the nodes' agents say of their own ending; the launcher's side of ``contract``."""
+"""Reads the outcomes that the nodes' agents wrote."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
+from launcher.runs.records import parse_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +41,15 @@ class NodeOutcome:
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:
     """None for anything but an outcome of this schema."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         data = json.loads(text)
-        if data.pop("schema") == protocol.NODE_OUTCOME_SCHEMA:
-            rest = {
-                "reason": Reason(data["reason"]),
-                "first": WorkerEnd(**data["first"]) if data["first"] else None,
-                "collateral": tuple(WorkerEnd(**end) for end in data["collateral"]),
-            }
-            return NodeOutcome(**{**data, **rest})
+        if data["schema"] == protocol.NODE_OUTCOME_SCHEMA:
+            return parse_record(NodeOutcome, data)
     return None
 
 
 def read_node_outcome(run: RunFolder, node_index: int, incarnation: int) -> NodeOutcome | None:
-    """None where the node still runs, or was killed before it could say anything."""
+    """None if the node still runs, or was killed before it could write."""
     path = run.node_dir(node_index, incarnation) / protocol.OUTCOME_FILE
     with contextlib.suppress(OSError):
         return parse_node_outcome(path.read_text())
@@ -80,7 +76,7 @@ def read_restarts(run: RunFolder) -> dict[str, int]:
 def refine_reason(
     reason: Reason, detail: str, outcomes: Sequence[NodeOutcome], first_node: int | None = None
 ) -> tuple[Reason, str]:
-    """The nodes' own word on an ending of which only the exit code was seen. Pure.
+    """Replaces a reason that was taken from an exit code by the nodes' own reason. Pure.
 
     Several reasons share exit code 1; the node of the first failure (``first_node``) knows which it
     was, else the one that ended first.
@@ -100,7 +96,7 @@ def refine_reason(
 
 
 def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:
-    """Of the incarnations that the plan has, by the launcher's clock; some may have left none."""
+    """Outcomes of the plan's incarnations, by the launcher's clock; killed ones left none."""
     offsets = clock_offsets(plan)
     found = (read_node_outcome(run, node.node_index, node.incarnation) for node in plan.nodes)
     return tuple(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from launcher.agent.faults import COLLATERAL
 from launcher.contract.reasons import Reason
-
-Jsonable = dict[str, Any]
-"""A record as plain data, as ``json`` reads and writes it."""
+from launcher.runs.records import Jsonable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +35,8 @@ class RankFailure:
 
     @property
     def is_collateral(self) -> bool:
-        """Whether it speaks only of others that went away, or was ended by its own agent."""
+        """Whether its exception only names another worker, or its own agent ended it."""
         return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
-
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> RankFailure:
-        """Raises ``KeyError`` or ``TypeError`` for anything else."""
-        return cls(**{**data, "log_tail": tuple(data["log_tail"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +70,6 @@ class FailureReport:
         """Plain data for ``outcome.json``."""
         return asdict(self)
 
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> FailureReport:
-        """Raises ``KeyError`` or ``TypeError`` for anything else."""
-        return cls(
-            first=RankFailure.from_jsonable(data["first"]) if data["first"] else None,
-            collateral=tuple(map(RankFailure.from_jsonable, data["collateral"])),
-            console_tail=tuple(data["console_tail"]),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -119,9 +102,3 @@ class Outcome:
     def to_jsonable(self) -> Jsonable:
         """Plain data for ``outcome.json``."""
         return asdict(self)
-
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> Outcome:
-        """Raises ``KeyError`` or ``TypeError`` for anything else."""
-        failure = FailureReport.from_jsonable(data["failure"]) if data["failure"] else None
-        return cls(**{**data, "failure": failure})

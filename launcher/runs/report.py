@@ -1,4 +1,4 @@
-"""A run told in full, while it runs or later: cause, restarts, nodes, and what happened when."""
+"""The full report of a run, while it runs or later: cause, restarts, nodes, timeline."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from launcher.runs.ledger import (
     read_train_ledger,
 )
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
-from launcher.runs.outcome import FailureReport, Jsonable, Outcome
+from launcher.runs.outcome import FailureReport, Outcome
+from launcher.runs.records import Jsonable
 from launcher.runs.story import NodeReport, Said, read_story
 from launcher.runs.summary import render_clocks, render_failure, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
 AGENT = "agent: "
-"""Before what an agent said on its console."""
+"""Prefix of the lines that come from an agent's console."""
 
 Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 """The agents' events by (node index, incarnation)."""
@@ -83,11 +84,11 @@ def read_postmortem(
     events = [event for events in ledgers.values() for event in events]
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
     if run.is_borrowed:
-        # The cluster's own story has the pods' times; the agents' words are in their logs alone.
+        # The story has the pods' times already; the agents' lines are only here.
         of_pods = tuple(e for e in of_pods if str(e.values["text"]).startswith(AGENT))
     story = read_story(run)
     nodes = _complete(_read_nodes(run, ledgers, None if over else now), story.nodes)
-    # Of a run that goes on: what made its present attempt fail, if it has.
+    # For a run that goes on: the failure of its present attempt, if there is one.
     failure = outcome.failure if outcome else read_report(run, plan)
     duration_s = outcome.duration_s if outcome else round(now - submitted_at, 3)
     ended_at = submitted_at + outcome.duration_s if outcome else now
@@ -116,7 +117,7 @@ def read_postmortem(
 
 
 def _complete(nodes: Iterable[NodeReport], told: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
-    """With what the target says of nodes whose agents said nothing."""
+    """Adds what the target knows of nodes whose agents left no outcome."""
     found = {node.place: node for node in nodes}
     for one in told:
         own = found.get(one.place, one)

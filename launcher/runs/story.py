@@ -1,4 +1,4 @@
-"""What a target itself tells of a run: for a report of a run whose own folder is elsewhere."""
+"""What a target knows of a run by itself, for a report without the run's own folder."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from launcher.runs.folder import RunFolder, write_atomically
+from launcher.runs.records import parse_record
 
 STORY_FILE = "story.json"
-"""In a borrowed folder: what the target told."""
+"""In a borrowed folder: what the target knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One incarnation of a node, as a report has it; ``reason`` None where it left no word."""
+    """One incarnation of a node in a report; ``reason`` is None if it left no outcome."""
 
     node_index: int
     incarnation: int
@@ -45,19 +45,10 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """``said`` oldest first, and the ``nodes`` that the target knows; both may be empty."""
+    """What happened, oldest first, and the nodes that the target knows; both may be empty."""
 
     said: tuple[Said, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
-
-    @classmethod
-    def from_jsonable(cls, data: Mapping[str, Any]) -> Story:
-        """Raises ``KeyError`` or ``TypeError`` for anything else."""
-        said = ({**one, "place": tuple(one["place"] or ()) or None} for one in data["said"])
-        return cls(
-            said=tuple(Said(**one) for one in said),
-            nodes=tuple(NodeReport(**one) for one in data["nodes"]),
-        )
 
 
 def write_story(run: RunFolder, story: Story) -> None:
@@ -66,7 +57,7 @@ def write_story(run: RunFolder, story: Story) -> None:
 
 
 def read_story(run: RunFolder) -> Story:
-    """Empty where the target was not asked."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return Story.from_jsonable(json.loads((run.path / STORY_FILE).read_text()))
+    """Empty if the target was not asked."""
+    with contextlib.suppress(OSError, ValueError):
+        return parse_record(Story, json.loads((run.path / STORY_FILE).read_text()))
     return Story()

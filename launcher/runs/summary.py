@@ -1,4 +1,4 @@
-"""What a person reads when a run has ended. Pure: outcome in, text out."""
+"""The text that ends ``launcher run``, and the text of a failure. Pure."""
 
 from __future__ import annotations
 

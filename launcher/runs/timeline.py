@@ -1,4 +1,4 @@
-"""The agents' ledgers as a story: events in words, and seconds by phase. Pure."""
+"""The agents' ledgers for people: events in words, and seconds by phase. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PHASE_FROM = {
     "store-lost": "starting",
     "agent-ended": None,
 }
-"""What each event begins; the time before the first step counts as starting."""
+"""The phase that each event begins; the time before the first step counts as starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Moment:
 
 
 def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[Moment, ...]:
-    """All nodes' events by the nodes' own clocks, oldest first."""
+    """All nodes' events, oldest first."""
     found = (
         Moment(
             after_s=round(event.at - submitted_at, 3),
@@ -51,7 +51,7 @@ def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[M
 
 
 def tell_event(name: str, values: Mapping[str, Any]) -> str:
-    """One event in words; empty for what only divides phases. An unknown one has its name."""
+    """One event in words; empty for events that only divide phases; the name of an unknown one."""
     words = _WORDS.get(name, name)
     try:
         return words.format(**values) if isinstance(words, str) else words(values)
@@ -77,7 +77,7 @@ def _tell_start(values: Mapping[str, Any]) -> str:
 
 def _tell_hang(values: Mapping[str, Any]) -> str:
     words = "rank {rank} hangs: silent for {silent_s:.1f} s, limit {limit_s:.1f} s"
-    # An older agent's has no more than that.
+    # Older agents wrote no more than that.
     if "cpu_share" not in values:
         return words.format(**values)
     first, second = values["read_at"]

@@ -34,7 +34,7 @@ for _name, _pattern, _first in (
     CoreLoader.add_implicit_resolver(TAG + _name, re.compile(f"^(?:{_pattern.pattern})$"), _first)
 
 FastLoader: type[yaml.SafeLoader] = CoreLoader
-"""By libyaml, where PyYAML has it: several times faster, with poorer errors."""
+"""libyaml's parser, if PyYAML was built with it: several times faster, but with poorer errors."""
 
 if hasattr(yaml, "CSafeLoader"):
 

@@ -1,4 +1,4 @@
-"""The only reader of YAML: plain data, and for every key and value the place it was written at.
+"""The only reader of YAML: plain data, and the place of every key and value.
 
 Reads by YAML 1.2's core schema, not by PyYAML's YAML 1.1: only ``true`` and ``false`` are truth
 values, ``NO`` and ``1:4`` are text, octal is ``0o17``. The data holds text, numbers, truth values,
@@ -26,7 +26,7 @@ EMPTY = ("", "~", "null")
 """Documents that hold nothing, such as the one before a first ``---``."""
 
 _MAX_DIGITS = 40
-"""Of a whole number; Python itself refuses to read thousands of them."""
+"""The most digits of a whole number; Python itself does not read thousands of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ def _compose(text: str, kind: type[yaml.SafeLoader]) -> list[tuple[int, yaml.Nod
 
 
 def _compose_carefully(text: str, file: str, *, is_file: bool) -> list[tuple[int, yaml.Node]]:
-    """By PyYAML's own parser, whose errors know their place, told in words of ours."""
+    """The same by PyYAML's own parser, whose errors have a place. Raises ``FileError``."""
     try:
         return _compose(text, CoreLoader)
     except yaml.MarkedYAMLError as error:
@@ -231,7 +231,7 @@ class _Builder:
         self._left -= 1
         if depth > MAX_DEPTH:
             what = f"nested deeper than {MAX_DEPTH} levels, or an alias inside of its own anchor"
-            raise _error(self._file, what, "write it flatter", self._line(node))
+            raise _error(self._file, what, f"use at most {MAX_DEPTH} levels", self._line(node))
         if self._left < 0:
             what = f"more than {MAX_NODES} values once aliases are followed"
             raise _error(self._file, what, "use fewer aliases", self._line(node))
@@ -240,10 +240,7 @@ class _Builder:
         self._spend(node, len(path))
         text = self._clean(node, path) if isinstance(node, yaml.ScalarNode) else None
         self._entries[path] = Entry(
-            where=self._where(key),
-            line=self._line(key),
-            text=text,
-            written=self._written(node),
+            where=self._where(key), line=self._line(key), text=text, written=self._written(node)
         )
         if text is not None:
             return self._scalar(node, path, text)
@@ -287,7 +284,9 @@ class _Builder:
             if isinstance(source, yaml.MappingNode):
                 merged = self._pairs(source, path, depth + 1) | merged
             else:
-                self._refuse(key, path, "<< merges mappings only", "merge an alias of a mapping")
+                self._refuse(
+                    key, path, "<< merges mappings only", "write <<: *name, with &name at a mapping"
+                )
         return merged
 
     def _clean(self, node: yaml.Node, path: KeyPath) -> str:

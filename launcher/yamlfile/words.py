@@ -1,4 +1,4 @@
-"""Our words for what is wrong with a text that is no YAML: the problem, and the fix."""
+"""Plain words for what is wrong with a text that is not YAML: the problem, and the fix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXPLANATIONS = (
     ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
     ("block node", "text that begins with a bracket or a comma, or no value", _QUOTE),
     ("mapping keys are not", "text that begins with ?", _QUOTE),
-    ("sequence entries", "a - that begins no list here", "put the list on the next line"),
+    ("sequence entries", "a - where no list can begin", "put the list on the next line"),
     ("block mapping", "a wrong indentation, or quotes that end before the text does",
      "give the keys of one section one indentation"),
     ("block collection", "a line that is not an item of the list before it", "begin it with -"),
@@ -34,7 +34,7 @@ _EXPLANATIONS = (
 
 
 def explain(message: str, text: str, mark: yaml.Mark | None) -> tuple[str, str]:
-    """Our words for PyYAML's, which speak of tokens and scanners."""
+    """The problem and the fix in plain words; PyYAML's speak of tokens and scanners."""
     character = text[mark.index : mark.index + 1] if mark is not None else ""
     if character == "\t":
         return "a tab; YAML indents with spaces", "replace the tab by spaces"

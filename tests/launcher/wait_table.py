@@ -151,7 +151,7 @@ IN_THE_NODE = (
         Cannot("a file that nobody else knows yet; others' are tried without waiting"),
     ),
     Row.alike(
-        """agent.supervisor:say agent.node:say agent.supervisor:Supervisor._fork_agent
+        """agent.streams:say agent.supervisor:Supervisor._fork_agent
             agent.worker:_tell agent.guard:_flush""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
@@ -260,18 +260,6 @@ LAUNCHER = (
         ),
         frozen=by(UNREAD, "test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads"),
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
-    ),
-    Row(
-        functions="runs.failure:_read_tail",
-        who="the launcher, for the end of what workers have written",
-        ends="CHUNK_BYTES were read; at the end what there was then",
-        limit="a part of each file at each look",
-        well=by(RUN_LOCAL, "test_output_is_whole_lines_whatever_bytes_a_worker_writes"),
-        badly=by(RUN_LOCAL, "test_a_failing_script_is_exit_1_and_the_first_rank_is_named"),
-        frozen=Cannot("a file's end is there at once"),
-        never=by(
-            STAND, "test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time"
-        ),
     ),
     Row(
         functions="api.listing:_turns",

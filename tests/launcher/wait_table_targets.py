@@ -108,11 +108,6 @@ OF_DOCKER = (
         frozen=by(STAND, STILL),
         never=by(PLAY_FAULTS, AWAY),
     ),
-    Row.alike(
-        "manifests.player:Player._read.put manifests.player:Player._read.lose",
-        "nobody: a queue without a bound",
-        Cannot("it takes what it is given at once"),
-    ),
     Row(
         functions="manifests.docker_play:_remove_as_root",
         who="launcher play, for the container that removes what pods' users own",

@@ -1,1 +1,1 @@
-"""The rendezvous ``roster``: who is in the group, judged by counters and monotonic clocks."""
+"""The rendezvous ``roster``: decides which nodes are in the group, by monotonic clocks alone."""

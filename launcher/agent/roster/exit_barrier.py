@@ -1,8 +1,7 @@
-"""The end of a node's work, as torch's agent comes to it: its exit barrier.
+"""Replaces the exit barrier of torch's agent.
 
-torch's agent waits there for the others for 300 s at most, in one call of the store during which
-no signal handler runs; then it goes, and takes the store with it. Here the wait lasts as long as
-any other member works, and a signal ends it.
+torch's agent waits there for the others, at most 300 s and without running signal handlers; then it
+ends, and the store with it. Here the wait lasts while another member works, and a signal ends it.
 """
 
 from __future__ import annotations

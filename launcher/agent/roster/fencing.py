@@ -1,8 +1,7 @@
-"""Generations: a number per membership, taken by an atomic create on shared storage.
+"""Generations: a number for each membership, taken by an atomic create on shared storage.
 
-A commit carries the generation of the group that made it, and resume follows only the newest: so
-a node that was frozen or cut off can never win, and no majority is needed for that. ``train``
-reads the same folder; the names below are its contract.
+A checkpoint carries the generation of the group that made it, and resume follows only the newest,
+so a node that was frozen or cut off can never win. The training reads the same folder.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ FOLDER = "generations"
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A generation that somebody took; ``origin`` names the store it was taken in, if known."""
+    """A generation that was taken; ``origin`` names the store it was taken in, if known."""
 
     number: int
     origin: str
@@ -32,7 +31,7 @@ class Fence:
         self._run_id = run_id
 
     def take(self, origin: str) -> int:
-        """The next number, ours alone; raises ``OSError`` when the folder cannot be written."""
+        """Takes the next number; raises ``OSError`` when the folder cannot be written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             number = self._newest_number() + 1
@@ -48,7 +47,7 @@ class Fence:
             return number
 
     def newest(self) -> Taken | None:
-        """The last generation anybody took; its origin is empty while it is being written."""
+        """The last generation taken; its origin is empty while it is being written."""
         number = self._newest_number()
         if number == 0:
             return None
@@ -70,7 +69,7 @@ class Fence:
         return self._folder / f"{number:08d}.json"
 
     def _sync_folder(self) -> None:
-        """The name itself has to survive a crash; folders on some file systems refuse to sync."""
+        """So that the name survives a crash. Some file systems refuse to sync a folder."""
         handle = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,12 +1,12 @@
-"""The head: the one small value in the store that every node polls and that alone decides.
+"""The head: the one small value in the store that every node polls and that says where the run is.
 
-It changes only by compare-and-swap on its whole text, so that all changes of a run form one
-line; whoever writes on an outdated view fails. All functions here are pure.
+It changes only by compare-and-swap on its whole text: a write that is based on an old text fails.
+All functions here are pure.
 
     FORMING(n) --seal--> SEALED(n) --open--> FORMING(n + 1) --> ...      any --close--> CLOSED
 
-A *seat* is a node's place at the table: ``<node index>.<random>``. A node that was struck off
-and comes back takes a new seat.
+A *seat* is a node's entry: ``<node index>.<random>``. A node that was struck off and comes back
+takes a new seat.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 
 class Phase(enum.Enum):
@@ -50,7 +51,7 @@ FENCED_OUT = "fenced"
 
 
 class HeadError(ValueError):
-    """The text in the store is no head: somebody else writes under this run's keys."""
+    """The text in the store is no head: another program writes under this run's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,46 +152,37 @@ def rank_order(seat: str) -> tuple[int, str]:
     return index_of(seat), seat
 
 
+def _next(head: Head, **changes: Any) -> Head:
+    return replace(head, version=head.version + 1, **changes)
+
+
 def open_round(head: Head, cause: Cause) -> Head:
     """The running group has to re-form."""
-    return replace(
-        head,
-        version=head.version + 1,
-        phase=Phase.FORMING,
-        epoch=head.epoch + 1,
-        cause=cause,
-        newcomers=0,
-    )
+    return _next(head, phase=Phase.FORMING, epoch=head.epoch + 1, cause=cause, newcomers=0)
 
 
 def strike(head: Head, gone: Mapping[str, Cause], leader: str) -> Head:
     """Members are lost or left: the round opens, or the open one learns its true cause."""
-    opened = open_round(head, Cause.LOST) if head.phase is Phase.SEALED else head
-    cause = next(iter(gone.values()))
-    blamed = cause if head.phase is Phase.SEALED or head.cause is Cause.FAULT else head.cause
-    return replace(
-        opened,
-        version=head.version + 1,
-        leader=leader,
-        cause=blamed,
-        gone={**head.gone, **{seat: why.value for seat, why in gone.items()}},
-    )
+    was_sealed = head.phase is Phase.SEALED
+    opened = replace(open_round(head, Cause.LOST), version=head.version) if was_sealed else head
+    cause = next(iter(gone.values())) if was_sealed or head.cause is Cause.FAULT else head.cause
+    marks = {seat: why.value for seat, why in gone.items()}
+    return _next(opened, leader=leader, cause=cause, gone={**head.gone, **marks})
 
 
 def lead(head: Head, leader: str) -> Head:
     """Somebody else leads."""
-    return replace(head, version=head.version + 1, leader=leader)
+    return _next(head, leader=leader)
 
 
 def announce(head: Head, newcomers: int) -> Head:
     """So many nodes wait to be admitted."""
-    return replace(head, version=head.version + 1, newcomers=newcomers)
+    return _next(head, newcomers=newcomers)
 
 
 def mark_replaced(head: Head, seats: tuple[str, ...]) -> Head:
     """Seats outside the membership whose index a newer node has taken; no round opens."""
-    marks = dict.fromkeys(seats, REPLACED)
-    return replace(head, version=head.version + 1, gone={**head.gone, **marks})
+    return _next(head, gone={**head.gone, **dict.fromkeys(seats, REPLACED)})
 
 
 def seal(
@@ -204,9 +196,8 @@ def seal(
     counts = dict(head.counts)
     if head.cause is not Cause.FIRST:
         counts[head.cause.value] = counts.get(head.cause.value, 0) + 1
-    return replace(
+    return _next(
         head,
-        version=head.version + 1,
         phase=Phase.SEALED,
         leader=head.leader if head.leader in seats else seats[0],
         members=members,
@@ -220,9 +211,9 @@ def seal(
 
 def finish(head: Head, seats: tuple[str, ...]) -> Head:
     """The workers of these seats have all succeeded; no round opens."""
-    return replace(head, version=head.version + 1, finished=(*head.finished, *seats))
+    return _next(head, finished=(*head.finished, *seats))
 
 
 def close(head: Head, reason: str) -> Head:
     """No further round will be formed under this run id."""
-    return replace(head, version=head.version + 1, phase=Phase.CLOSED, closed=reason)
+    return _next(head, phase=Phase.CLOSED, closed=reason)

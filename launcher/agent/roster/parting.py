@@ -1,4 +1,4 @@
-"""How a node goes: what it must have said before, and how long its store stays for the others."""
+"""How a node leaves: what the others must know before, and how long its store stays for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.contract.clock import Clock
 
 LOOK_S = 0.05
 WAITING_SILENCE_S = 2.0
-"""A node that only waits has nothing to lose: its loss is not awaited for a whole limit."""
+"""For a node that only waits this much silence is enough, as it has no work to lose."""
 
 
 def is_closed(state: State) -> bool:
@@ -32,9 +32,9 @@ def is_known_to_have_finished(state: State) -> bool:
 def wait_for_the_others(
     caller: StoreClient, state: State, detection_limit_s: float, clock: Clock
 ) -> None:
-    """Blocks until each other member, and each node that waits, has parted or is silent.
+    """Blocks until each other member, and each node that waits, has left or is silent.
 
-    Who waits is refused by a closed head, or by its own time, and needs the store to learn it.
+    A node that waits needs the store to learn that the run is closed.
     """
     finished = state.head.finished if state.head else ()
     waiting = frozenset(caller.waiting()) - {*state.members}

@@ -12,7 +12,7 @@ from launcher.agent.roster.words import Rules
 from launcher.contract import protocol
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
-"""What torch's ``LaunchConfig`` and torchrun put beside ours."""
+"""Keys that torch's ``LaunchConfig`` and torchrun add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class RosterSettings:
     node_index: int
     """This node's place in the plan, from 0; ranks follow it. Default: LAUNCHER_NODE_INDEX."""
     is_host: bool = False
-    """Whether this node serves the store if nobody has started it at the endpoint."""
+    """Whether this node serves the store if none answers at the endpoint yet."""
     detection_limit_s: float = 10.0
     """A node silent for so long is lost. 1 s is for quiet machines only."""
     last_call_s: float = 2.0
@@ -77,25 +77,14 @@ class RosterSettings:
 
     def rules(self, min_nodes: int, max_nodes: int) -> Rules:
         """What of this the pure machine needs."""
-        return Rules(
-            min_nodes=min_nodes,
-            max_nodes=max_nodes,
-            detection_limit_s=self.detection_limit_s,
-            interval_s=self.interval_s,
-            last_call_s=self.last_call_s,
-            join_timeout_s=self.join_timeout_s,
-            regroup_limit_s=self.regroup_limit_s,
-            growth_pause_s=self.growth_pause_s,
-            admit_limit_s=self.admit_limit_s,
-            held=self.hold_newcomers,
-            width=self.watched,
-            fenced=bool(self.fence_dir),
-            max_restarts=self.max_restarts if self.max_restarts >= 0 else None,
-            nodes_before=self.nodes_before,
-            faults_before=self.faults_before,
-            generation_before=self.generation_before,
-            finished_before=self.finished_before,
-        )
+        same = {f.name: getattr(self, f.name) for f in fields(Rules) if hasattr(self, f.name)}
+        renamed = {
+            "held": self.hold_newcomers,
+            "width": self.watched,
+            "fenced": bool(self.fence_dir),
+            "max_restarts": self.max_restarts if self.max_restarts >= 0 else None,
+        }
+        return Rules(**{**same, **renamed, "min_nodes": min_nodes, "max_nodes": max_nodes})
 
 
 def parse_settings(
@@ -108,7 +97,7 @@ def parse_settings(
         for key in sorted(set(config) - set(known) - FOREIGN_KEYS)
     ]
     values: dict[str, Any] = {}
-    given = {contract_key: v for contract_key, v in config.items() if contract_key in known}
+    given = {key: value for key, value in config.items() if key in known}
     if "node_index" not in given and protocol.NODE_INDEX in environ:
         given["node_index"] = environ[protocol.NODE_INDEX]
     if "node_index" not in given:
@@ -116,35 +105,36 @@ def parse_settings(
     for key, value in given.items():
         try:
             values[key] = _parse(value, str(known[key].type))
-        except ValueError:
+        except (ValueError, KeyError):
             problems.append(f"{key}={value!r}: not a valid {known[key].type}")
-    problems += _out_of_range(values)
+    # Written so that NaN is refused too.
+    problems += [
+        f"{key}: found {values[key]:g}; accepted: {least} or more"
+        for key, least in _LEAST.items()
+        if key in values and not values[key] >= least
+    ]
     if problems:
         raise ValueError("rdzv_conf of the backend roster: " + "; ".join(problems))
     return RosterSettings(**values)
 
 
+_BOOLS = {"1": True, "true": True, "t": True, "yes": True, "y": True} | {
+    "0": False,
+    "false": False,
+    "f": False,
+    "no": False,
+    "n": False,
+}
+_LEAST = {
+    "node_index": 0,
+    "detection_limit_s": 0.5,
+    "watched": 1,
+    **dict.fromkeys(("last_call_s", "join_timeout_s", "regroup_limit_s", "connect_timeout_s"), 0),
+}
+
+
 def _parse(value: Any, kind: str) -> Any:
+    """Raises ValueError or KeyError."""
     if kind == "bool":
-        text = str(value).lower()
-        if text in ("1", "true", "t", "yes", "y"):
-            return True
-        if text in ("0", "false", "f", "no", "n"):
-            return False
-        raise ValueError(text)
+        return _BOOLS[str(value).lower()]
     return {"int": int, "float": float, "str": str}[kind](value)
-
-
-def _out_of_range(values: Mapping[str, Any]) -> list[str]:
-    """Durations that cannot work."""
-    problems = []
-    if values.get("node_index", 0) < 0:
-        problems.append("node_index: starts at 0")
-    if not values.get("detection_limit_s", 10.0) >= 0.5:
-        problems.append("detection_limit_s: at least 0.5")
-    if values.get("watched", 1) < 1:
-        problems.append("watched: at least 1")
-    for key in ("last_call_s", "join_timeout_s", "regroup_limit_s", "connect_timeout_s"):
-        if not values.get(key, 1.0) >= 0.0:
-            problems.append(f"{key}: found {values[key]:g}; accepted: 0 or more")
-    return problems

@@ -1,7 +1,7 @@
-"""The thread around the pure machine: it alone talks to the store, and may hang with it.
+"""The thread around the pure machine. It alone talks to the store, and may hang if the store does.
 
-The caller's side only posts wishes and reads what was last seen, so that a frozen host never
-blocks it for longer than the silence limit.
+The caller's side only posts events and reads the last state, so that a frozen store blocks it no
+longer than the silence limit.
 """
 
 from __future__ import annotations
@@ -17,35 +17,24 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStateError,
 )
 
+from launcher.agent.roster import words
 from launcher.agent.roster.head import HeadError
 from launcher.agent.roster.machine import start, step
 from launcher.agent.roster.store import StoreClient
 from launcher.agent.roster.view import State, pause_s
-from launcher.agent.roster.words import (
-    Deliver,
-    Enlist,
-    Event,
-    Pulse,
-    Read,
-    Refuse,
-    Rules,
-    Swap,
-    TakeGeneration,
-    Write,
-)
 from launcher.contract.clock import Clock
 
-Word = Deliver | Refuse | TakeGeneration
+Word = words.Deliver | words.Refuse | words.TakeGeneration
 log = logging.getLogger(__name__)
 
 
 class Shell:
-    """One node's heart: pulses by itself, from ``begin`` until ``end``."""
+    """Runs one node's state machine in a thread, from ``begin`` until ``end``."""
 
     def __init__(
         self,
         *,
-        rules: Rules,
+        rules: words.Rules,
         index: int,
         nonce: str,
         connect: Callable[[], StoreClient],
@@ -58,7 +47,7 @@ class Shell:
         self._silence_s = silence_s
         self._where = where
         self._changed = threading.Condition()
-        self._events: deque[Event] = deque()
+        self._events: deque[words.Event] = deque()
         self._state = start(rules, index, nonce)
         self._word: Word | None = None
         self._failure: RendezvousError | None = None
@@ -84,13 +73,13 @@ class Shell:
                 )
         self.check()
 
-    def post(self, event: Event) -> None:
+    def post(self, event: words.Event) -> None:
         """Hands an event to the machine, now rather than at the next pulse."""
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
 
-    def ask(self, event: Event) -> None:
+    def ask(self, event: words.Event) -> None:
         """Posts an event whose answer ``next_word`` waits for; older answers are dropped."""
         with self._changed:
             self._word = None
@@ -102,7 +91,7 @@ class Shell:
         with self._changed:
             now = self._clock.monotonic()
             if now - self._checked_at > self._silence_s / 2:
-                # It was this process that stood still: nobody can tell how silent the store was.
+                # This process itself stood still, so the store's silence is not known.
                 self._heard_at = max(self._heard_at, now - self._silence_s / 2)
             self._checked_at = now
             silent_s = now - self._heard_at
@@ -157,7 +146,7 @@ class Shell:
 
     def _pulse(self, client: StoreClient) -> None:
         began = self._clock.monotonic()
-        self._handle(client, Pulse())
+        self._handle(client, words.Pulse())
         end = began + pause_s(self._state, began)
         while not self._ending:
             with self._changed:
@@ -169,14 +158,14 @@ class Shell:
             self._handle(client, event)
             end = min(end, began + pause_s(self._state, began))
 
-    def _handle(self, client: StoreClient, event: Event) -> None:
+    def _handle(self, client: StoreClient, event: words.Event) -> None:
         """The event and all operations that follow from it, one after the other."""
-        following: Event | None = event
+        following: words.Event | None = event
         while following is not None and not self._ending:
             state, actions = step(self._state, following, self._clock.monotonic())
             operation, following = None, None
             for action in actions:
-                if isinstance(action, Write | Enlist | Read | Swap):
+                if isinstance(action, words.Write | words.Enlist | words.Read | words.Swap):
                     operation = action
                 else:
                     self._say(action)

@@ -23,18 +23,9 @@ from typing import Any
 import torch.distributed
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from launcher.agent.roster import words
 from launcher.agent.roster.head import Phase, parse_head
 from launcher.agent.roster.view import FINISHED_MARK, HEAD, SEATS, beat_key, status_in
-from launcher.agent.roster.words import (
-    Done,
-    Enlist,
-    Read,
-    StoreAction,
-    Swap,
-    Swapped,
-    Values,
-    Write,
-)
 
 TCPStore: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
 PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
@@ -45,8 +36,7 @@ TCP_THIN_LINEAR_TIMEOUTS = 16
 """Linux: a connection with little in flight repeats a lost packet at even intervals."""
 READY_LIMIT_S = 10.0
 STARTS = 3
-"""A child forked beside running threads may find a lock held for ever: it is killed, and another
-one forked."""
+"""How often to fork: a child that is forked next to threads may find a lock held for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +50,8 @@ class Endpoint:
 class StoreClient:
     """One connection to a run's keys; blocks, so only a thread that may hang uses it.
 
-    A server that is frozen answers nothing and raises nothing: whoever needs an end to that keeps
-    a timer. Every failure of the connection raises ``RendezvousConnectionError``.
+    A frozen server neither answers nor raises: a caller that needs an end keeps a timer. Every
+    failure of the connection raises ``RendezvousConnectionError``.
     """
 
     def __init__(self, endpoint: Endpoint, run_id: str, timeout_s: float) -> None:
@@ -69,27 +59,27 @@ class StoreClient:
         self._prefix = f"roster/{run_id}/"
         self.store = connect(endpoint, timeout_s)
 
-    def carry_out(self, action: StoreAction) -> Done | Values | Swapped:
+    def carry_out(self, action: words.StoreAction) -> words.Done | words.Values | words.Swapped:
         """One operation, answered by the event that the machine expects."""
         try:
             return self._carry_out(action)
         except (RuntimeError, ValueError) as error:
             raise unreachable(self.endpoint, error) from error
 
-    def _carry_out(self, action: StoreAction) -> Done | Values | Swapped:
+    def _carry_out(self, action: words.StoreAction) -> words.Done | words.Values | words.Swapped:
         match action:
-            case Write(key, text):
+            case words.Write(key, text):
                 self.store.set(self._prefix + key, text)
-                return Done()
-            case Enlist(seat):
+                return words.Done()
+            case words.Enlist(seat):
                 self.store.append(self._prefix + SEATS, seat + " ")
-                return Done()
-            case Read(keys):
+                return words.Done()
+            case words.Read(keys):
                 values = self.store.multi_get([self._prefix + key for key in keys])
-                return Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
-            case Swap(expected, desired):
+                return words.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
+            case words.Swap(expected, desired):
                 text = self.store.compare_set(self._prefix + HEAD, expected, desired)
-                return Swapped(text.decode())
+                return words.Swapped(text.decode())
 
     def part(self, name: str) -> Any:
         """A ``torch.distributed.Store`` of its own below the run's keys."""
@@ -97,12 +87,12 @@ class StoreClient:
 
     def beats_of(self, seats: Sequence[str]) -> dict[str, str]:
         """The last beats of seats that exist."""
-        answer = self.carry_out(Read(tuple(beat_key(seat) for seat in seats)))
-        assert isinstance(answer, Values)
+        answer = self.carry_out(words.Read(tuple(beat_key(seat) for seat in seats)))
+        assert isinstance(answer, words.Values)
         return {seat: answer.values[beat_key(seat)] for seat in seats}
 
     def waiting(self) -> tuple[str, ...]:
-        """The seats that said last that they wait to come in, the dead among them too."""
+        """The seats whose last word was that they wait to come in, lost ones included."""
         try:
             come = self.store.check([self._prefix + SEATS])  # reading what nobody wrote would block
             text = self.store.get(self._prefix + SEATS).decode() if come else ""
@@ -113,7 +103,7 @@ class StoreClient:
         return tuple(seat for seat in seats if status_in(said[seat]).startswith("j"))
 
     def is_running(self) -> bool:
-        """Whether the run has a head here that nobody closed."""
+        """Whether the run has a head here that is not closed."""
         return self._phase() not in (None, Phase.CLOSED)
 
     def is_closed(self) -> bool:
@@ -162,7 +152,7 @@ def repeat_evenly(port: int) -> None:
     the kernel does not know the option (any but Linux) the doubling remains.
     """
     for path in Path("/proc/self/fd").glob("*"):
-        # Closed since, or not TCP: not ours either way.
+        # Closed since, or not TCP.
         with contextlib.suppress(OSError):
             if not os.readlink(path).startswith("socket:"):
                 continue
@@ -184,8 +174,8 @@ def _port(name: Callable[[], Any]) -> int | None:
 def find_store(candidates: Sequence[Endpoint], run_id: str, timeout_s: float) -> Endpoint | None:
     """The first candidate that serves this run already, if any.
 
-    Asked before a node serves the run itself: a host that came back would otherwise found a
-    second world. Takes at most ``timeout_s`` per candidate that answers to a connection.
+    Asked before a node serves the run itself: otherwise a host that came back would start a second
+    group. Takes at most ``timeout_s`` per candidate that answers to a connection.
     """
     for endpoint in candidates:
         with contextlib.suppress(RendezvousConnectionError):
@@ -204,7 +194,7 @@ def _answers(endpoint: Endpoint, timeout_s: float) -> bool:
 
 
 def _serves(endpoint: Endpoint, run_id: str, timeout_s: float) -> bool:
-    """Looks in a process of its own, because a frozen server would block this one for ever."""
+    """Looks in a child process, because a frozen server would block this one for ever."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -274,7 +264,7 @@ def _fork_store(port: int, host: str) -> tuple[int, str]:
 
 
 def _close_all_but(kept: int) -> None:
-    """Pipes and sockets of the parent would otherwise stay open for as long as the store lives."""
+    """The parent's pipes and sockets would otherwise stay open as long as the store lives."""
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
@@ -289,7 +279,7 @@ def _serve(parent: int, host: str, port: int, writer: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         store = TCPStore(host, port, is_master=True, wait_for_workers=False)
-        # Connections that are accepted take the option over from the socket that listens.
+        # Accepted connections inherit the option from the listening socket.
         repeat_evenly(store.port)
         os.write(writer, str(store.port).encode())
         os.close(writer)

@@ -1,4 +1,4 @@
-"""What one node knows of the run, and how what it sees changes that: pure."""
+"""What one node knows of the run, and how the store's answers change it. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from launcher.agent.roster import words
 from launcher.agent.roster.head import (
     FINISHED,
     Cause,
@@ -18,18 +19,6 @@ from launcher.agent.roster.head import (
     parse_members,
 )
 from launcher.agent.roster.watch import SUSPECT_INTERVALS, Beat, listen, plan_watched, silent
-from launcher.agent.roster.words import (
-    Done,
-    Enlist,
-    Fenced,
-    Read,
-    Rules,
-    StoreAction,
-    Swap,
-    Swapped,
-    Values,
-    Write,
-)
 
 HEAD = "head"
 SEATS = "seats"
@@ -42,7 +31,7 @@ FAST_FOR_S = 5.0
 class State:
     """All that one node knows and wants."""
 
-    rules: Rules
+    rules: words.Rules
     index: int
     nonce: str
     seat: str
@@ -55,7 +44,7 @@ class State:
     finishing_at: float = 0.0
     closing: str = ""
     admitted: int = 0
-    fenced_out: Fenced | None = None
+    fenced_out: words.Fenced | None = None
     # this node in the run
     entered: int = 0
     waited_s: float = 0.0
@@ -77,7 +66,7 @@ class State:
     waiters_at: float = 0.0
     # the pulse under way
     count: int = 0
-    asked: StoreAction | None = None
+    asked: words.StoreAction | None = None
     said: str = ""
     due: bool = False
     carded: str = ""
@@ -104,7 +93,7 @@ class State:
 
     @property
     def belongs(self) -> bool:
-        """Whether this node is a member that nobody struck off."""
+        """Whether this node is a member and was not struck off."""
         return (
             self.head is not None and self.seat in self.members and self.seat not in self.head.gone
         )
@@ -116,7 +105,7 @@ class State:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """The members that nobody struck off and whose workers have not all succeeded."""
+        """The members that were not struck off and whose workers have not all succeeded."""
         assert self.head is not None
         away = {*self.head.gone, *self.head.finished}
         return tuple(seat for seat in self.members if seat not in away)
@@ -130,7 +119,7 @@ def may_form(state: State) -> bool:
 
 
 def status_of(state: State) -> str:
-    """What a beat says besides life: waiting for, or running in, which round."""
+    """A beat's status: leaving, waiting for a round, or running in one."""
     if state.leaving:
         return "l"
     if state.waiting and state.head is not None:
@@ -174,7 +163,7 @@ def pause_s(state: State, now: float) -> float:
 
 # -- what is seen ------------------------------------------------------------------------------
 def adopt(state: State, text: str, now: float) -> State:
-    """The head as it is now; what hung on an older round or on a lost lead is forgotten."""
+    """Takes over the present head. Forgets what belonged to an older round or to a lost lead."""
     if text == state.text:
         return state
     head, old = parse_head(text), state.head
@@ -187,7 +176,7 @@ def adopt(state: State, text: str, now: float) -> State:
             state = replace(state, grown_at=now)
         state = replace(state, cautious=False)
     elif head.phase is Phase.FORMING and head.leader == state.seat != old.leader:
-        # who came under the leader before may have died with it
+        # nodes that came under the last leader may be gone with it
         state = replace(state, cautious=True)
     if not state.leads or old is None or old.epoch != head.epoch:
         state = replace(state, sealing=(), cards={}, taken=None, written="")
@@ -195,7 +184,7 @@ def adopt(state: State, text: str, now: float) -> State:
 
 
 def see(state: State, values: Mapping[str, str], now: float) -> State:
-    """A look around: the head, the watched beats and, for the leader, all who ever came."""
+    """Takes in the head, the watched beats and, for the leader, the list of all seats."""
     last = state.looked_at if state.looked_at is not None else now
     elapsed_s = min(now - last, 2 * state.rules.interval_s)
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
@@ -206,7 +195,7 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
         finished = tuple(s.removeprefix(FINISHED_MARK) for s in listed if s[0] == FINISHED_MARK)
         seats = tuple(s for s in listed if s[0] != FINISHED_MARK)
         if seats != state.seats:
-            state = replace(state, looked=False)  # who is new is looked at right away
+            state = replace(state, looked=False)  # look at the new seats right away
         state = replace(state, seats=seats, finished_seats=finished)
     state = adopt(state, values[HEAD], now)
     if state.waiting and state.head and state.head.phase is Phase.FORMING:
@@ -234,33 +223,33 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
     return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
 
-def answered(state: State, event: Done | Values | Swapped, now: float) -> State:
+def answered(state: State, event: words.Done | words.Values | words.Swapped, now: float) -> State:
     """The store's answer to the action under way."""
     asked, state = state.asked, replace(state, asked=None)
     match asked, event:
-        case Write(key), Done() if key == state.written:
+        case words.Write(key), words.Done() if key == state.written:
             return state
-        case Write(key), Done() if key == card_key(state.seat):
+        case words.Write(key), words.Done() if key == card_key(state.seat):
             return replace(state, carded=asked.text)
-        case Write(), Done():
+        case words.Write(), words.Done():
             return replace(state, said=status_in(asked.text), due=False, count=state.count + 1)
-        case Enlist(seat), Done() if seat.startswith(FINISHED_MARK):
+        case words.Enlist(seat), words.Done() if seat.startswith(FINISHED_MARK):
             return replace(state, told_finished=True, looked=False)
-        case Enlist(seat), Done():
+        case words.Enlist(seat), words.Done():
             return replace(state, enlisted=seat)
-        case Swap(), Swapped(text):
+        case words.Swap(), words.Swapped(text):
             return _after_swap(state, asked, text, now)
-        case Read((key,)), Values(values) if key.startswith("members/"):
+        case words.Read((key,)), words.Values(values) if key.startswith("members/"):
             return replace(state, ring=parse_members(values[key]), ring_key=key)
-        case Read(keys), Values(values) if keys[0].startswith("card/"):
+        case words.Read(keys), words.Values(values) if keys[0].startswith("card/"):
             cards = {k.removeprefix("card/"): v for k, v in values.items()}
             return replace(state, cards={s: parse_card(s, c) for s, c in cards.items()})
-        case Read(), Values(values):
+        case words.Read(), words.Values(values):
             return see(state, values, now)
     raise AssertionError(f"{event} does not answer {asked}")
 
 
-def _after_swap(state: State, asked: Swap, text: str, now: float) -> State:
+def _after_swap(state: State, asked: words.Swap, text: str, now: float) -> State:
     won = text == asked.desired
     sealed, ring = state.written, tuple(state.cards[s] for s in state.sealing if s in state.cards)
     state = adopt(replace(state, swaps=state.swaps + 1, looked=False), text, now)
@@ -269,12 +258,12 @@ def _after_swap(state: State, asked: Swap, text: str, now: float) -> State:
     return state
 
 
-def counts_before(rules: Rules) -> dict[str, int]:
+def counts_before(rules: words.Rules) -> dict[str, int]:
     return {Cause.FAULT.value: rules.faults_before} if rules.faults_before else {}
 
 
 def first_head(state: State) -> str:
-    """The head of a store in which nobody was before."""
+    """The head of an empty store."""
     head = Head(
         origin=state.nonce,
         leader=state.seat,

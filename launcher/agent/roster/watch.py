@@ -1,8 +1,7 @@
-"""Who watches whom, and when silence means loss: pure, on the watcher's own monotonic clock.
+"""Which nodes a node watches, and when silence means loss. Pure, on the watcher's monotonic clock.
 
-A node's beat is a text that changes with each of its pulses. Silence is counted only over time
-in which the watcher itself looked regularly: a watcher that slept, starved or hung on a frozen
-store learns nothing from a beat that stood still meanwhile.
+A node's beat is a text that changes with each of its pulses. Silence counts only while the watcher
+itself looks regularly: one that slept, starved or hung on a frozen store has learned nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the roster's machine is told, what happens to it, and what it wants done: plain values."""
+"""Rules, events and actions of the roster's state machine: plain values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from launcher.agent.roster.head import Membership
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the machine is told once; all times in seconds.
+    """The machine's settings; times in seconds. ``RosterSettings`` explains most of them.
 
     ``fenced``: generations come from shared storage; else a strict majority of the last
     membership is needed to re-form. ``held``: newcomers wait until some node admits them, at most
-    ``admit_limit_s``. ``before``: what an earlier store of the same job left behind;
-    ``finished_before`` counts the nodes that had finished.
+    ``admit_limit_s``.
     """
 
     min_nodes: int
@@ -52,7 +51,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Leave:
-    """This node goes, on purpose; the others shall re-form without it."""
+    """This node leaves on purpose; the others re-form without it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Admit:
 
 @dataclass(frozen=True)
 class Fenced:
-    """A later generation than ours exists, taken in another store (``foreign``) or in this one."""
+    """There is a later generation, taken in another store (``foreign``) or in this one."""
 
     foreign: bool
 

@@ -1,11 +1,11 @@
-"""Fields that the operators' objects have: what is misspelt or misplaced is dropped in silence."""
+"""The fields of the operators' objects: an API server drops misspelt ones without a word."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
 
-from launcher.manifests.checks.rules import Breach, Rule, hit
+from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import Value
 
 Fields = Mapping[str, "Fields"]
@@ -46,23 +46,23 @@ FIELDS: Fields = {
         network=_open("enableDNSHostnames publishNotReadyAddresses subdomain"),
     ),
 }
-"""Of ``spec``, by kind: training operator v1.9, trainer v2.3, JobSet v0.12."""
+"""The fields of ``spec``, by kind: training operator v1.9, trainer v2.3, JobSet v0.12."""
 
 
-def check_fields(item: Value) -> Iterator[Breach]:
+def check_fields(item: Value) -> Breaches:
     """The ``spec`` of an object of one of the kinds in ``FIELDS``."""
     known = FIELDS[item["kind"].text]
     yield from _check(item["spec"], known, dict(_places(known, "spec")))
 
 
-def _check(value: Value, known: Fields, places: Mapping[str, str]) -> Iterator[Breach]:
-    for key in value.keys():  # noqa: SIM118 (a Value, which iterates as a list)
+def _check(value: Value, known: Fields, places: Mapping[str, str]) -> Breaches:
+    for key, given in value.items():
         if below := known.get(key):
-            yield from _check(value[key], below, places)
+            yield from _check(given, below, places)
         elif key not in known and "Master" not in known:  # a role has a rule of its own
             close = difflib.get_close_matches(key, places, n=1)
             fix = f"{places[close[0]]}.{close[0]}" if close else "remove it"
-            yield hit(Rule.UNKNOWN_FIELD, value[key], f"{value.name} has no {key}", fix)
+            yield hit(Rule.UNKNOWN_FIELD, given, f"{value.name} has no {key}", fix)
 
 
 def _places(known: Fields, place: str) -> Iterator[tuple[str, str]]:

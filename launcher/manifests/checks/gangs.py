@@ -5,22 +5,20 @@ Sources: Kubernetes' Job and Service, JobSet at v0.12.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.pods import check_pod
-from launcher.manifests.checks.rules import Breach, Rule, hit
+from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import DNS_1035
 from launcher.manifests.source import Together, Value, object_name
 
 MAX_LABEL = 63
 JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
-"""What the Job controller puts on each of its pods, besides the template's labels."""
+"""The labels that the Job controller adds to those of the template."""
 POD_SUFFIX = 6
-"""Characters that make a pod's name unique."""
+"""How many characters a controller adds to make a pod's name unique."""
 
 
-def check_length(item: Value, longest: str, suffix: int = 0) -> Iterator[Breach]:
+def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
     """The name of an object, and the ``longest`` that is derived from it."""
     place, name = item["metadata"]["name"], object_name(item)
     if not name and item["metadata"]["generateName"]:
@@ -37,8 +35,8 @@ def check_length(item: Value, longest: str, suffix: int = 0) -> Iterator[Breach]
 # -- Job and Service ----------------------------------------------------------------------------
 
 
-def check_job(item: Value, together: Together) -> Iterator[Breach]:
-    """A Job; one whose pods do not work together is held to the rules for pods alone."""
+def check_job(item: Value, together: Together) -> Breaches:
+    """A Job; if its pods do not work together, only the rules for pods apply."""
     spec, pod = item["spec"], item["spec"]["template"]["spec"]
     pods = spec["parallelism"].number or 1
     indexed = spec["completionMode"].text == "Indexed"
@@ -55,23 +53,24 @@ def check_job(item: Value, together: Together) -> Iterator[Breach]:
         yield hit(Rule.JOB_SUBDOMAIN, pod["subdomain"], "no subdomain", fix)
 
 
-def _check_policies(spec: Value, indexed: bool, pods: int) -> Iterator[Breach]:
-    pod, completions = spec["template"]["spec"], spec["completions"]
-    if not indexed:
-        mode = spec["completionMode"]
-        fix = "completionMode: Indexed"
-        yield hit(Rule.JOB_NOT_INDEXED, mode, f"completionMode {mode.text or 'NonIndexed'}", fix)
-    elif completions.number != pods:
-        what = f"completions {completions.text or 'not written'}, parallelism {pods}"
-        yield hit(Rule.JOB_COUNTS, completions, what, f"completions: {pods}")
-    if pod["restartPolicy"].text != "Never":
-        what = f"restartPolicy {pod['restartPolicy'].text or 'not written'}"
-        yield hit(Rule.JOB_RESTART_POLICY, pod["restartPolicy"], what, "restartPolicy: Never")
+def _check_policies(spec: Value, indexed: bool, pods: int) -> Breaches:
+    if indexed:
+        yield from _check_counts(spec, pods)
+    else:
+        yield from expect(Rule.JOB_NOT_INDEXED, spec["completionMode"], "Indexed", "NonIndexed")
+    yield from expect(
+        Rule.JOB_RESTART_POLICY, spec["template"]["spec"]["restartPolicy"], "Never", "Always"
+    )
     if not _ignores_disruption(spec):
         what = "no podFailurePolicy that ignores DisruptionTarget"
         rule = "{action: Ignore, onPodConditions: [{type: DisruptionTarget}]}"
         fix = f"podFailurePolicy: {{rules: [{rule}]}}"
         yield hit(Rule.JOB_DISRUPTION, spec["podFailurePolicy"], what, fix)
+
+
+def _check_counts(spec: Value, pods: int) -> Breaches:
+    more = f", parallelism {pods}"
+    yield from expect(Rule.JOB_COUNTS, spec["completions"], str(pods), more=more)
 
 
 def _ignores_disruption(spec: Value) -> bool:
@@ -82,7 +81,7 @@ def _ignores_disruption(spec: Value) -> bool:
     )
 
 
-def _check_service(item: Value, together: Together) -> Iterator[Breach]:
+def _check_service(item: Value, together: Together) -> Breaches:
     subdomain = item["spec"]["template"]["spec"]["subdomain"]
     service = together.find("Service", subdomain.text)
     if service is None:
@@ -90,20 +89,16 @@ def _check_service(item: Value, together: Together) -> Iterator[Breach]:
         yield hit(Rule.SERVICE_ABSENT, subdomain, what, "a headless Service of that name")
         return
     spec = service["spec"]
-    if spec["clusterIP"].text != "None":
-        what = f"clusterIP {spec['clusterIP'].text or 'not written'}"
-        yield hit(Rule.SERVICE_NOT_HEADLESS, spec["clusterIP"], what, "clusterIP: None")
-    if spec["publishNotReadyAddresses"].data is not True:
-        what = "publishNotReadyAddresses is not true"
-        fix = "publishNotReadyAddresses: true"
-        yield hit(Rule.SERVICE_UNREADY, spec["publishNotReadyAddresses"], what, fix)
+    ready = spec["publishNotReadyAddresses"]
+    yield from expect(Rule.SERVICE_NOT_HEADLESS, spec["clusterIP"], "None")
+    yield from expect(Rule.SERVICE_UNREADY, ready, "true", "false")
     yield from _check_selector(item, spec)
     if together.is_later(service, item):
         fix = "move the Service before the Job"
         yield hit(Rule.SERVICE_LATE, service["kind"], "the Service comes after its Job", fix)
 
 
-def _check_selector(item: Value, service: Value) -> Iterator[Breach]:
+def _check_selector(item: Value, service: Value) -> Breaches:
     labels = dict(item["spec"]["template"]["metadata"]["labels"].data or {})
     labels |= dict.fromkeys(JOB_LABELS, object_name(item))
     selector = dict(service["selector"].data or {})
@@ -117,8 +112,8 @@ def _check_selector(item: Value, service: Value) -> Iterator[Breach]:
 # -- JobSet --------------------------------------------------------------------------------------
 
 
-def check_jobset(item: Value, together: Together) -> Iterator[Breach]:
-    """A JobSet, as one gang that is started again as a whole."""
+def check_jobset(item: Value, together: Together) -> Breaches:
+    """A JobSet whose pods are started again all together."""
     yield from check_fields(item)
     spec = item["spec"]
     if spec["network"]["publishNotReadyAddresses"].data is False:
@@ -132,7 +127,7 @@ def check_jobset(item: Value, together: Together) -> Iterator[Breach]:
         yield from _check_replicated(item, replicated)
 
 
-def _check_replicated(item: Value, replicated: Value) -> Iterator[Breach]:
+def _check_replicated(item: Value, replicated: Value) -> Breaches:
     job = replicated["template"]["spec"]
     pods, jobs = job["parallelism"].number or 1, replicated["replicas"].number or 1
     yield from check_pod(job["template"]["spec"], training=pods * jobs > 1)
@@ -140,16 +135,9 @@ def _check_replicated(item: Value, replicated: Value) -> Iterator[Breach]:
     yield from check_length(item, longest, POD_SUFFIX)
     if pods * jobs == 1:
         return
-    backoff, policy = job["backoffLimit"], job["template"]["spec"]["restartPolicy"]
-    if backoff.number != 0:
-        what = f"backoffLimit {backoff.text or 'not written, which is 6'}"
-        yield hit(Rule.JOBSET_BACKOFF, backoff, what, "backoffLimit: 0")
-    if policy.text != "Never":
-        what = f"restartPolicy {policy.text or 'not written'}"
-        yield hit(Rule.JOB_RESTART_POLICY, policy, what, "restartPolicy: Never")
-    if pods > 1 and job["completionMode"].text not in ("", "Indexed"):
-        mode = job["completionMode"]
-        yield hit(Rule.JOB_NOT_INDEXED, mode, f"completionMode {mode.text}", "Indexed")
-    if pods > 1 and job["completions"].number != pods:
-        what = f"completions {job['completions'].text or 'not written'}, parallelism {pods}"
-        yield hit(Rule.JOB_COUNTS, job["completions"], what, f"completions: {pods}")
+    yield from expect(Rule.JOBSET_BACKOFF, job["backoffLimit"], "0", "6")
+    yield from expect(Rule.JOB_RESTART_POLICY, job["template"]["spec"]["restartPolicy"], "Never")
+    if pods > 1:
+        yield from _check_counts(job, pods)
+        if job["completionMode"]:
+            yield from expect(Rule.JOB_NOT_INDEXED, job["completionMode"], "Indexed")

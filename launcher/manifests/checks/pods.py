@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from launcher.manifests.checks.rules import Breach, Rule, hit
-from launcher.manifests.source import EXTENDED_GPUS, Value, count_gpus
+from launcher.manifests.checks.rules import Breaches, Rule, hit
+from launcher.manifests.source import EXTENDED_GPUS, Value
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
-"""What kubectl's YAML, which is 1.1, reads as a truth value."""
+"""Words that YAML 1.1, which kubectl reads, takes as truth values."""
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|credentials?)$"
 )
@@ -17,7 +16,7 @@ RESTRICTED = "pod-security.kubernetes.io/enforce"
 SHM = "/dev/shm"
 
 
-def check_pod(pod: Value, *, training: bool = True) -> Iterator[Breach]:
+def check_pod(pod: Value, *, training: bool = True) -> Breaches:
     """A pod's ``spec``; shared memory matters where it takes part in a ``training``."""
     if not list(pod["containers"]):
         yield hit(Rule.CONTAINERS, pod["containers"], "no containers", "write containers:")
@@ -36,7 +35,7 @@ def check_pod(pod: Value, *, training: bool = True) -> Iterator[Breach]:
         yield from _check_shm(pod, container)
 
 
-def check_env(container: Value) -> Iterator[Breach]:
+def check_env(container: Value) -> Breaches:
     """The variables of a container, or of whatever else has an ``env``."""
     for variable in container["env"]:
         value, name = variable["value"], variable["name"].text
@@ -49,7 +48,7 @@ def check_env(container: Value) -> Iterator[Breach]:
             yield hit(Rule.SECRET_IN_CLEAR, value, f"{name} is written in clear", fix)
 
 
-def _check_gpus(container: Value) -> Iterator[Breach]:
+def _check_gpus(container: Value) -> Breaches:
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
     for gpu in EXTENDED_GPUS:
         asked, limit = requests[gpu], limits[gpu]
@@ -58,7 +57,7 @@ def _check_gpus(container: Value) -> Iterator[Breach]:
             yield hit(Rule.GPU_REQUESTS, asked, what, f"limits: {{{gpu}: {asked.text}}}")
 
 
-def _check_shm(pod: Value, container: Value) -> Iterator[Breach]:
+def _check_shm(pod: Value, container: Value) -> Breaches:
     mounts = {m["mountPath"].text: m["name"].text for m in container["volumeMounts"]}
     volumes = {volume["name"].text: volume for volume in pod["volumes"]}
     volume = volumes.get(mounts.get(SHM, ""))
@@ -79,21 +78,15 @@ def _check_shm(pod: Value, container: Value) -> Iterator[Breach]:
 
 
 def is_restricted(pod: Value, namespace: Value | None) -> bool:
-    """Whether a pod will meet Pod Security ``restricted``, or is dressed for it."""
+    """Whether the namespace enforces Pod Security ``restricted``, or the pod is made for it."""
     if namespace is not None:
         return namespace["metadata"]["labels"][RESTRICTED].text == "restricted"
     containers = list(pod["containers"])
-    return bool(containers) and all(_is_dressed(pod, container) for container in containers)
+    return bool(containers) and all(_is_made_for_it(pod, container) for container in containers)
 
 
-def _is_dressed(pod: Value, container: Value) -> bool:
-    contexts = container["securityContext"], pod["securityContext"]
-    drops = [word.text for word in contexts[0]["capabilities"]["drop"]]
-    seccomp = [context["seccompProfile"]["type"].text for context in contexts]
+def _is_made_for_it(pod: Value, container: Value) -> bool:
+    own, shared = container["securityContext"], pod["securityContext"]
+    drops = [word.text for word in own["capabilities"]["drop"]]
+    seccomp = [context["seccompProfile"]["type"].text for context in (own, shared)]
     return "ALL" in drops and "RuntimeDefault" in seccomp
-
-
-def gpus_of(pod: Value, name: str) -> int | None:
-    """The accelerators of the container of that name; None where the manifest names none."""
-    named = [c for c in pod["containers"] if c["name"].text == name]
-    return count_gpus(named[0]) if named else None

@@ -6,14 +6,13 @@ Source: the training operator's webhook, defaults and controller at v1.9.4.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from launcher.manifests.checks.fields import check_fields
-from launcher.manifests.checks.pods import check_pod, gpus_of, is_restricted
-from launcher.manifests.checks.rules import Breach, Rule, hit
+from launcher.manifests.checks.gangs import check_length
+from launcher.manifests.checks.pods import check_pod, is_restricted
+from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import (
     CONTAINER,
-    DNS_1035,
     MASTER,
     NPROC_WORDS,
     WORKER,
@@ -21,25 +20,23 @@ from launcher.manifests.pytorchjob import (
     Replica,
     operator_env,
 )
-from launcher.manifests.source import Together, Value
+from launcher.manifests.source import Together, Value, count_gpus
 
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("Running", "All", "None")
 CONTROLLERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
-MAX_NAME = 52
-"""``<name>-worker-<i>`` has at most 63 characters: this leaves three digits."""
 WRITTEN_OUT = ("minReplicas", "maxReplicas", "maxRestarts", "rdzvId")
 ENGINES = re.compile(
     r"torchrun|torch\.distributed|launcher|agent|accelerate|deepspeed|\.sh\b|\.pyz"
 )
-"""Commands that start a worker for each process, or that may do so out of our sight."""
+"""Commands that start a worker for each process, or scripts that may do so."""
 
 
-def check_pytorchjob(item: Value, together: Together) -> Iterator[Breach]:
-    """One job; ``together`` is all that is applied together with it."""
+def check_pytorchjob(item: Value, together: Together) -> Breaches:
+    """One PyTorchJob, with all that is applied together with it."""
     job = PyTorchJob(item=item)
     yield from check_fields(item)
-    yield from _check_name(job)
+    yield from check_length(item, f"{job.name}-worker-999")
     yield from _check_webhook(job)
     yield from _check_run_policy(job)
     yield from _check_world(job)
@@ -51,22 +48,13 @@ def check_pytorchjob(item: Value, together: Together) -> Iterator[Breach]:
     yield from _check_restricted(job, together)
 
 
-def _check_name(job: PyTorchJob) -> Iterator[Breach]:
-    place, name = job.item["metadata"]["name"], job.name
-    if not DNS_1035.fullmatch(name):
-        fix = "small letters, digits and hyphens, a letter first"
-        yield hit(Rule.JOB_NAME, place, f"name {name!r} is refused", fix)
-    elif len(name) > MAX_NAME:
-        what = f"name of {len(name)} characters"
-        yield hit(Rule.JOB_NAME, place, what, f"at most {MAX_NAME} characters")
-
-
-def _check_webhook(job: PyTorchJob) -> Iterator[Breach]:
+def _check_webhook(job: PyTorchJob) -> Breaches:
     specs, managed_by = job.spec["pytorchReplicaSpecs"], job.run_policy["managedBy"]
-    if not specs.keys():
+    if not specs.items():
         yield hit(Rule.REPLICA_SPECS, specs, "no replicas", "pytorchReplicaSpecs: {Worker: ...}")
-    for kind in set(specs.keys()) - {MASTER, WORKER}:
-        yield hit(Rule.REPLICA_TYPE, specs[kind], f"replicas of {kind}", "Master or Worker")
+    for kind, replica_spec in specs.items():
+        if kind not in (MASTER, WORKER):
+            yield hit(Rule.REPLICA_TYPE, replica_spec, f"replicas of {kind}", "Master or Worker")
     if job.elastic and job.worker is None:
         fix = "pytorchReplicaSpecs: {Worker: ...}, or no elasticPolicy"
         yield hit(Rule.ELASTIC_NEEDS_WORKER, job.elastic, "an elasticPolicy without a Worker", fix)
@@ -77,14 +65,13 @@ def _check_webhook(job: PyTorchJob) -> Iterator[Breach]:
         yield hit(Rule.MANAGED_BY, managed_by, f"managedBy {managed_by.text}", CONTROLLERS[0])
     for replica in job.replicas:
         count = replica.spec["replicas"]
-        if replica.kind == MASTER and count.number != 1:
-            what = f"Master with replicas {count.text or 'not written'}"
-            yield hit(Rule.MASTER_REPLICAS, count, what, "replicas: 1")
+        if replica.kind == MASTER:
+            yield from expect(Rule.MASTER_REPLICAS, count, "1")
         if replica.kind == WORKER and count and replica.pods < 1:
             yield hit(Rule.WORKER_REPLICAS, count, f"replicas {count.text}", "replicas: 1 or more")
 
 
-def _check_replica(job: PyTorchJob, replica: Replica) -> Iterator[Breach]:
+def _check_replica(job: PyTorchJob, replica: Replica) -> Breaches:
     policy, pod = replica.spec["restartPolicy"], replica.pod
     if replica.restart_policy not in RESTART_POLICIES:
         fix = f"one of {', '.join(RESTART_POLICIES)}"
@@ -107,7 +94,7 @@ def _check_replica(job: PyTorchJob, replica: Replica) -> Iterator[Breach]:
         yield from _check_container(job, replica, replica.container)
 
 
-def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Iterator[Breach]:
+def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Breaches:
     injected = dict(operator_env(job, replica, 0))
     for variable in container["env"]:
         name, value = variable["name"].text, variable["value"].text
@@ -122,8 +109,8 @@ def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Ite
         yield from _check_command(job, container)
 
 
-def _check_command(job: PyTorchJob, container: Value) -> Iterator[Breach]:
-    """A command that starts one process where the environment speaks of several."""
+def _check_command(job: PyTorchJob, container: Value) -> Breaches:
+    """A command that starts one process, though the environment is for several."""
     if job.elastic:
         what = "an elastic job whose command is not torchrun"
         yield hit(Rule.ELASTIC_SUCCESS, container["command"], what, "torchrun train.py ...")
@@ -138,7 +125,7 @@ def _has_engine(container: Value) -> bool:
     return not words or "python" not in " ".join(words) or bool(ENGINES.search(" ".join(words)))
 
 
-def _check_run_policy(job: PyTorchJob) -> Iterator[Breach]:
+def _check_run_policy(job: PyTorchJob) -> Breaches:
     policy = job.run_policy
     clean, backoff = policy["cleanPodPolicy"], policy["backoffLimit"]
     if job.clean_pod_policy not in CLEAN_POD_POLICIES:
@@ -158,14 +145,14 @@ def _check_run_policy(job: PyTorchJob) -> Iterator[Breach]:
         yield hit(Rule.DEADLINE_IS_LATE, policy["activeDeadlineSeconds"], what, fix)
 
 
-def _check_world(job: PyTorchJob) -> Iterator[Breach]:
+def _check_world(job: PyTorchJob) -> Breaches:
     if job.master is None and job.worker is not None and not job.elastic and job.worker.pods > 1:
         what = f"{job.worker.pods} workers, neither Master nor elasticPolicy"
         fix = "elasticPolicy: {minReplicas: ..., maxReplicas: ...}, or a Master"
         yield hit(Rule.NO_ADDRESS, job.spec["pytorchReplicaSpecs"], what, fix)
     place = job.spec["nprocPerNode"] or job.elastic["nProcPerNode"] or job.spec["nprocPerNode"]
     for replica in job.replicas:
-        gpus = gpus_of(replica.pod, CONTAINER)
+        gpus = count_gpus(replica.container) if replica.container else None
         if job.nproc_per_node in NPROC_WORDS:
             if job.nproc_per_node == "auto" and not gpus:
                 what = "nprocPerNode auto without GPUs"
@@ -177,7 +164,7 @@ def _check_world(job: PyTorchJob) -> Iterator[Breach]:
             return
 
 
-def _check_elastic(job: PyTorchJob) -> Iterator[Breach]:
+def _check_elastic(job: PyTorchJob) -> Breaches:
     policy, (low, high) = job.elastic, job.bounds
     pods = job.worker.pods if job.worker else low
     if not 1 <= low <= pods <= high:
@@ -196,7 +183,7 @@ def _check_elastic(job: PyTorchJob) -> Iterator[Breach]:
         yield hit(Rule.STANDALONE, policy["standalone"], "standalone: true", "remove it")
 
 
-def _check_restricted(job: PyTorchJob, together: Together) -> Iterator[Breach]:
+def _check_restricted(job: PyTorchJob, together: Together) -> Breaches:
     if job.master is None or job.worker is None:
         return
     if is_restricted(job.worker.pod, together.find("Namespace", job.namespace)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.manifests.source import Value, render_path
@@ -11,7 +12,7 @@ from launcher.yamlfile.problem import Problem
 ERROR = "error"
 """The object is refused, or the job cannot do what its manifest says."""
 WARNING = "warning"
-"""It works, and costs time, GPUs or a surprise."""
+"""The job will run, but slower, less safely or not as one would expect."""
 
 
 @enum.unique
@@ -147,10 +148,23 @@ class Breach(Problem):
         }
 
 
+Breaches = Iterator[Breach]
+
+
 def hit(rule: Rule, at: Value, what: str, fix: str) -> Breach:
     """A breach at a place; ``fix`` is what to write instead."""
     line = at.source.nearest(at.path).line
     return Breach(rule=rule, where=at.where, line=line, path=at.path, what=what, fix=fix)
+
+
+def expect(rule: Rule, field: Value, wanted: str, absent: str = "", more: str = "") -> Breaches:
+    """A breach where a field has not the wanted value.
+
+    ``absent`` is the default of a field that is left out; ``more`` is added to the found value.
+    """
+    if field.text != wanted:
+        found = field.text or f"not written{absent and f', which is {absent}'}"
+        yield hit(rule, field, f"{field.path[-1]} {found}{more}", f"{field.path[-1]}: {wanted}")
 
 
 def render_rules() -> str:

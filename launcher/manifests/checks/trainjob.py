@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.gangs import check_length
 from launcher.manifests.checks.pods import check_env, check_pod
-from launcher.manifests.checks.rules import Breach, Rule, hit
+from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import Together, Value, object_name
 
 NODE = "node"
-"""The replicated job, and the container in it, that the trainer gives its variables to."""
+"""The name of the replicated job, and of its container, that get the trainer's variables."""
 RESERVED = (
     *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK"),
     *("PET_MASTER_ADDR", "PET_MASTER_PORT"),
 )
 
 
-def check_trainjob(item: Value, together: Together) -> Iterator[Breach]:
-    """One TrainJob; its runtime is checked by itself, where it is in what is checked."""
+def check_trainjob(item: Value, together: Together) -> Breaches:
+    """One TrainJob; its runtime is an object of its own, checked if it is among the files."""
     yield from check_fields(item)
     spec = item["spec"]
     trainer = spec["trainer"]
@@ -39,7 +37,7 @@ def check_trainjob(item: Value, together: Together) -> Iterator[Breach]:
     yield from check_env(trainer)
 
 
-def check_runtime(item: Value, together: Together) -> Iterator[Breach]:
+def check_runtime(item: Value, together: Together) -> Breaches:
     """A TrainingRuntime or ClusterTrainingRuntime with a torch policy."""
     torch = item["spec"]["mlPolicy"]["torch"]
     if not torch:

@@ -1,4 +1,4 @@
-"""``doctor`` for machines reached over SSH: each by itself, then among each other, then a run."""
+"""``doctor`` for machines reached over SSH: each alone, then each pair, then a run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def diagnose_hosts(
 def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(finding.status is Status.FAILED for finding in findings):
         return "mend what failed above"
-    # An image may take an hour to be sent or pulled, for which there is no deadline here.
+    # To send or pull an image may take an hour, longer than any deadline here.
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
     return ""
@@ -104,7 +104,7 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
             fix = "python: of the host must name an interpreter (docs/hosts.md)"
             yield failed("python, torch", answer.host.name, answer.node_error, fix)
             continue
-        # In a container all but the machine is another: there the probe itself tells.
+        # In containers Python and folders differ from the host's; the run of the probe checks them.
         if bare:
             yield from judge.judge_environment(answer.node, answer.host.name)
         yield from judge.judge_machine(
@@ -144,7 +144,7 @@ def _judge_together(
 
 
 def read_probe() -> Code:
-    """The probe alone, in place of the code of the folder where the launcher is called."""
+    """The probe as the only file to copy, instead of the current folder."""
     data = pack(PROGRAM.parent, [PROGRAM.name])
     return Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
 
@@ -190,7 +190,7 @@ class _HostsProbe:
                 _remove_own(Ssh(inventory), plan)
 
     def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
-        """Each host with its two neighbours: what is slow with both of them is the host."""
+        """Measures each host with its two neighbours: one that is slow with both is the cause."""
         job = self._job.model_copy(update={"nnodes": replace(self._job.nnodes, min=2, max=2)})
 
         def measure(pair: tuple[Host, Host]) -> ProbeAnswers | None:
@@ -209,20 +209,20 @@ class _HostsProbe:
 
 
 def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
-    """Groups of pairs in which no host is twice: a pair is not to slow another one down."""
+    """Groups of pairs in which no host is twice, so that no pair slows another one down."""
     odd = [ring.pop()] if len(ring) % 2 else []
     return [group for group in (ring[::2], ring[1::2], odd) if group]
 
 
 def _remove_own(ssh: Ssh, plan: LaunchPlan) -> None:
-    """Takes away the checkpoint folder of the probe."""
+    """Removes the checkpoint folder of the probe."""
     own = Path(plan.checkpoint_dir)
     assert own.name == OWN_FOLDER, "as_probe has named it"
     _remove(ssh, [facts.host for facts in HostsSettings.of(plan).hosts], str(own), "")
 
 
 def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None:
-    """Takes away the job's own where it was not there before, and is empty."""
+    """Removes the job's folder where doctor made it, if it is empty."""
     made = [answer.host for answer in answers if not answer.has_folder]
     _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
 

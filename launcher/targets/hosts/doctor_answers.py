@@ -1,4 +1,4 @@
-"""Asks every host of an inventory what it is and has; one that does not answer is an answer too."""
+"""Asks every host of an inventory what it is and has."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.answers import NodeFacts
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
+from launcher.runs.records import parse_record
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 
 PROBE_LIMIT_S = 40.0
-"""For a program that imports nothing heavy, and waits 5 s for names and 10 s for nvidia-smi."""
+"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
     """A host's Docker engine; empty values for what is not there.
 
-    ``hook``: GPUs are given to containers as it was done before runtimes had names.
+    ``hook``: NVIDIA's older way to give GPUs to containers is installed.
     """
 
     version: str
@@ -36,7 +37,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class HostAnswer:
-    """One host. ``error`` is why nothing more is known of it.
+    """One host's answer; ``error`` says why there is none.
 
     ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
     machine, ``node_error`` why it says nothing, ``engine`` its Docker engine.
@@ -79,7 +80,7 @@ def read_answers(
 def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
     bare = job.hosts.runtime == "python"
     if not bare:
-        engine = EngineFacts(**session.call("engine", image=answer.found["image"]))
+        engine = parse_record(EngineFacts, session.call("engine", image=answer.found["image"]))
         answer = replace(answer, engine=engine)
     own = answer.found["host_name"]
     env = dict(job.env) if bare else {}
@@ -96,5 +97,5 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         )
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = NodeFacts.from_jsonable(told["answer"])
+    node = parse_record(NodeFacts, told["answer"])
     return replace(answer, node=node, has_folder=told["has_folder"])

@@ -1,4 +1,4 @@
-"""What follows from the hosts' answers. Pure: answers in, findings out."""
+"""Turns the hosts' answers into findings. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
 
 RENDEZVOUS, EPHEMERAL = 0, 1
-"""Places of the two ports that hosts are made to call each other at."""
+"""Indices of the two ports at which hosts call each other."""
 PORT_NAMES = ("the rendezvous port", "an ephemeral port")
 FIRST_EPHEMERAL_PORT = 1024
 IMAGE = "image"
 
 
 def judge_reachable(answer: HostAnswer) -> Finding:
-    """Whether the host was talked to, in the transport's own words where it was not."""
+    """Whether the host answered; if not, ssh's own message."""
     check, name = "reachable", answer.host.name
     if answer.error is not None:
         return failed(check, name, answer.error.what.removeprefix(f"{name}: "), answer.error.hint)
@@ -40,12 +40,10 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
     middle = statistics.median([0.0, *offsets_s.values()])
     spread_s = max(offsets_s.values(), default=0.0) - min(offsets_s.values(), default=0.0)
     for name, offset_s in offsets_s.items():
-        apart_s = offset_s - middle
+        apart_s, fix = offset_s - middle, f"ssh {name} sudo timedatectl set-ntp true"
         if spread_s <= CLOCK_LIMIT_S or abs(apart_s) <= CLOCK_LIMIT_S / 2:
             yield ok("clock", name, f"{apart_s:+.3f} s")
-            continue
-        fix = f"ssh {name} sudo timedatectl set-ntp true"
-        if backend == "c10d":
+        elif backend == "c10d":
             found = f"{apart_s:+.1f} s, and the rendezvous c10d allows {CLOCK_LIMIT_S:g} s"
             yield failed("clock", name, found, f"{fix}, or --set rdzv.backend=roster")
         else:
@@ -62,26 +60,26 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
         yield failed("Docker", name, "no engine answers", fix)
         return
     yield ok("Docker", name, engine.version)
-    if answer.found["gpus"]:
-        if engine.hook or any("nvidia" in runtime for runtime in engine.runtimes):
-            yield ok("NVIDIA runtime", name, ", ".join(engine.runtimes))
-        else:
-            found = f"not among the engine's runtimes: {', '.join(engine.runtimes)}"
-            fix = (
-                "install nvidia-container-toolkit there, then: sudo nvidia-ctk runtime configure "
-                "--runtime=docker && sudo systemctl restart docker"
-            )
-            yield failed("NVIDIA runtime", name, found, fix)
+    if not answer.found["gpus"]:
+        return
+    runtimes = ", ".join(engine.runtimes)
+    if engine.hook or "nvidia" in runtimes:
+        yield ok("NVIDIA runtime", name, runtimes)
+        return
+    fix = (
+        "install nvidia-container-toolkit there, then: sudo nvidia-ctk runtime configure "
+        "--runtime=docker && sudo systemctl restart docker"
+    )
+    yield failed("NVIDIA runtime", name, f"not among the engine's runtimes: {runtimes}", fix)
 
 
 def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
     """The image of each host against ``own``, which is what a run would send."""
-    ids = {a.host.name: a.engine.image_id for a in answers if a.engine and a.engine.version}
-    known = [id for id in ids.values() if id]
+    engines = {a.host.name: a.engine for a in answers if a.engine and a.engine.version}
+    known = [engine.image_id for engine in engines.values() if engine.image_id]
     right = own.id or max(known, key=known.count, default="")
-    for answer in answers:
-        if answer.host.name in ids and answer.engine is not None:
-            yield _judge_image(answer.host.name, answer.engine, own, right)
+    for name, engine in engines.items():
+        yield _judge_image(name, engine, own, right)
 
 
 def _judge_image(name: str, engine: EngineFacts, own: Image, right: str) -> Finding:
@@ -93,8 +91,7 @@ def _judge_image(name: str, engine: EngineFacts, own: Image, right: str) -> Find
     if own.id:
         fix = f"docker save {own.name} | ssh {name} docker load, or leave it to launcher run"
         return warning(IMAGE, name, found, fix)
-    fix = f"ssh {name} docker pull {own.name}"
-    return failed(IMAGE, name, found, fix) if id else warning(IMAGE, name, found, fix)
+    return (failed if id else warning)(IMAGE, name, found, f"ssh {name} docker pull {own.name}")
 
 
 def _short(id: str) -> str:
@@ -106,11 +103,12 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
     held = {answer.host.name: _held(answer, job) for answer in answers}
     enough = sum(not why for why in held.values()) >= job.nnodes.min
     for answer in answers:
-        name, why = answer.host.name, held[answer.host.name]
-        if not why:
-            yield ok("leases", name, _free(answer))
+        name, found = answer.host.name, answer.found
+        if not (why := held[name]):
+            free = ",".join(free_gpus(answer.host, found))
+            yield ok("leases", name, f"GPUs {free} free" if found["gpus"] else "free")
             continue
-        runs = sorted({lease["run_id"] for lease in answer.found["leases"] if lease["live"]})
+        runs = sorted({lease["run_id"] for lease in found["leases"] if lease["live"]})
         stop = f"launcher stop {runs[0]} --hosts {name}" if runs else "raise slots: of it"
         fix = f"wait, or name other hosts, or if it is yours: {stop}"
         yield (warning if enough else failed)("leases", name, why, fix)
@@ -123,28 +121,23 @@ def _held(answer: HostAnswer, job: JobSpec) -> str:
     number = job.nproc_per_node
     wanted = number if isinstance(number, int) else job.resources.gpus or 0
     free = free_gpus(host, found)
-    if found["gpus"] and wanted > len(free):
-        live = [lease for lease in found["leases"] if lease["live"] and lease["gpus"]]
-        holders = ", ".join(f"{le['owner']} with {le['run_id']}" for le in live)
-        return f"{len(free)} GPUs free of {wanted} wanted; held by {holders or 'nobody'}"
-    return ""
-
-
-def _free(answer: HostAnswer) -> str:
-    gpus = answer.found["gpus"]
-    return f"GPUs {','.join(free_gpus(answer.host, answer.found))} free" if gpus else "free"
+    if not found["gpus"] or wanted <= len(free):
+        return ""
+    live = [lease for lease in found["leases"] if lease["live"] and lease["gpus"]]
+    holders = ", ".join(f"{lease['owner']} with {lease['run_id']}" for lease in live)
+    return f"{len(free)} GPUs free of {wanted} wanted; held by {holders or 'nobody'}"
 
 
 def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
     """Whether each host resolves the others' names to addresses that they have."""
     own = {a.found["host_name"]: {i[1] for i in a.found["interfaces"]} for a in answers}
     for answer in answers:
-        names = answer.node.names if answer.node else {}
-        loop = [name for name, found in names.items() if _is_loopback(found)]
-        lost = [name for name, found in names.items() if not found]
+        names = answer.node.names.items() if answer.node else ()
+        loop = [name for name, found in names if _is_loopback(found)]
+        lost = [name for name, found in names if not found]
         odd = [
             f"{name} at {found[0]}"
-            for name, found in names.items()
+            for name, found in names
             if found and not _is_loopback(found) and not {*found} & own.get(name, {*found})
         ]
         where, fix = answer.host.name, "correct /etc/hosts there, or its DNS"
@@ -153,7 +146,7 @@ def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
         elif lost or odd:
             told = [f"not resolved: {', '.join(lost)}"] * bool(lost)
             told += [f"not an address of it: {', '.join(odd)}"] * bool(odd)
-            # Runs go by addresses; what a training script looks up itself does not.
+            # Runs go by addresses; a name that a training script looks up may fail.
             yield warning("other names", where, "; ".join(told), fix)
 
 
@@ -163,9 +156,8 @@ def _is_loopback(addresses: Sequence[str]) -> bool:
 
 def judge_ports(hosts: Sequence[Host], met: Met, port: int) -> Iterator[Finding]:
     """Whether the rendezvous port is free on every host: any may be the one that serves."""
-    taken = [place for (place, number) in met.closed if number == RENDEZVOUS]
-    for place in sorted(taken):
-        name = hosts[place].name
+    taken = sorted(place for place, number in met.closed if number == RENDEZVOUS)
+    for name in (hosts[place].name for place in taken):
         fix = f"ssh {name} ss -ltnp sport = :{port} shows by whom; or --set rdzv.port=N"
         yield failed("port", name, f"{port}, of the rendezvous, is taken", fix)
     if not taken:
@@ -179,7 +171,7 @@ def judge_pairs(
     taken, missing = decide_taken(hosts, candidates, met), 0
 
     def reaches(source: int, to: int, number: int) -> bool:
-        # Where all meet, a way that a run would not take does not help.
+        # Where all hosts meet, only the addresses that a run would take count.
         addresses = [taken[to]] if taken else candidates[to]
         return any((source, to, a.address, number) in met.reached for a in addresses)
 
@@ -190,14 +182,14 @@ def judge_pairs(
             lost = [o for o in range(len(hosts)) if o != to and not reaches(o, to, number)]
             missing += len(lost)
             if lost:
-                names = [hosts[other].name for other in lost]
-                opened = str(port) if number == RENDEZVOUS else f"{FIRST_EPHEMERAL_PORT}:65535"
-                found = f"{host.name} cannot be reached at {kind}"
-                if number == RENDEZVOUS:
-                    found += f" {port}"
+                is_rendezvous = number == RENDEZVOUS
+                opened = str(port) if is_rendezvous else f"{FIRST_EPHEMERAL_PORT}:65535"
                 line = _open([[address] for address in taken] or candidates, lost, opened)
+                sources = ", ".join(hosts[other].name for other in lost)
+                at = f"{kind} {port}" if is_rendezvous else kind
+                found = f"{host.name} cannot be reached at {at}"
                 fix = f"on {host.name}, and between: {line}"
-                yield failed("pair", f"{', '.join(names)} -> {host.name}", found, fix)
+                yield failed("pair", f"{sources} -> {host.name}", found, fix)
     ways = len(hosts) * (len(hosts) - 1)
     if not missing and ways:
         yield ok("pairs", "all hosts", f"{ways} ways, each at port {port} and an ephemeral one")
@@ -248,18 +240,15 @@ def judge_folder(hosts: Sequence[Host], met: Met, folder: str | None) -> Iterato
         found = f"{folder} cannot be written: {error.what.removeprefix(f'{name}: ')}"
         yield failed(check, name, found, f"mount it there, or chown it for the user of ssh {name}")
     alone = [place for place in decide_unshared(met.seen) if place not in met.unwritten]
-    for place in alone:
-        name = hosts[place].name
-        found = f"{folder} there is not the folder of the others"
-        yield failed(
-            check, name, found, f"on {name}: mount what the others have there: df {folder}"
-        )
+    for name in (hosts[place].name for place in alone):
+        fix = f"on {name}: mount what the others have there: df {folder}"
+        yield failed(check, name, f"{folder} there is not the folder of the others", fix)
     if not alone and not met.unwritten:
         yield ok(check, "all hosts", f"{folder} is one folder")
 
 
 def judge_neighbours(names: Sequence[str], slow: Mapping[tuple[str, str], bool]) -> list[Finding]:
-    """Which host makes an all-reduce slow, or hang; ``slow`` says it of pairs of neighbours."""
+    """Which host makes an all-reduce slow, or hang; ``slow`` has the pairs of neighbours."""
     of = {name: [is_slow for pair, is_slow in slow.items() if name in pair] for name in names}
     bad = [name for name in names if of[name] and all(of[name])]
     check = "all-reduce of two"

@@ -160,9 +160,7 @@ class HostsTarget(Target):
         """Notes what a host said that is there and cannot do it: the run's own limit counts."""
         if not isinstance(error, RefusedByHostError):
             return False
-        self._refused |= {
-            node.node.node_index: f"{error.what}; {error.hint}" for node in artifact.nodes
-        }
+        self._refused |= {n.node.node_index: f"{error.what}; {error.hint}" for n in artifact.nodes}
         return True
 
     def _start(

@@ -20,7 +20,7 @@ from launcher.targets.kubernetes.render_pod import pods_of
 
 FORBIDDEN = 403
 LOOKED_AT = {"pods": ("get", "list", "watch"), "pods/log": ("get",)}
-"""Rights that following a run takes, whatever its kind."""
+"""Rights that following any kind of run needs."""
 JOB_VERBS = ("get", "create", "patch", "delete")
 OTHER_VERBS = ("create", "patch", "delete")
 
@@ -30,7 +30,7 @@ def diagnose_kubernetes(
 ) -> Iterator[Finding]:
     """As ``diagnose``; ``context`` None is the current one.
 
-    Asks for nothing that a user of the namespace may not be told.
+    Every request is one that a user of the namespace may make.
     """
     cluster = Cluster(context=context, namespace=job.kubernetes.namespace)
     try:
@@ -87,7 +87,7 @@ class _Diagnosis:
             )
 
     def _asking(self, check: str, where: str, work: Any) -> Iterator[Finding]:
-        """What one question gives; to be told nothing is no fault of the cluster."""
+        """The findings of one question; a missing right to look is only a warning."""
         try:
             yield from work()
         except ApiError as error:
@@ -170,7 +170,7 @@ class _Diagnosis:
         return self._template
 
     def _judge_dry_run(self) -> Iterator[Finding]:
-        """As ``submit`` does it, but that everything is tried."""
+        """As ``submit`` does it, but every object is tried."""
         *_, job = self._objects
         if job["kind"] not in self._refused and self._cluster.read(ObjectPlace.of(job)) is not None:
             name = job["metadata"]["name"]
@@ -196,7 +196,7 @@ class _Diagnosis:
                 yield ok("dry run", where, "the server admits it")
 
     def _judge_pod(self) -> Iterator[Finding]:
-        """One of the job's pods: quotas, limits and Pod Security speak up only there."""
+        """Tries one of the job's pods: quotas, limits and Pod Security are checked only there."""
         if not self._cluster.may("create", "pods"):
             return
         name = f"{self._plan.job_name}-doctor"

@@ -1,17 +1,11 @@
-"""What follows from what a cluster says of itself. Pure: its objects in, findings out."""
+"""Turns a cluster's objects into findings. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.doctor.finding import Finding, failed, ok, warning
-from launcher.doctor.references import (
-    PULL_SECRET,
-    Object,
-    Reference,
-    parse_amount,
-    sum_resources,
-)
+from launcher.doctor.references import PULL_SECRET, Object, Reference, parse_amount, sum_resources
 
 PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
@@ -62,21 +56,19 @@ def judge_reference(
 
 
 def _fix(reference: Reference, flag: str) -> str:
-    if reference.use == PULL_SECRET:
-        return (
+    keys = "".join(f" --from-literal={key}=..." for key in reference.keys)
+    fixes = {
+        PULL_SECRET: (
             f"kubectl create secret docker-registry {flag} --docker-server=SERVER "
             "--docker-username=NAME --docker-password=PASSWORD"
-        )
-    if reference.kind == "Secret":
-        keys = "".join(f" --from-literal={key}=..." for key in reference.keys)
-        return f"kubectl create secret generic {flag}{keys}"
-    if reference.kind == "ConfigMap":
-        return f"kubectl create configmap {flag} --from-file=FILE"
-    if reference.kind == "ServiceAccount":
-        return f"kubectl create serviceaccount {flag}"
-    if reference.kind == "PersistentVolumeClaim":
-        return f"kubectl apply -f k8s/base/storage.yaml, with the name {flag}"
-    return "kubectl get priorityclasses; kubernetes.priority_class of the job"
+        ),
+        "Secret": f"kubectl create secret generic {flag}{keys}",
+        "ConfigMap": f"kubectl create configmap {flag} --from-file=FILE",
+        "ServiceAccount": f"kubectl create serviceaccount {flag}",
+        "PersistentVolumeClaim": f"kubectl apply -f k8s/base/storage.yaml, with the name {flag}",
+        "PriorityClass": "kubectl get priorityclasses; kubernetes.priority_class of the job",
+    }
+    return fixes[reference.use or reference.kind]
 
 
 def _judge_claim(claim: Object, place: str, flag: str, node_count: int) -> Finding:
@@ -84,7 +76,7 @@ def _judge_claim(claim: Object, place: str, flag: str, node_count: int) -> Findi
     modes = claim["spec"].get("accessModes") or []
     look = f"kubectl describe pvc {flag}"
     if phase == "Pending":
-        # Rightly so where the storage class waits for the first pod.
+        # This is right if the storage class waits for the first pod.
         return warning(check, place, "is not bound yet", look)
     if phase != "Bound":
         return failed(check, place, f"is {phase}", look)
@@ -170,7 +162,7 @@ def _fits(node: Object, wanted: Mapping[str, float], *, whole: bool) -> int:
 
 
 def judge_quota(quota: Object, template: Object, least: int, most: int) -> list[Finding]:
-    """What of a ResourceQuota the job's pods would go beyond; its scopes are left to the server."""
+    """What of a ResourceQuota the job's pods would exceed; a quota with scopes is not judged."""
     name, spec = quota["metadata"]["name"], quota.get("spec") or {}
     status = quota.get("status") or {}
     if spec.get("scopes") or spec.get("scopeSelector"):

@@ -483,7 +483,7 @@ def test_a_task_of_another_kind_is_refused(change: dict[str, Any]) -> None:
 def test_fabric_is_preloaded_where_the_script_mentions_it(
     named: tuple[str, ...], source: bytes, modules: tuple[str, ...]
 ) -> None:
-    assert plan_preload(AgentSettings(preload=named), {"script": source}) == modules
+    assert plan_preload(AgentSettings(preload=named), [source]) == modules
 
 
 def test_equal_sources_give_equal_archives_without_the_public_name() -> None:

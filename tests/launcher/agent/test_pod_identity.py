@@ -174,4 +174,4 @@ def test_the_node_of_rank_0_of_a_static_group_knows_that_it_serves_the_store() -
     static = Static(master_addr="a", master_port=1, id="digits")
     task = NodeTask(node=replace(node_of(), rendezvous=static))
     # torch compares it with the number 0.
-    assert _rdzv_configs(task) == {"rank": 0}
+    assert _rdzv_configs(task.node) == {"rank": 0}

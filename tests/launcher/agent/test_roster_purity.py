@@ -9,7 +9,8 @@ import pytest
 
 AGENT = Path(__file__).parents[3] / "launcher" / "agent"
 PURE = ("head", "watch", "words", "view", "decide", "machine")
-FOR_PURE_CODE = {"__future__", "collections", "dataclasses", "enum", "json", "math"}
+PACKAGES = {"launcher", "launcher.agent.roster"}
+FOR_PURE_CODE = {"__future__", "collections", "dataclasses", "enum", "json", "math", "typing"}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -21,7 +22,7 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "absolute imports only"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= set(names) if node.module == "launcher" else {str(node.module)}
+            found |= set(names) if node.module in PACKAGES else {str(node.module)}
     return found
 
 

@@ -32,7 +32,11 @@ def test_all_problems_are_told_at_once() -> None:
     wrong = {"detection_limit": 3, "last_call_s": "soon", "watched": 0, "is_host": "maybe"}
     with pytest.raises(ValueError, match="rdzv_conf") as caught:
         parse_settings(wrong, {})
-    for word in ("detection_limit: no such key", "last_call_s='soon'", "watched: at least 1"):
+    for word in (
+        "detection_limit: no such key",
+        "last_call_s='soon'",
+        "watched: found 0; accepted: 1 or more",
+    ):
         assert word in str(caught.value)
     assert "is_host='maybe'" in str(caught.value)
     assert "node_index: missing" in str(caught.value)

@@ -185,7 +185,7 @@ def test_a_script_sees_nothing_of_the_archive_nor_of_the_agent_s_variables(
 ) -> None:
     (guarded.folder / "script.py").write_text(
         "import sys, os\n"
-        "print([p for p in sys.path if 'agent' in p], sys.meta_path[-1].__name__)\n"
+        "print([p for p in sys.path if p.endswith('agent.pyz')], sys.meta_path[-1].__name__)\n"
         f"print([n for n in os.environ if n in {guard.PRIVATE_VARIABLES!r}])"
     )
     # An editable installation has a finder of its own behind Python's.

@@ -15,6 +15,7 @@ from launcher.doctor.judge import judge_all_reduce, judge_machine, judge_nodes, 
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
+from launcher.runs.records import parse_record
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner
 
@@ -50,7 +51,7 @@ GPU = {
 
 def known(**facts: Any) -> NodeFacts:
     """As the probe writes them, over JSON."""
-    return NodeFacts.from_jsonable(json.loads(json.dumps({**GOOD, **facts})))
+    return parse_record(NodeFacts, json.loads(json.dumps({**GOOD, **facts})))
 
 
 def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -191,9 +192,9 @@ def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
 
 def test_a_slow_network_is_a_warning_and_one_worker_alone_is_none() -> None:
     rate = {"bytes": 1 << 24, "took_s": 1.0, "bytes_per_s": 1e6}
-    slow = AllReduce.from_jsonable({"backend": "gloo", "rates": [rate]})
+    slow = parse_record(AllReduce, {"backend": "gloo", "rates": [rate]})
     assert judge_all_reduce(slow, "2").status is Status.WARNING
-    alone = AllReduce.from_jsonable({"backend": "gloo", "rates": [{**rate, "bytes_per_s": 0.0}]})
+    alone = parse_record(AllReduce, {"backend": "gloo", "rates": [{**rate, "bytes_per_s": 0.0}]})
     assert judge_all_reduce(alone, "1").status is Status.OK
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
+from launcher.runs.records import parse_record
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
 
 
@@ -164,4 +165,4 @@ def test_an_outcome_is_read_back_as_it_was_written() -> None:
         **defaults, **times, run_id="x-1", state="failed", reason="node-lost", exit_code=1,
         metrics={"loss": 1.0}, failure=failure, torch_version=None, restarts={"hang": 1},
     )  # fmt: skip
-    assert Outcome.from_jsonable(json.loads(json.dumps(outcome.to_jsonable()))) == outcome
+    assert parse_record(Outcome, json.loads(json.dumps(outcome.to_jsonable()))) == outcome

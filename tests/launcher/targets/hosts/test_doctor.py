@@ -33,9 +33,8 @@ LEASE = {"run_id": "digits-1", "owner": "anna@desk", "gpus": ["0"], "slots": 0, 
 
 def known(names: dict[str, list[str]]) -> NodeFacts:
     """A node of which only this matters."""
-    rest = {field.name: None for field in fields(NodeFacts)}
-    nothing = {"addresses": [], "gpus": [], "xids": []}
-    return NodeFacts.from_jsonable({**rest, **nothing, "names": names})
+    rest: dict[str, Any] = {field.name: None for field in fields(NodeFacts)}
+    return NodeFacts(**{**rest, "names": {name: tuple(found) for name, found in names.items()}})
 
 
 def rows(findings: Any) -> list[tuple[str, str, str]]:
