@@ -209,7 +209,7 @@ def _decide_partly_finished(
     *,
     late: bool,
 ) -> Action:
-    """A node has finished: nobody can come in any more.
+    """A node has finished, so no other node can join any more.
 
     ``away`` ended without their work done. A newcomer that the roster refused because all had
     finished is none of them: it ends well. Other backends do not tell.

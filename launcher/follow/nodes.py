@@ -128,7 +128,7 @@ class NodeDriver:
         )
 
     def _has_lost_folder(self) -> bool:
-        """Whether somebody removed the run's folder: no stop and no status reaches it any more."""
+        """Whether the run's folder was removed: then no command can reach the run any more."""
         if self._run.is_there():
             self._folder_lost_at = None
             return False

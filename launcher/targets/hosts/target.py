@@ -271,7 +271,7 @@ class HostsTarget(Target):
         )
 
     def _ask(self, plan: LaunchPlan) -> tuple[dict[str, dict[str, Any]], bool]:
-        """States of all nodes, and all their files, from hosts that nobody here follows.
+        """States of all nodes, and all their files, for a run that no launcher here follows.
 
         Also whether a launcher elsewhere does.
         """
@@ -297,7 +297,7 @@ class HostsTarget(Target):
         self._connect_as(plan).each(copy, by_host(plan).values())
 
     def _answers(self, host: HostFacts) -> bool:
-        """False for a host known to be silent: nobody shall wait for it again."""
+        """False for a host known to be silent: do not wait for it again."""
         line = self._lines.get(host.host.name)
         return line is None or line.silent_s() < LOST_AFTER_S / 2
 
