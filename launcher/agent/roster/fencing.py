@@ -16,7 +16,7 @@ FOLDER = "generations"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class TakenGeneration:
     """A generation that was taken; ``origin`` names the store it was taken in, if known."""
 
     number: int
@@ -46,7 +46,7 @@ class Fence:
             self._sync_folder()
             return number
 
-    def newest(self) -> Taken | None:
+    def newest(self) -> TakenGeneration | None:
         """The last generation taken; its origin is empty while it is being written."""
         number = self._newest_number()
         if number == 0:
@@ -55,7 +55,7 @@ class Fence:
             origin = str(json.loads(self._path(number).read_text())["origin"])
         except (ValueError, KeyError, OSError):
             origin = ""
-        return Taken(number=number, origin=origin)
+        return TakenGeneration(number=number, origin=origin)
 
     def _newest_number(self) -> int:
         try:

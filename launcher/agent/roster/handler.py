@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from launcher.agent.roster import words
 from launcher.agent.roster.exit_barrier import AgentStore
-from launcher.agent.roster.fencing import Fence, Taken
+from launcher.agent.roster.fencing import Fence, TakenGeneration
 from launcher.agent.roster.head import (
     FAILED,
     FINISHED,
@@ -333,7 +333,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         if head and head.phase is Phase.SEALED and (newest := self._overtaken_by(head)):
             self._shell.post(words.Fenced(newest.origin != head.origin))
 
-    def _overtaken_by(self, head: Head) -> Taken | None:
+    def _overtaken_by(self, head: Head) -> TakenGeneration | None:
         """A later generation than that of the last membership here; a new store has none."""
         newest = self._fence.newest() if self._fence else None
         if not newest or not newest.origin or not 0 < head.generation < newest.number:
