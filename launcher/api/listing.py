@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from launcher.api.open import open_target
 from launcher.api.stopping import read_outcome_now
@@ -17,12 +17,11 @@ from launcher.follow.loop import fold
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
-from launcher.follow.target import ListedRun
+from launcher.follow.target import ListedRun, NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.folder import list_runs as list_folders
-from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.records import parse_record
+from launcher.runs.outcome import Outcome
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -89,37 +88,62 @@ def render_table(rows: Sequence[ListedRun]) -> str:
     return "\n".join((*render_columns([header, *body]), ends))
 
 
-def read_status(run: RunFolder) -> dict[str, Any]:
-    """One run: its state, its nodes as the target reports them, its outcome or metrics."""
-    plan = run.read_plan()
-    state, outcome = read_state(run, plan)
-    nodes: list[dict[str, Any]] = []
-    if outcome is None:
-        observed = open_target(plan.target, run.path.parent).observe(plan)
-        observation = without(observed, read_withdrawn(run, plan))
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One run; ``nodes`` as the target reports them, none of a run that has ended.
+
+    ``launcher_death`` proves that its launcher died; ``folder`` is empty where it does not last.
+    """
+
+    run_id: str
+    job: str
+    target: str
+    state: str
+    attempt: int
+    launcher_pid: int | None
+    launcher_death: str
+    folder: str
+    nodes: tuple[NodeObservation, ...]
+    metrics: Mapping[str, object]
+    outcome: Outcome | None
+
+    def to_jsonable(self) -> dict[str, object]:
+        """Plain data."""
+        data: dict[str, object] = asdict(self)
         nodes = [
             {
-                "node_index": n.node_index,
-                "incarnation": n.incarnation,
-                "state": n.state.value,
-                "exit_code": n.exit_code,
-                "detail": n.detail,
+                "node_index": node.node_index,
+                "incarnation": node.incarnation,
+                "state": node.state.value,
+                "exit_code": node.exit_code,
+                "detail": node.detail,
             }
-            for n in observation.nodes
+            for node in self.nodes
         ]
-    return {
-        "run_id": run.run_id,
-        "job": plan.job_name,
-        "target": plan.target,
-        "state": state,
-        "attempt": plan.attempt,
-        "launcher_pid": run.launcher_pid(),
-        "launcher_death": run.launcher_death(),
-        "folder": "" if run.is_borrowed else str(run.path),
-        "nodes": nodes,
-        "metrics": run.read_metrics(),
-        "outcome": asdict(without_folder(run, outcome)) if outcome else None,
-    }
+        return data | {"nodes": nodes}
+
+
+def read_status(run: RunFolder) -> RunStatus:
+    """One run as it is now; one that ended unseen gets its outcome."""
+    plan = run.read_plan()
+    state, outcome = read_state(run, plan)
+    nodes: tuple[NodeObservation, ...] = ()
+    if outcome is None:
+        observed = open_target(plan.target, run.path.parent).observe(plan)
+        nodes = without(observed, read_withdrawn(run, plan)).nodes
+    return RunStatus(
+        run_id=run.run_id,
+        job=plan.job_name,
+        target=plan.target,
+        state=state,
+        attempt=plan.attempt,
+        launcher_pid=run.launcher_pid(),
+        launcher_death=run.launcher_death(),
+        folder="" if run.is_borrowed else str(run.path),
+        nodes=nodes,
+        metrics=run.read_metrics(),
+        outcome=without_folder(run, outcome) if outcome else None,
+    )
 
 
 def without_folder(run: RunFolder, outcome: Outcome) -> Outcome:
@@ -129,37 +153,30 @@ def without_folder(run: RunFolder, outcome: Outcome) -> Outcome:
     return replace(outcome, failure=outcome.failure.with_log_commands(run.run_id))
 
 
-def render_status(status: dict[str, Any]) -> str:
+def render_status(status: RunStatus) -> str:
     """The status for a person."""
     from launcher.runs.summary import render_clocks, render_failure
 
-    lines = [
-        f"{status['run_id']}: {status['state']} on {status['target']}, attempt {status['attempt']}"
-    ]
-    if outcome := status["outcome"]:
-        lines.append(
-            f"  {outcome['reason']}, exit code {outcome['exit_code']}, {outcome['duration_s']} s"
-        )
-        if outcome["failure"]:
-            failure = parse_record(FailureReport, outcome["failure"])
-            lines += render_failure(failure, outcome["reason"])
+    lines = [f"{status.run_id}: {status.state} on {status.target}, attempt {status.attempt}"]
+    if outcome := status.outcome:
+        ended = f"exit code {outcome.exit_code}, {outcome.duration_s} s"
+        lines.append(f"  {outcome.reason}, {ended}")
+        if failure := outcome.failure:
+            lines += render_failure(failure, outcome.reason)
             lines += render_clocks(failure.clock_offsets_s)
-    for node in status["nodes"]:
-        ended = (
-            "" if node["exit_code"] is None else f", exit code {name_exit_code(node['exit_code'])}"
-        )
-        said = f"; {node['detail']}" if node["detail"] else ""
-        name = f"{node['node_index']}.{node['incarnation']}"
-        lines.append(f"  node {name}: {node['state']}{ended}{said}")
-    lines += [f"  {key}: {value}" for key, value in status["metrics"].items()]
-    lines += [f"  folder: {status['folder']}"] if status["folder"] else []
-    if status["state"] == ORPHANED:
-        proof = status["launcher_death"]
+    for node in status.nodes:
+        code = node.exit_code
+        ended = "" if code is None else f", exit code {name_exit_code(code)}"
+        said = f"; {node.detail}" if node.detail else ""
         lines.append(
-            f"  its launcher has died ({proof}); end it: launcher stop {status['run_id']}"
-            if proof
-            else "  its launcher cannot be seen from here"
+            f"  node {node.node_index}.{node.incarnation}: {node.state.value}{ended}{said}"
         )
+    lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
+    lines += [f"  folder: {status.folder}"] if status.folder else []
+    if status.state == ORPHANED:
+        proof, end = status.launcher_death, f"launcher stop {status.run_id}"
+        dead = f"its launcher has died ({proof}); end it: {end}"
+        lines.append(f"  {dead if proof else 'its launcher cannot be seen from here'}")
     return "\n".join(lines) + "\n"
 
 

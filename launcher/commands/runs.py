@@ -97,8 +97,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
     run = find(arguments)
     status = read_status(run)
-    text = json.dumps(status, indent=2) + "\n" if arguments.json else render_status(status)
-    sys.stdout.write(text if arguments.json else spell(text, arguments))
+    if arguments.json:
+        print(json.dumps(status.to_jsonable(), indent=2))
+    else:
+        sys.stdout.write(spell(render_status(status), arguments))
     return int(ExitCode.OK)
 
 

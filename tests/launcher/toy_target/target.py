@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +27,6 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.agent_files import render_agent_files, start_argv, write_agent_files
 from launcher.targets.room import Room
 
-PORTS = tuple(range(32100, 32103))
 KEPT = ".toy"
 
 
@@ -72,7 +72,7 @@ class ToyTarget(Target):
             torch_version=metadata.version("torch"),
             run_root=str(self._run_root),
             cwd=str(Path.cwd()),
-            ports=PORTS,
+            ports=_free_ports(3),
         )
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ToyArtifact:
@@ -155,6 +155,14 @@ class ToyTarget(Target):
 
 def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
     return start_argv(plan, node, sys.executable, f"{plan.run_dir}/{AGENT_ARCHIVE}")
+
+
+def _free_ports(count: int) -> tuple[int, ...]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = tuple(int(probe.getsockname()[1]) for probe in probes)
+    for probe in probes:
+        probe.close()
+    return ports
 
 
 def _read_number(path: Path) -> int | None:
