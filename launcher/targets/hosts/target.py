@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, TargetError
@@ -28,7 +28,13 @@ from launcher.targets.container import plan_containers
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
-from launcher.targets.hosts.line import LEASE_TTL_S, HostLine, LineRenewer, copy_once
+from launcher.targets.hosts.line import (
+    LEASE_TTL_S,
+    MISSING,
+    HostLine,
+    LineRenewer,
+    copy_once,
+)
 from launcher.targets.hosts.nodes import (
     ask_on,
     by_host,
@@ -42,6 +48,7 @@ from launcher.targets.hosts.nodes import (
     take_back,
 )
 from launcher.targets.hosts.plan import CODE_DIR, TARGET, comes_back, plan_facts, run_dir_on
+from launcher.targets.hosts.program.messages import NodeSeen
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
@@ -54,7 +61,6 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
 FIRST_WORD_LIMIT_S = 20.0
-ALIVE = (NodeState.RUNNING, NodeState.PENDING)
 
 
 class HostsTarget(Target):
@@ -216,7 +222,7 @@ class HostsTarget(Target):
             yield
 
     def _lives(self, plan: LaunchPlan) -> bool:
-        return any(node.state in ALIVE for node in self.observe(plan).nodes)
+        return any(node.is_alive for node in self.observe(plan).nodes)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         # By the launcher that follows the run, on whatever machine.
@@ -248,31 +254,31 @@ class HostsTarget(Target):
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe(
-        self, host: HostFacts, node: NodePlan, states: dict[str, dict[str, Any]], away: str
+        self, host: HostFacts, node: NodePlan, states: Mapping[str, NodeSeen], away: str
     ) -> NodeObservation:
         line = self._lines.get(host.host.name)
-        found = line.state(key_of(node)) if line else states.get(key_of(node), {"state": "missing"})
-        detail = found.get("detail", "")
+        found = line.state(key_of(node)) if line else states.get(key_of(node), MISSING)
         if self._late.waits(node.node_index):
-            found = {"state": "pending"}
+            found = NodeSeen(state="pending", detail=found.detail)
         elif self._late.is_lost(node.node_index):
-            found = {"state": "exited", "exit_code": int(ExitCode.TARGET_UNREACHABLE)}
             detail = f"{host.host.name} was not reached for {BACK_LIMIT_S:.0f} s"
+            code = int(ExitCode.TARGET_UNREACHABLE)
+            found = NodeSeen(state="exited", exit_code=code, detail=detail)
         elif node.node_index in self._refused:
-            found, detail = {"state": "missing"}, self._refused[node.node_index]
-        elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
-            found, detail = {"state": away}, f"{host.host.name} does not answer"
+            found = NodeSeen(state="missing", detail=self._refused[node.node_index])
+        elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
+            found = NodeSeen(state=away, detail=f"{host.host.name} does not answer")
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
-            state=NodeState(found["state"]),
-            exit_code=found.get("exit_code"),
-            out_of_memory=found.get("out_of_memory", False),
-            detail=detail,
+            state=NodeState(found.state),
+            exit_code=found.exit_code,
+            out_of_memory=found.out_of_memory,
+            detail=found.detail,
         )
 
-    def _ask(self, plan: LaunchPlan) -> tuple[dict[str, dict[str, Any]], bool]:
-        """States of all nodes, and all their files, from hosts that nobody here follows.
+    def _ask(self, plan: LaunchPlan) -> tuple[Mapping[str, NodeSeen], bool]:
+        """States of all nodes, and all their files, for a run that no launcher here follows.
 
         Also whether a launcher elsewhere does.
         """
@@ -283,7 +289,7 @@ class HostsTarget(Target):
 
     def _copy(
         self, plan: LaunchPlan, host: HostFacts, nodes: list[int]
-    ) -> tuple[dict[str, dict[str, Any]], bool]:
+    ) -> tuple[Mapping[str, NodeSeen], bool]:
         with self._connect_as(plan).open(host.host) as session:
             return copy_once(session, host, nodes, plan.run_id, Path(plan.run_dir))
 
@@ -298,7 +304,7 @@ class HostsTarget(Target):
         self._connect_as(plan).each(copy, by_host(plan).values())
 
     def _answers(self, host: HostFacts) -> bool:
-        """False for a host known to be silent: nobody shall wait for it again."""
+        """False for a host known to be silent: do not wait for it again."""
         line = self._lines.get(host.host.name)
         return line is None or line.silent_s() < LOST_AFTER_S / 2
 
@@ -381,6 +387,6 @@ class HostsTarget(Target):
             except TargetError:
                 continue  # its own commands tell; a host that is away hides no other run
             # Between two attempts no node runs, but the run does.
-            running = max(sum(s["state"] == "running" for s in states.values()), int(followed))
+            running = max(sum(s.state == "running" for s in states.values()), int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
         return tuple(found)
