@@ -128,6 +128,7 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     settings = [*arguments.set]
     for room in rooms():
         settings += room.read_settings(arguments)
+    settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
     for key in OVERRIDES:
         value = getattr(arguments, key)

@@ -51,6 +51,11 @@ def add(commands: Any) -> None:
     render = add_command(commands, "render", _render, "print what would be run, and do nothing")
     add_job(render)
     render.add_argument("--json", action="store_true", help="print the launch plan as JSON")
+    render.add_argument(
+        "--embed",
+        action="store_true",
+        help="with the node agent in the text, for images and machines that do not hold it",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -121,7 +126,8 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
 
 def _render(arguments: argparse.Namespace) -> int:
     choice, plan = planned(arguments, preview=True)
-    text = choice.target.preview(plan, shlex.join(["launcher", *sys.argv[1:]]))
+    made_by = shlex.join(["launcher", *sys.argv[1:]])
+    text = choice.target.preview(plan, made_by, embed=arguments.embed)
     for note in choice.target.notes:
         print(f"note: {note}", file=sys.stderr)
     sys.stdout.write(plan.to_json() if arguments.json else text)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, Mount, NodePlan, Static
+from launcher.contract.records import dump_record
 
 SCHEMA = 1
 ROSTER = "roster"
@@ -63,6 +64,8 @@ class AgentSettings:
     tee: bool = True
     """Copy the workers' output to the node's console. False where the launcher follows the files:
     a restart is then 0.1 s faster, as torch has no copying threads to end."""
+    in_image: bool = False
+    """The node's image holds the agent; else the launcher brings it along with the plan."""
     monitor_interval_s: float = 0.05
     """How often workers and membership are looked at."""
 
@@ -75,9 +78,8 @@ class NodeTask:
     settings: AgentSettings = AgentSettings()
 
     def to_json(self) -> str:
-        """What ``parse_task`` reads back equal."""
-        # By vars, not asdict, which copies: thousands of nodes are written in a second.
-        return json.dumps({"schema": SCHEMA, **vars(self)}, default=vars) + "\n"
+        """What ``parse_task`` reads back equal; defaults are left out."""
+        return dump_record({"schema": SCHEMA, "node": self.node, "settings": self.settings}) + "\n"
 
 
 def parse_task(text: str) -> NodeTask:
@@ -99,12 +101,12 @@ def parse_node(data: dict[str, Any]) -> NodePlan:
     """One node's plan from plain data. Raises KeyError, TypeError or ValueError."""
     rendezvous = data["rendezvous"]
     kind: type[Static] | type[Elastic] = Static if "master_addr" in rendezvous else Elastic
-    rest = {
+    rest: dict[str, Any] = {
         "rendezvous": kind(**_with_pairs(rendezvous, "conf")),
-        "mounts": tuple(Mount(**mount) for mount in data["mounts"]),
+        "mounts": tuple(Mount(**mount) for mount in data.get("mounts", ())),
         "command": tuple(data["command"]),
-        "secrets": tuple(data["secrets"]),
-        "device_ids": tuple(data["device_ids"]),
+        "secrets": tuple(data.get("secrets", ())),
+        "device_ids": tuple(data.get("device_ids", ())),
     }
     return NodePlan(**{**_with_pairs(data, "env"), **rest})
 

@@ -59,7 +59,7 @@ class NodePlan:
     """
 
     node_index: int
-    incarnation: int
+    incarnation: int = 0
     name: str
     local_addr: str
     min_nodes: int
@@ -68,11 +68,11 @@ class NodePlan:
     max_restarts: int
     rendezvous: Static | Elastic
     command: tuple[str, ...]
-    workdir: str | None
+    workdir: str | None = None
     env: Env
-    secrets: tuple[str, ...]
-    mounts: tuple[Mount, ...]
-    device_ids: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    device_ids: tuple[str, ...] = ()
     log_dir: str
 
     @property

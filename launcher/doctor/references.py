@@ -95,4 +95,4 @@ def sum_resources(template: Object, which: str) -> dict[str, float]:
 
 def parse_amount(quantity: str | int) -> float:
     """A Kubernetes quantity as a number: ``500m`` is 0.5, ``1Gi`` 2**30."""
-    return float(parse_quantity(str(quantity)))
+    return parse_quantity(str(quantity))

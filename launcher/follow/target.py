@@ -86,8 +86,8 @@ class ListedRun:
 class Artifact(Protocol):
     """A plan rendered for a target."""
 
-    def shell(self) -> str:
-        """A script that does by hand what ``submit`` does."""
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that does by hand what ``submit`` does; ``embed``: with the agent in it."""
         ...
 
     def shell_to_join(self) -> str:
@@ -187,9 +187,9 @@ class Target(ABC):
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
         """The plan's nodes, or ``only`` those, as what ``submit`` would start. Pure."""
 
-    def preview(self, plan: LaunchPlan, made_by: str) -> str:
+    def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
         """What ``launcher render`` prints. ``made_by`` is the command that was typed. Pure."""
-        return self.render(plan).shell()
+        return self.render(plan).shell(embed=embed)
 
     # -- while it runs ----------------------------------------------------------------------------
 

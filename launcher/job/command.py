@@ -87,7 +87,7 @@ def _check_first_words(words: tuple[str, ...]) -> None:
     torchrun = "the launcher starts torchrun"
     for is_wrong, found, fix in (
         (not first, "no words", "for example [train.py, --epochs, 3]"),
-        (_PROGRAM.fullmatch(program), first, f"drop {first}: {torchrun}, and torchrun Python"),
+        (_PROGRAM.fullmatch(program), first, f"drop {first}: {torchrun}, which starts Python"),
         (first.startswith("-") and not is_module, first, f"drop it: {keys}"),
         (is_module and _PROGRAM.fullmatch(second), both, f"drop {both}: {torchrun} itself"),
         (is_module and second[:1] in "-", "-m without a module", "name the module after -m"),

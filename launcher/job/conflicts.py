@@ -18,6 +18,8 @@ Raw = Mapping[str, object]
 ROSTER_CONF = ("join_timeout", "last_call_timeout", "read_timeout")
 """Keys of ``rdzv.conf`` that the backend ``roster`` knows."""
 REMOVE = "remove the key"
+HANG_MIN_S, HANG_MAX_S = 300, 1800
+"""Defaults of ``agent.hang_min_s`` and ``agent.hang_max_s``."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _runs_agent(raw: Raw) -> bool:
 def _hangs(raw: Raw) -> Iterator[Conflict]:
     agent = _section(raw, "agent")
     low, high = agent.get("hang_min_s"), agent.get("hang_max_s")
-    low, high = 300 if low is None else low, 1800 if high is None else high
+    low, high = HANG_MIN_S if low is None else low, HANG_MAX_S if high is None else high
     if isinstance(low, int) and isinstance(high, int) and low > high:
         is_high = agent.get("hang_max_s") is not None
         key, meant = ("hang_max_s", low) if is_high else ("hang_min_s", high)
@@ -126,7 +128,7 @@ def _processes(raw: Raw) -> Iterator[Conflict]:
     gpus = _section(raw, "resources").get("gpus")
     if raw.get("nproc_per_node") == "gpu" and gpus == 0 and not isinstance(gpus, bool):
         accepted = "a number or cpu, because resources.gpus is 0"
-        fix = "write nproc_per_node: cpu, or ask for GPUs"
+        fix = "write nproc_per_node: cpu, or resources.gpus: 1"
         yield Conflict(("nproc_per_node",), "gpu", accepted, fix)
 
 
@@ -151,7 +153,12 @@ def _mounts(raw: Raw) -> Iterator[Conflict]:
             continue
         if target in seen:
             accepted = f"a target of its own; mounts.{seen[target]} has this one"
-            yield Conflict(("mounts", index, "target"), target, accepted, "give it another target")
+            yield Conflict(
+                ("mounts", index, "target"),
+                target,
+                accepted,
+                f"write another target, such as {target}-2",
+            )
         seen.setdefault(target, index)
 
 

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
-_NUMBER = r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?"
-_QUANTITY = re.compile(rf"({_NUMBER})(n|u|m|[kMGTPE]|[KMGTPE]i|)")
-_BINARY = {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("KMGTPE", 1)}
-_SMALL = {"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000)}
+_QUANTITY = re.compile(
+    r"([+-]?)([0-9]{0,40})(?:\.([0-9]{0,40}))?(?:[eE]([+-]?[0-9]{1,2}))?([numkMGTPE]|[KMGTPE]i|)"
+)
+_BINARY = {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _DECIMAL = {letter: 1000**power for power, letter in enumerate("kMGTPE", 1)}
-_UNITS = {"": Fraction(1), **_SMALL, **{u: Fraction(n) for u, n in (_DECIMAL | _BINARY).items()}}
+_UNITS = {"": 1, **_DECIMAL, **_BINARY}
+_PARTS = {"m": 1000, "u": 1000**2, "n": 1000**3}
 
 
-def parse_quantity(text: str) -> Fraction:
+def parse_quantity(text: str) -> float:
     """A quantity as a number: bytes, cores. Raises ``ValueError`` for anything else."""
+    number, parts = _parse(text)
+    return number / parts
+
+
+def parse_whole(text: str) -> int:
+    """A quantity as a whole number, rounded up as Kubernetes does. Raises ``ValueError``."""
+    number, parts = _parse(text)
+    return -(-number // parts)
+
+
+def _parse(text: str) -> tuple[int, int]:
+    """The quantity as an exact fraction."""
     match = _QUANTITY.fullmatch(text)
-    if match is None:
+    if match is None or not (match[2] or match[3]):
         raise ValueError(f"{text!r} is no quantity")
-    return Fraction(match[1]) * _UNITS[match[2]]
+    sign, whole, after, exponent, unit = match.groups(default="")
+    power = int(exponent or 0) - len(after)
+    number = int(f"{sign}{whole}{after}") * _UNITS.get(unit, 1) * 10 ** max(power, 0)
+    return number, _PARTS.get(unit, 1) * 10 ** max(-power, 0)
 
 
 def render_bytes(n_bytes: int) -> str:

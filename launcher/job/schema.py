@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from launcher.job.spec import JobSpec
 from launcher.job.types import Section
@@ -20,7 +20,7 @@ Schema = Mapping[str, Any]
 
 
 @functools.cache
-def job_schema() -> dict[str, Any]:
+def job_schema() -> JsonSchemaValue:
     """The JSON Schema (draft 2020-12) of a job file, for editors and for the reference.
 
     It accepts all that ``parse_job`` accepts; rules between keys and a few others (the bytes of
@@ -49,7 +49,7 @@ class _JobSchema(GenerateJsonSchema):
         return None if isinstance(dft, Section) else super().encode_default(dft)
 
 
-def _allow_empty(field: dict[str, Any]) -> None:
+def _allow_empty(field: JsonSchemaValue) -> None:
     """An empty key counts as not given, so ``null`` is accepted wherever there is a default."""
     if field.get("default", 0) is None or field.get("default") in ((), [], {}):
         del field["default"]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from launcher.job.conflicts import find_conflicts
+from launcher.job.conflicts import HANG_MAX_S, HANG_MIN_S, find_conflicts
 from launcher.job.kubernetes import KubernetesSpec
 from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
@@ -172,10 +172,10 @@ class AgentSpec(Section):
     same_failure_limit: Annotated[int, Field(strict=True, ge=1)] = 3
     """After how many equal failures in a row, without a step of progress, the run ends though
     ``max_restarts`` is not used up."""
-    hang_min_s: Annotated[Count, Field(examples=[120])] = 300
+    hang_min_s: Annotated[Count, Field(examples=[120])] = HANG_MIN_S
     """Seconds without a step, at least, before idle workers count as hanging and are started
     again; 0 switches that off. The limit is learned above it: ten times the longest step."""
-    hang_max_s: Annotated[Seconds, Field(examples=[3600])] = 1800
+    hang_max_s: Annotated[Seconds, Field(examples=[3600])] = HANG_MAX_S
     """Seconds without a step after which even workers that compute count as hanging."""
     gpu_free_limit_s: Seconds = 60
     """Seconds that a restart waits for the dead workers' GPU memory to become free."""
@@ -184,6 +184,10 @@ class AgentSpec(Section):
     with ``disk-full``; 0 does not wait."""
     health: HealthSpec = HealthSpec()
     """The agent's own HTTP server."""
+    in_image: bool | None = None
+    """Whether nodes start the agent that their image holds, as the images of this project do. Left
+    out: on Docker the image's label decides, on Kubernetes its name (``fabric-train``). ``false``
+    brings the launcher's own agent into any image, as always on hosts."""
 
 
 class LocalSpec(Section):

@@ -20,6 +20,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from launcher.job import storage, values
@@ -34,14 +35,14 @@ MAX_LIMIT_S = 3_600
 """The longest silence after which a node counts as lost."""
 
 
-def text(pattern: str, **more: Any) -> dict[str, Any]:
+def text(pattern: str, **more: Any) -> JsonSchemaValue:
     """The schema of a text that the pattern matches as a whole."""
     return {"type": "string", "pattern": f"^{pattern}$", **more}
 
 
 def matching(pattern: str, words: str, max_length: int | None = None) -> Any:
     """A text that the pattern matches as a whole, checked by pydantic."""
-    about: dict[str, Any] = {"errorMessage": words}
+    about: JsonSchemaValue = {"errorMessage": words}
     return Field(pattern=f"^{pattern}$", max_length=max_length, json_schema_extra=about)
 
 
@@ -56,7 +57,7 @@ class Read:
         self,
         parse: Callable[[Any], Any],
         words: str,
-        *types: dict[str, Any],
+        *types: JsonSchemaValue,
         dump: Callable[[Any], Any] | None = None,
         keep: bool = False,
     ) -> None:
@@ -72,7 +73,7 @@ class Read:
 
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, __: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         return {**self._schema, "errorMessage": self._words}
 
 
@@ -91,7 +92,7 @@ class AsPairs:
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         """Names in ``propertyNames``: pydantic's ``patternProperties`` let all other names pass."""
         schema = handler(core)
         for pattern, items in schema.pop("patternProperties", {}).items():
@@ -109,7 +110,7 @@ class OrText:
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         return {"anyOf": [handler(core), self._text], "errorMessage": self._words}
 
 
@@ -263,7 +264,7 @@ class Section(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> JsonSchemaValue:
         """Adds each field's docstring as its description.
 
         Not by pydantic's ``use_attribute_docstrings``, which parses this file at every import.

@@ -6,12 +6,11 @@ place (file, line, key), and the words of the schema (``types.py``) where the er
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from launcher.contract import protocol
-from launcher.job.quantity import parse_quantity
+from launcher.job.quantity import parse_whole
 from launcher.job.refused import NotAcceptedError
 
 MAX_NODES = 100_000
@@ -82,7 +81,7 @@ def parse_quantity_bytes(quantity: str | int) -> int:
     if isinstance(quantity, bool) or not re.fullmatch(QUANTITY, text):
         raise NotAcceptedError(fix=_quantity_fix(text))
     try:
-        n_bytes = math.ceil(parse_quantity(text))
+        n_bytes = parse_whole(text)
     except ValueError:  # more digits than any size has
         raise NotAcceptedError from None
     if not MIN_QUANTITY_BYTES <= n_bytes <= MAX_QUANTITY_BYTES:

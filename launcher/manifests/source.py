@@ -71,7 +71,7 @@ class Value:
     def quantity(self) -> float | None:
         """A Kubernetes quantity as a number (bytes, cores); None where there is none."""
         try:
-            return float(parse_quantity(self.text))
+            return parse_quantity(self.text)
         except ValueError:
             return None
 

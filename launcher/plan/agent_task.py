@@ -1,4 +1,4 @@
-"""What the node agent is told beside its node's plan: settings, and who serves the store."""
+"""The node agent's settings, and the nodes that may serve the rendezvous store."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER, AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
-from launcher.plan.target_facts import AgentFacts
+from launcher.plan.target_facts import AgentFacts, TargetFacts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 STORE_CANDIDATES = 3
-"""Hosts that may serve the rendezvous store one after the other: more losses than that, of just
-these nodes, are no longer chance."""
+"""So many nodes may serve the rendezvous store, one after the other. That all of them are lost is
+not a coincidence any more."""
 
 
 def plan_agent(
-    job: JobSpec, target: AgentFacts | None, stores: tuple[StoreEndpoint, ...]
+    job: JobSpec, facts: TargetFacts, stores: tuple[StoreEndpoint, ...]
 ) -> AgentSettings | None:
     """The agent's settings; None where plain torchrun runs the workers."""
     if not job.uses_agent:
         return None
     agent = job.agent
     # Without a word of the target, the launcher follows the workers' own files.
-    target = target or AgentFacts(identity="plan", health_port=agent.health.port, tee=False)
+    target = facts.agent or AgentFacts(identity="plan", health_port=agent.health.port, tee=False)
     return AgentSettings(
         start=job.start or "fresh",
         preload=agent.preload,
@@ -39,16 +39,17 @@ def plan_agent(
         health_port=target.health_port,
         identity=target.identity,
         tee=target.tee,
+        in_image=facts.agent_in_image,
     )
 
 
 def plan_stores(
     nodes: tuple[NodePlan, ...], spare_ports: tuple[int, ...]
 ) -> tuple[StoreEndpoint, ...]:
-    """The hosts of the rendezvous store, in the order in which they take over.
+    """Where the rendezvous store may be served, in the order in which nodes take over.
 
-    ``spare_ports`` are for nodes that share one network, where a port serves one store alone.
-    Empty where there is nothing to choose: one node, or a backend that is not the agent's own.
+    Nodes that share a network need a port each: ``spare_ports``. Empty for a single node, and for
+    a backend that is not the agent's own.
     """
     first = nodes[0].rendezvous
     if len(nodes) == 1 or not isinstance(first, Elastic) or first.backend != ROSTER:

@@ -56,7 +56,7 @@ def _on_own_machine(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> 
         return NodeDevices(nproc_per_node=number, device_ids=())
     if facts.accelerator == "cpu":
         check_no_gpus_wanted(job, facts, machine)
-        number = wanted if isinstance(wanted, int) else machine.cpu_count
+        number = wanted if isinstance(wanted, int) else machine.cpu_workers
         return NodeDevices(nproc_per_node=number, device_ids=())
     number = wanted if isinstance(wanted, int) else asked or len(ids)
     gpus = asked or number

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.node_plan import NodePlan
+from launcher.contract.records import changed_fields, dump_record
 from launcher.plan.agent_task import plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices
 from launcher.plan.nodes import NodePlanner, plan_incarnation
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from launcher.plan.target_settings import TargetSettings, dump_settings, parse_settings
+from launcher.plan.target_settings import TargetSettings, dump_settings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -27,10 +28,10 @@ class Resources:
     """What one node has; None leaves the target's default."""
 
     accelerator: str
-    cpus: float | None
-    memory_bytes: int | None
+    cpus: float | None = None
+    memory_bytes: int | None = None
     shm_bytes: int
-    rdma: bool
+    rdma: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +41,23 @@ class LaunchPlan:
     run_id: str
     job_name: str
     target: str
-    attempt: int
+    attempt: int = 0
     """How often all nodes were started anew; restarts inside an agent are its own."""
-    image: str | None
+    image: str | None = None
     """None where nodes are processes without a container."""
-    torch_version: str | None
+    torch_version: str | None = None
     run_dir: str
     """An absolute folder of the launcher's machine."""
     checkpoint_dir: str
     """As the machine of node 0 sees it; absolute."""
     stop_grace_s: int
-    agent: AgentSettings | None
+    agent: AgentSettings | None = None
     """None where each node runs plain torchrun."""
     resources: Resources
-    detached: bool
+    detached: bool = False
     """Whether the nodes go on without a launcher."""
     nodes: tuple[NodePlan, ...]
-    own: TargetSettings | None
+    own: TargetSettings | None = None
     """What only the target's room reads."""
 
     @property
@@ -80,13 +81,16 @@ class LaunchPlan:
         return () if self.own is None else self.own.machines
 
     def to_json(self) -> str:
-        """The plan as text, a field or a node on each line; ``parse_plan`` reads it back equal."""
-        data: dict[str, Any] = {"schema": SCHEMA, **vars(self)}
+        """The plan as text, a field or a node on each line, without what has its default.
+
+        ``parse_plan`` reads it back equal.
+        """
+        data: dict[str, Any] = {"schema": SCHEMA, **changed_fields(self)}
         if self.own is not None:
             data["own"] = dump_settings(self.own)
-        nodes = ",\n    ".join(map(_dump, self.nodes))
+        nodes = ",\n    ".join(map(dump_record, self.nodes))
         fields = (
-            f'"{name}": ' + (f"[\n    {nodes}\n  ]" if name == "nodes" else _dump(value))
+            f'"{name}": ' + (f"[\n    {nodes}\n  ]" if name == "nodes" else dump_record(value))
             for name, value in data.items()
         )
         return "{\n  " + ",\n  ".join(fields) + "\n}\n"
@@ -128,7 +132,7 @@ def plan_run(
         run_dir=f"{facts.run_root}/{run_id}",
         checkpoint_dir=planner.folders(0).checkpoints,
         stop_grace_s=job.stop_grace_s,
-        agent=plan_agent(job, facts.agent, plan_stores(nodes, facts.ports[1:])),
+        agent=plan_agent(job, facts, plan_stores(nodes, facts.ports[1:])),
         resources=Resources(
             accelerator=facts.accelerator,
             cpus=job.resources.cpus,
@@ -178,10 +182,4 @@ def parse_plan(text: str) -> LaunchPlan:
     data = json.loads(text)
     if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
         raise ValueError(f"it is no plan of schema {SCHEMA}")
-    own = parse_settings(data.pop("own", None))
-    return TypeAdapter(LaunchPlan).validate_python({**data, "own": own})
-
-
-def _dump(value: object) -> str:
-    # Without indent: json's fast encoder cannot indent, which is four seconds at 10,000 nodes.
-    return json.dumps(value, default=vars)
+    return TypeAdapter(LaunchPlan).validate_python(data)

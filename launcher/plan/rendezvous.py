@@ -26,7 +26,7 @@ CONF_DEFAULTS_SINCE_2_7: Env = (
 
 
 def plan_backend(job: JobSpec) -> str:
-    """The backend a job gets: its own choice, else what its engine does best with."""
+    """The job's own backend, else the one that suits its engine."""
     if job.rdzv.backend is not None:
         return job.rdzv.backend
     if job.uses_agent:
@@ -46,11 +46,10 @@ def plan_rendezvous(
 ) -> Static | Elastic:
     """The rendezvous of one node; ``host`` is where node 0 is reached.
 
-    ``port`` is what the target proposes, overruled by the job, else the backend's usual one.
-    ``fence_dir`` is the checkpoint folder as the node sees it, where all nodes share it.
-    One node alone meets itself on whatever port is free. Raises ``InputError`` where several
-    nodes would be sent to a loopback name, because each would then train a world of its own
-    without an error; targets whose nodes share a machine pass their loopback *address*.
+    The job's port wins over ``port``, the target's proposal; the default is the backend's. A
+    single node takes any free port. ``fence_dir`` is the checkpoint folder as the node sees it,
+    where all nodes share it. Raises ``InputError`` for several nodes at ``localhost``: each would
+    train alone without an error. Nodes that share a machine meet at its loopback *address*.
     """
     backend = plan_backend(job)
     several = job.nnodes.max > 1

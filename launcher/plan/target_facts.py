@@ -23,16 +23,11 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """One machine as it was when the plan was made.
+    """One machine as it was when the plan was made."""
 
-    ``device_ids`` are the accelerators that a job may use: empty on CPU, None where a scheduler
-    gives them out. ``capacity`` is None where nobody has counted.
-    """
-
-    name: str = ""
-    """As a person calls it; empty for the launcher's own."""
     cpu_count: int
     device_ids: tuple[str, ...] | None = ()
+    """Accelerators that a job may use; empty on CPU, None where a scheduler gives them out."""
     capacity: Capacity | None = None
     address: str | None = None
     """Where other nodes reach it; None: by the node's name, or by loopback."""
@@ -42,6 +37,16 @@ class MachineFacts:
     """The interface of nodes that all run here; None where they may run on several machines."""
     clock_offset_s: float = 0.0
     """Its wall clock less the launcher's."""
+
+    @property
+    def name(self) -> str:
+        """As a person calls it; empty for a machine that needs no name."""
+        return ""
+
+    @property
+    def cpu_workers(self) -> int:
+        """How many workers it runs where the job leaves that open."""
+        return self.cpu_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,8 @@ class TargetFacts:
     accelerator: str
     machine: MachineFacts
     image: str | None = None
+    agent_in_image: bool = False
+    """Whether the image holds this launcher's node agent."""
     torch_version: str | None = None
     run_root: str
     cwd: str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from launcher.contract.records import changed_fields
 from launcher.plan.target_facts import MachineFacts
 
 if TYPE_CHECKING:
@@ -31,38 +34,39 @@ class TargetSettings:
         """The machine of each node, where the target knows them before it starts."""
         return ()
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Fields of this type are read by ``parse_settings``."""
+        from pydantic_core import core_schema
+
+        if cls is not TargetSettings:
+            return handler(source)
+        return core_schema.no_info_plain_validator_function(parse_settings)
+
 
 def dump_settings(settings: TargetSettings) -> dict[str, object]:
     """As plain data with the name of its class."""
     kind = type(settings)
-    return {KIND: f"{kind.__module__}.{kind.__qualname__}", **vars(settings)}
+    return {KIND: f"{kind.__module__}.{kind.__qualname__}", **changed_fields(settings)}
 
 
-def parse_settings(data: object) -> TargetSettings | None:
+def parse_settings(data: Any) -> TargetSettings:
     """Reads what ``dump_settings`` gave. Raises ``ValueError`` for anything else.
 
     The class is found by its name: plans are read where no target's room is imported yet.
     """
     from pydantic import TypeAdapter
 
-    if data is None:
-        return None
     if not isinstance(data, dict):
         raise ValueError(f"{data!r} are no settings of a target")
     fields = dict(data)
-    kind = _find_kind(str(fields.pop(KIND, "")))
-    return TypeAdapter(kind).validate_python(fields)
-
-
-def _find_kind(name: str) -> type[TargetSettings]:
+    name = str(fields.pop(KIND, ""))
     module, _, kind_name = name.rpartition(".")
     kind = None
-    # What a file names is imported only if it is a part of this package.
+    # A file may name what this process or this package has, and nothing else.
     if module in sys.modules or module.startswith(f"{__package__.partition('.')[0]}."):
-        try:
+        with contextlib.suppress(ImportError):
             kind = getattr(importlib.import_module(module), kind_name, None)
-        except ImportError as error:
-            raise ValueError(f"{name}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, TargetSettings)):
         raise ValueError(f"{name!r} names no settings of a target")
-    return kind
+    return TypeAdapter(kind).validate_python(fields)

@@ -28,7 +28,7 @@ def parse_torch_version(text: str | None) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunOptions:
-    """One node's torchrun options as ``dest -> value``; flags and variables are two spellings."""
+    """One node's torchrun options, by torchrun's names; they can be flags or variables."""
 
     options: Env
 
@@ -37,7 +37,7 @@ class TorchrunOptions:
         return tuple(f"--{dest.replace('_', '-')}={value}" for dest, value in self.options)
 
     def variables(self) -> Env:
-        """``PET_RDZV_BACKEND=c10d`` and so on; a flag would win over its variable."""
+        """``PET_RDZV_BACKEND=c10d`` and so on; torchrun prefers a flag to its variable."""
         return tuple((f"PET_{dest.upper()}", value) for dest, value in self.options)
 
 
@@ -97,13 +97,13 @@ ENVIRONMENT: Env = (
     ("OMP_NUM_THREADS", "1"),
     ("PYTHONUNBUFFERED", "1"),
 )
-"""Variables that keep torchrun from what was measured to hang or to differ; a job may overrule."""
+"""Variables against hangs and differences that were measured; the job's ``env`` may overrule."""
 
 
 def render_argv(
     prefix: tuple[str, ...], settings: TorchrunOptions, command: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The whole command line; ``prefix`` is what starts torchrun on the target."""
+    """The command line; ``prefix`` starts torchrun on the target."""
     return (*prefix, *settings.flags(), *command)
 
 
@@ -128,9 +128,9 @@ _FAILURE = re.compile(
 
 
 def parse_failures(console: str) -> tuple[WorkerFailure, ...]:
-    """The workers named in torchrun's last failure report, its root cause first.
+    """The workers in torchrun's last failure report, the root cause first.
 
-    Empty where the agent printed none: it was killed, or it failed before it had workers.
+    Empty where there is no report: torchrun was killed, or failed before it started workers.
     """
     report = console.rpartition(" FAILED\n")[2] if " FAILED\n" in console else ""
     found = [
@@ -148,10 +148,9 @@ def line_prefix_template(node_index: int) -> str:
 
 
 def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, bytes]]:
-    """Lines of a node's console by who wrote them, in their order.
+    """The lines of a node's console in their order, with the rank of the worker that wrote them.
 
-    ``data`` are whole lines. Those of a worker come with its rank and without the prefix; they are
-    copies of its own files, where there are such. Those of the agent come with None.
+    ``data`` are whole lines. A worker's come without their prefix. None: the agent's own lines.
     """
     for found in _console_lines(node_index).finditer(data):
         if found["rank"] is None:
@@ -163,7 +162,7 @@ def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, by
 
 @functools.cache
 def _console_lines(node_index: int) -> re.Pattern[bytes]:
-    """Finds the next lines of one writer together: work for each line would cost too much."""
+    """Matches consecutive lines of one writer at once, which is faster than line by line."""
     own = rf"\[{node_index}/"
     worker = rf"{own}(?P<rank>\d+)\][^\n]*\n(?:{own}(?P=rank)\][^\n]*\n)*"
     return re.compile(rf"{worker}|(?:(?!{own}\d+\])[^\n]*\n)+".encode())
@@ -184,7 +183,7 @@ class WorkerLog:
     node_index: int
     incarnation: int
     attempt: int
-    """Restarts inside this agent before this worker group, 0-based."""
+    """Restarts by this agent before this worker group."""
     folder: str
     local_rank: int | None = None
     rank: int | None = None
@@ -197,7 +196,7 @@ class WorkerLog:
         return protocol.STDOUT_FILE, protocol.STDERR_FILE
 
     def rank_on(self, node_rank: int, nproc_per_node: int) -> int:
-        """The global rank: the folder's own word, else what the node's place makes it."""
+        """The global rank, from the folder or else from the node's rank."""
         if self.rank is not None:
             return self.rank
         return rank_of(node_rank, self.local_rank or 0, nproc_per_node)

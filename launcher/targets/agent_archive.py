@@ -1,13 +1,19 @@
 """Packs the agent into one file that runs in any image with Python and torch.
 
+``python -m launcher.targets.agent_archive >FILE`` writes it by hand; ``--version`` prints which
+agent it is. Standard library only: the image is built with it.
+
 The package gets a private name on the way: a user's folders called ``launcher`` or ``train``
 neither shadow it nor are shadowed by it. Equal sources give equal bytes.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import io
 import re
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +21,6 @@ from pathlib import Path
 PACKAGE = "launcher"
 _LAUNCHER = Path(__file__).parents[1]
 PRIVATE_PACKAGE = "_launcher_node"
-ARCHIVE_NAME = "agent.pyz"
 
 AGENT_FOLDER = "agent"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -38,6 +43,20 @@ from {PRIVATE_PACKAGE}.{folder.replace("/", ".")}.__main__ import main
 if __name__ == "__main__":
     sys.exit(main(sys.argv))
 """
+
+
+@functools.cache
+def read_archive() -> bytes:
+    """This version's agent."""
+    return render_agent_archive(read_agent_sources())
+
+
+@functools.cache
+def read_agent_version() -> str:
+    """Which agent this is: equal for equal sources, wherever the archive was made."""
+    # Of the sources, as machines compress the same files to different bytes.
+    text = "\0".join(f"{path}\0{text}" for path, text in sorted(read_agent_sources().items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def read_agent_sources() -> dict[str, str]:
@@ -78,3 +97,8 @@ def rename(source: str) -> str:
     if found := _PLAIN_IMPORT.search(source):
         raise ValueError(f"{found[0].strip()!r}: use `from {PACKAGE}... import ...`")
     return _FROM_IMPORT.sub(rf"\1from {PRIVATE_PACKAGE}", source)
+
+
+if __name__ == "__main__":
+    version = f"{read_agent_version()}\n".encode()
+    sys.stdout.buffer.write(version if "--version" in sys.argv[1:] else read_archive())

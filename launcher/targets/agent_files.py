@@ -1,24 +1,37 @@
-"""The files that the node agent is started from, and the words that start it.
+"""What a node's agent is started from, and the words that start it.
 
-The run folder holds them: one archive for all nodes of the run, one task in each node's folder.
+The archive is in the node's image, or the launcher puts it into the run folder. The task is in the
+node's folder.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import os
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
+from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
 from launcher.runs.folder import write_atomically
-from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
-from launcher.targets.shell import quote
+from launcher.targets.agent_archive import read_agent_version, read_archive
+from launcher.targets.repository import OWN_IMAGE
+from launcher.targets.shell import quote, render_line
 
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+MAKE_ARCHIVE = (sys.executable or "python3", "-P", "-m", "launcher.targets.agent_archive")
+"""The command that prints the archive; -P: whatever folder it is called in."""
+OTHER_AGENT_FIX = "build the image again (make image, make push), or --set agent.in_image=false"
+TORCHRUN_MODULE = ("-m", "torch.distributed.run")
 _BASE64_WIDTH = 1000
 
 
@@ -32,25 +45,37 @@ class TaskFile:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFiles:
-    """What must be there before an agent can start; ``archive`` lies at ``archive_path``.
+    """What must be there before an agent can start.
 
-    The archive is written once in a run and never replaced: running agents import from it.
+    ``archive`` lies at ``archive_path``; None where the image holds it. It is written once in a
+    run and never replaced: running agents import from it.
     """
 
     archive_path: str
-    archive: bytes
+    archive: bytes | None
     tasks: tuple[TaskFile, ...]
 
-    def shell(self) -> list[str]:
-        """Lines that write them, for a POSIX shell."""
+    def shell(self, *, embed: bool = False) -> list[str]:
+        """Lines that write them, for a POSIX shell; ``embed``: the archive's bytes among them."""
+        return [*self.shell_archive(embed=embed), *self.shell_tasks()]
+
+    def shell_archive(self, *, embed: bool = False) -> list[str]:
+        """Lines that write the archive where it is not there yet."""
+        path = quote(self.archive_path)
+        if self.archive is None:
+            return []
+        if not embed:
+            made = f"{render_line(MAKE_ARCHIVE)} >{path}"
+            return ["# The node agent: a Python archive.", f"[ -s {path} ] || {made}"]
         text = base64.b64encode(self.archive).decode()
         lines = [text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH)]
+        return ["# The node agent: a Python archive.", f"base64 -d >{path} <<'END'", *lines, "END"]
+
+    def shell_tasks(self) -> list[str]:
+        """Lines that write what each node's agent is told."""
         return [
-            "# The node agent: a Python archive, and what each node's is told. Workers' output:",
+            "# What each node's agent is told. Workers' output:",
             "# nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.",
-            f"base64 -d >{quote(self.archive_path)} <<'END'",
-            *lines,
-            "END",
             *(
                 line
                 for task in self.tasks
@@ -66,7 +91,7 @@ def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFi
         return None
     return AgentFiles(
         archive_path=f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}",
-        archive=read_archive(),
+        archive=None if settings.in_image else read_archive(),
         tasks=tuple(
             TaskFile(
                 path=f"{folder_of(plan, node)}/{protocol.NODE_TASK_FILE}",
@@ -77,22 +102,12 @@ def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFi
     )
 
 
-def folder_of(plan: LaunchPlan, node: NodePlan) -> str:
-    """What the node leaves, on the launcher's machine."""
-    return f"{plan.run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
-
-
-def agent_argv(python: str, archive: str, node: NodePlan) -> tuple[str, ...]:
-    """What starts a node's agent; ``archive`` is where the node sees it."""
-    return (python, archive, f"{node.log_dir}/{protocol.NODE_TASK_FILE}")
-
-
 def write_agent_files(files: AgentFiles | None) -> None:
     """Puts the agent's files in place; the folders must be there. None: nothing to do."""
     if files is None:
         return
     archive = Path(files.archive_path)
-    if not archive.exists():
+    if files.archive is not None and not archive.exists():
         temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
         temporary.write_bytes(files.archive)
         temporary.replace(archive)
@@ -100,7 +115,39 @@ def write_agent_files(files: AgentFiles | None) -> None:
         write_atomically(Path(task.path), task.text)
 
 
-@functools.cache
-def read_archive() -> bytes:
-    """The agent of this version; the package's own sources, which are as constant as its code."""
-    return render_agent_archive(read_agent_sources())
+def folder_of(plan: LaunchPlan, node: NodePlan) -> str:
+    """What the node leaves, on the launcher's machine."""
+    return f"{plan.run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
+
+
+def start_argv(plan: LaunchPlan, node: NodePlan, python: str, archive: str) -> tuple[str, ...]:
+    """What starts a node: its agent, from where the node sees the archive, or plain torchrun."""
+    if plan.agent is not None:
+        return (python, archive, f"{node.log_dir}/{protocol.NODE_TASK_FILE}")
+    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
+    return render_argv((python, *TORCHRUN_MODULE), settings, node.literal_command)
+
+
+# -- images that hold the agent ------------------------------------------------------------------
+
+
+def choose_agent(job: JobSpec, image: str, held: str | None) -> tuple[bool, str]:
+    """Whether the nodes start the image's own agent, and a note where it is another version.
+
+    ``held`` is the version that the image's label names, None where it has none. Raises
+    ``KeyInputError`` where the job insists on the image's agent, and it is not this launcher's.
+    """
+    own, wanted = read_agent_version(), job.agent.in_image
+    if held == own or not job.uses_agent:
+        return wanted is not False and job.uses_agent, ""
+    other = f"image {image} holds {f'agent {held}' if held else 'no agent'}, the launcher has {own}"
+    if wanted:
+        raise KeyInputError(("agent", "in_image"), other, OTHER_AGENT_FIX)
+    if held is None or wanted is False:
+        return False, ""
+    return False, f"{other}: the launcher's is used; make image brings both together"
+
+
+def is_own_image(image: str) -> bool:
+    """Whether a reference names an image of this project, by its name alone."""
+    return re.split("[:@]", image.rpartition("/")[2])[0] == OWN_IMAGE

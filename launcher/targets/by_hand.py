@@ -1,18 +1,22 @@
-"""Settings for people who start nodes by hand: the plan's own, as shell exports."""
+"""The settings of a plan as shell exports, for people who start torchrun by hand."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Env, NodePlan, Static
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
-from launcher.plan.ranks import world_size
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.torchrun import parse_torch_version, plan_settings
 from launcher.targets.shell import render_exports, render_line
+
+_ENDPOINT = re.compile(
+    r"(?P<v6>[^\[:]*:[^:]*:.*)|(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^\[:][^:]*))(?::(?P<port>[0-9]*))?"
+)
 
 
 def plan_by_hand(
@@ -24,10 +28,10 @@ def plan_by_hand(
     run_root: str,
     cwd: str,
 ) -> LaunchPlan:
-    """The job's plan with the rendezvous at ``endpoint``, as this machine's node sees it.
+    """The job's plan with the rendezvous at ``endpoint``, for the node on this machine.
 
-    The run id is the job's rendezvous id or name, because every node must come to the same.
-    Raises ``InputError`` for several nodes without an endpoint: each would train alone.
+    The run id is the job's rendezvous id or name: all nodes need the same one. Raises
+    ``InputError`` for several nodes without an endpoint.
     """
     if node_rank >= job.nnodes.max:
         raise InputError(
@@ -51,7 +55,6 @@ def plan_by_hand(
         target="by hand",
         accelerator="cpu",
         machine=MachineFacts(
-            name="this machine",
             cpu_count=os.cpu_count() or 1,
             device_ids=None,  # whatever the machine has where the person starts the node
             address=address,
@@ -68,7 +71,7 @@ def plan_by_hand(
 
 
 def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:
-    """Lines for ``eval`` in a POSIX shell, and in a comment what to type after them."""
+    """Lines for ``eval`` in a POSIX shell, and a comment with the command to type next."""
     node = plan.nodes[node_rank]
     settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
     then = render_line(("torchrun", *node.literal_command))
@@ -78,20 +81,13 @@ def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:
 
 def parse_endpoint(text: str) -> tuple[str, int | None]:
     """``host``, ``host:port``, ``[v6]``, ``[v6]:port``. Raises ``InputError`` for others."""
-    host, port = text, ""
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        port = rest.removeprefix(":")
-        valid = bool(bracket and host) and (not rest or rest.startswith(":"))
-    else:
-        if text.count(":") == 1:
-            host, _, port = text.partition(":")
-        valid = bool(host)
-    if not valid or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+    found = _ENDPOINT.fullmatch(text)
+    port = int(found["port"]) if found and found["port"] else None
+    if found is None or not (port is None or 0 < port < 65536):
         raise InputError(
             f"--rdzv-endpoint {text!r} is not HOST[:PORT]", "such as gpu1:29400 or [fd00::1]:29400"
         )
-    return host, int(port) if port else None
+    return found["bracketed"] or found["v6"] or found["host"], port
 
 
 def read_local_addr(endpoint_host: str) -> str:
@@ -118,6 +114,6 @@ def _classic(node: NodePlan) -> Env:
     return (
         ("MASTER_ADDR", node.rendezvous.master_addr),
         ("MASTER_PORT", str(node.rendezvous.master_port)),
-        ("WORLD_SIZE", str(world_size(node.max_nodes, node.nproc_per_node))),
+        ("WORLD_SIZE", str(node.max_nodes * node.nproc_per_node)),
         ("NODE_RANK", str(node.node_index)),
     )

@@ -15,8 +15,7 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import Env, Mount, NodePlan
 from launcher.plan.launch_plan import LaunchPlan, Resources
 from launcher.plan.target_settings import TargetSettings
-from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
-from launcher.targets.agent_files import agent_argv, folder_of
+from launcher.targets.agent_files import TORCHRUN_MODULE, folder_of, start_argv
 from launcher.targets.shell import CONTINUED, quote, render_csv, render_line
 
 if TYPE_CHECKING:
@@ -124,11 +123,8 @@ class Container:
     @property
     def arguments(self) -> Words:
         """What follows the entry point: the agent's files, or torchrun's flags and the command."""
-        if self.plan.agent is not None:
-            return agent_argv(PYTHON, protocol.CONTAINER_AGENT, self.node)[1:]
-        torch_version = parse_torch_version(self.plan.torch_version)
-        settings = plan_settings(self.node, torch_version, self.plan.stop_grace_s)
-        return render_argv((), settings, self.node.literal_command)
+        words = start_argv(self.plan, self.node, PYTHON, protocol.CONTAINER_AGENT)
+        return words[1 if self.plan.agent is not None else 1 + len(TORCHRUN_MODULE) :]
 
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.

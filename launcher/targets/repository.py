@@ -1,9 +1,11 @@
-"""Whether a person stands in this project's repository, where its Makefile can be used."""
+"""This project's repository, where its Makefile can be used, and the image that it builds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+OWN_IMAGE = "fabric-train"
+"""What ``make image`` builds, tagged by its flavor: ``cpu`` or ``cuda``."""
 ROOT = Path(__file__).parents[2]
 """The folder around the package: the repository's own, or the interpreter's packages."""
 

@@ -39,6 +39,12 @@ def render_exports(env: Env) -> str:
     return "".join(f"export {name}={quote(value)}\n" for name, value in env)
 
 
+def render_start(cwd: str, env: Env, argv: tuple[str, ...]) -> list[str]:
+    """Lines that end a shell's work by becoming the program, in its folder."""
+    exports = render_exports(env).rstrip("\n")
+    return [f"cd {quote(cwd)} || exit", exports, render_block(("exec", *argv), head=4)]
+
+
 def render_csv(fields: list[str]) -> str:
     """Fields as docker's --mount and --gpus read them: one line, a comma inside a field quoted."""
     text = io.StringIO()

@@ -231,7 +231,7 @@ class _Builder:
         self._left -= 1
         if depth > MAX_DEPTH:
             what = f"nested deeper than {MAX_DEPTH} levels, or an alias inside of its own anchor"
-            raise _error(self._file, what, "write it flatter", self._line(node))
+            raise _error(self._file, what, f"use at most {MAX_DEPTH} levels", self._line(node))
         if self._left < 0:
             what = f"more than {MAX_NODES} values once aliases are followed"
             raise _error(self._file, what, "use fewer aliases", self._line(node))
@@ -284,7 +284,9 @@ class _Builder:
             if isinstance(source, yaml.MappingNode):
                 merged = self._pairs(source, path, depth + 1) | merged
             else:
-                self._refuse(key, path, "<< merges mappings only", "merge an alias of a mapping")
+                self._refuse(
+                    key, path, "<< merges mappings only", "write <<: *name, with &name at a mapping"
+                )
         return merged
 
     def _clean(self, node: yaml.Node, path: KeyPath) -> str:

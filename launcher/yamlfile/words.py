@@ -26,7 +26,7 @@ _EXPLANATIONS = (
     ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
     ("block node", "text that begins with a bracket or a comma, or no value", _QUOTE),
     ("mapping keys are not", "text that begins with ?", _QUOTE),
-    ("sequence entries", "a - that begins no list here", "put the list on the next line"),
+    ("sequence entries", "a - where no list can begin", "put the list on the next line"),
     ("block mapping", "a wrong indentation, or quotes that end before the text does",
      "give the keys of one section one indentation"),
     ("block collection", "a line that is not an item of the list before it", "begin it with -"),

@@ -56,7 +56,14 @@ def link_or_copy(source: str, target: str) -> None:
 def copy_project(root: Path, *, with_wheels: bool) -> Project:
     for name in ("images", "fabric_train", "train", "jobs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", ".dockerignore", "launcher/__init__.py"):
+    for name in ("agent", "contract"):
+        folder = root / "launcher" / name
+        shutil.copytree(
+            ROOT / "launcher" / name, folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    packer = ("launcher/__init__.py", "launcher/targets/__init__.py")
+    packer += ("launcher/targets/agent_archive.py",)
+    for name in ("pyproject.toml", ".dockerignore", *packer):
         (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     if with_wheels and (ROOT / "wheelhouse").is_dir():

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from launcher import __version__
-from launcher.contract.protocol import LABEL_CUDA, LABEL_TORCH
+from launcher.contract.protocol import LABEL_AGENT, LABEL_CUDA, LABEL_TORCH
+from launcher.targets.agent_archive import read_agent_version
 
 pytestmark = pytest.mark.docker
 
@@ -58,6 +59,14 @@ def test_the_labels_equal_what_torch_says_of_itself(image, inspect, facts) -> No
     labels = inspect(image)["Config"]["Labels"]
     assert labels[LABEL_TORCH] == facts["torch"].partition("+")[0]
     assert labels[LABEL_CUDA] == facts["cuda"]
+
+
+def test_the_node_agent_is_in_it_and_both_label_and_file_say_which(image, docker, inspect) -> None:
+    label = inspect(image)["Config"]["Labels"][LABEL_AGENT]
+    assert label == read_agent_version()
+    assert docker("run", "--rm", image, "cat", "/launcher/agent.version") == label
+    said = docker("run", "--rm", image, "sh", "-c", "python /launcher/agent.pyz 2>&1; true")
+    assert "no node plan was given" in said
 
 
 def test_the_project_and_its_licence_are_labelled(image, inspect) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.agent_archive import read_agent_version
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import RenderedManifest, render_manifest
 
@@ -118,4 +119,5 @@ def pod_specs(value: Any) -> list[Fields]:
 def without_archive(text: str) -> str:
     """The manifest without what changes with every line of the agent."""
     text = re.sub(r"(agent\.pyz: )\S{100,}", r"\1...", text)
-    return re.sub(r"-agent-[0-9a-f]{8}\b", "-agent-HASH", text)
+    text = text.replace(read_agent_version(), "AGENT")
+    return re.sub(r"-plan-[0-9a-f]{8}\b", "-plan-HASH", text)

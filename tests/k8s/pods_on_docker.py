@@ -126,7 +126,7 @@ class Pods:
         binds = []
         for mount in pod["containers"][0]["volumeMounts"]:
             mode = "ro" if mount.get("readOnly") else "rw"
-            if mount["name"] == "agent":
+            if mount["name"] == "plan":
                 source = self.folder / "config-map" / mount["subPath"]
             elif mount["name"] in claims:
                 source = self.claim(claims[mount["name"]]) / mount.get("subPath", "")
@@ -141,5 +141,5 @@ class Pods:
         folder.mkdir(parents=True)
         for name, text in config_map["data"].items():
             (folder / name).write_text(text)
-        for name, data in config_map["binaryData"].items():
+        for name, data in config_map.get("binaryData", {}).items():
             (folder / name).write_bytes(base64.b64decode(data))

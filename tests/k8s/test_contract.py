@@ -418,8 +418,8 @@ def test_a_config_map_with_the_largest_plan_is_taken_and_found_by_its_run(server
     labels = config["metadata"]["labels"]
     selector = f"{protocol.LABEL_RUN_ID}={labels[protocol.LABEL_RUN_ID]}"
     found = server.core.list_namespaced_config_map(server.namespace, label_selector=selector)
-    (kept,) = [one for one in found.items if protocol.PLAN_FILE in (one.data or {})]
-    plan = parse_kept_plan(kept.data[protocol.PLAN_FILE], "/runs/x")
+    (kept,) = [one for one in found.items if protocol.NODE_TASK_FILE in (one.data or {})]
+    plan = parse_kept_plan(kept.data[protocol.NODE_TASK_FILE], "/runs/x")
     assert len(plan.nodes) == 1000
     assert kept.metadata.creation_timestamp is not None
 

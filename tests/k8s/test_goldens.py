@@ -16,8 +16,20 @@ import yaml
 from launcher.agent.identity import identify
 from launcher.contract.agent_settings import parse_task
 from launcher.plan.launch_plan import parse_plan
-from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
-from tests.k8s.manifests_table import TABLE, manifest_of, plan_of, without_archive
+from launcher.targets.agent_archive import (
+    read_agent_sources,
+    read_agent_version,
+    render_agent_archive,
+)
+from launcher.targets.kubernetes.plan import parse_kept_plan
+from tests.k8s.manifests_table import (
+    TABLE,
+    main_object,
+    manifest_of,
+    plan_of,
+    pod_specs,
+    without_archive,
+)
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
@@ -55,13 +67,71 @@ def test_a_plan_for_pods_is_read_back_equal(name: str) -> None:
     assert parse_plan(plan.to_json()) == plan
 
 
-def test_the_config_map_holds_the_whole_archive_and_the_task_as_planned() -> None:
-    plan = plan_of(**TABLE["pytorchjob-elastic"])
-    config_map = manifest_of(**TABLE["pytorchjob-elastic"]).objects[0]
-    archive = base64.b64decode(config_map["binaryData"]["agent.pyz"])
-    assert archive == render_agent_archive(read_agent_sources())
-    task = parse_task(config_map["data"]["node-plan.json"])
+@pytest.mark.parametrize("name", TABLE)
+def test_the_config_map_holds_the_task_and_the_plan_as_planned(name: str) -> None:
+    plan, (config_map, *_) = plan_of(**TABLE[name]), manifest_of(**TABLE[name]).objects
+    text = config_map["data"]["node-plan.json"]
+    task = parse_task(text)
     assert (task.node, task.settings) == (plan.nodes[0], plan.agent)
+    assert parse_kept_plan(text, plan.run_dir) == plan
+
+
+def test_an_image_of_others_gets_the_whole_archive_by_the_config_map() -> None:
+    fields = {**TABLE["pytorchjob-elastic"], "image": "pytorch/pytorch:2.13.0"}
+    manifest = manifest_of(**fields)
+    archive = base64.b64decode(manifest.objects[0]["binaryData"]["agent.pyz"])
+    assert archive == render_agent_archive(read_agent_sources())
+    (pod,) = pod_specs(main_object(manifest))
+    assert pod["containers"][0]["command"][0] == "python3"
+    assert "is in the ConfigMap below" in manifest.yaml().partition("apiVersion")[0]
+
+
+@pytest.mark.parametrize(
+    ("image", "said", "expected"),
+    [
+        ("registry.example/me/fabric-train:1", None, True),
+        ("registry.example/me/fabric-train:1", False, False),
+        ("me/train:1", None, False),
+        ("me/train:1", True, True),
+    ],
+)
+def test_the_image_s_name_or_the_job_decides_where_the_agent_is(
+    image: str, said: bool | None, expected: bool
+) -> None:
+    plan = plan_of(**TABLE["pytorchjob-plain"], image=image, agent={"in_image": said})
+    assert plan.agent is not None
+    assert plan.agent.in_image is expected
+
+
+@pytest.mark.parametrize(
+    ("held", "told"), [("0123456789ab\n", "agent 0123456789ab"), (None, "agent none")]
+)
+def test_a_pod_whose_image_has_another_agent_says_so_and_ends_for_good(
+    held: str | None, told: str, tmp_path: Path
+) -> None:
+    done = run_check(tmp_path, held)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert read_agent_version() in done.stderr
+    assert "fix: build the image again" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_pod_whose_image_has_that_agent_becomes_it(tmp_path: Path) -> None:
+    done = run_check(tmp_path, f"{read_agent_version()}\n")
+    assert (done.returncode, done.stdout) == (0, "/launcher/agent.pyz /launcher/node-plan.json\n")
+
+
+def run_check(folder: Path, held: str | None) -> subprocess.CompletedProcess[str]:
+    """What the pod starts, with a folder in place of the image's and an echo for its Python."""
+    (pod,) = pod_specs(main_object(manifest_of(**TABLE["pytorchjob-plain"])))
+    shell, option, check = pod["containers"][0]["command"]
+    assert "$(" not in check, "Kubernetes would replace it"
+    version = folder / "agent.version"
+    if held is not None:
+        version.write_text(held)
+    check = check.replace("/launcher/agent.version", str(version)).replace("python3", "echo")
+    return subprocess.run([shell, option, check], capture_output=True, text=True, timeout=60)
 
 
 def test_the_config_map_fits_what_kubernetes_and_kubectl_keep() -> None:
@@ -111,6 +181,18 @@ def test_the_files_of_k8s_are_what_their_command_prints(
     printed = capsys.readouterr().out
     named = f"k8s/{file.removeprefix('base/')}"
     assert printed.replace("kubectl apply -f FILE", f"kubectl apply -f {named}") == written
+
+
+@pytest.mark.parametrize("file", GENERATE.FILES)
+def test_each_manifest_is_short_enough_to_be_reviewed(file: str) -> None:
+    text = (ROOT / "k8s" / file).read_text()
+    # A static job has a template for its Master and one for its Workers.
+    limits = {"base/job.yaml": (160, 8192), "job-static.yaml": (220, 10240)}
+    lines, n_bytes = limits.get(file, (190, 8192))
+    assert text.count("\n") <= lines
+    assert len(text.encode()) <= n_bytes
+    opening = text.partition("apiVersion")[0]
+    assert f"# - in it the node agent {read_agent_version()}, which each pod checks" in opening
 
 
 YAML_FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if not path.is_symlink())

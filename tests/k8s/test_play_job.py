@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from launcher.manifests.docker_play import LABEL
+from launcher.targets.agent_archive import read_agent_version
+from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 900.0
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
-def play(manifest: str, output: Path) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "launcher", "play", manifest, "--image", "fabric-train:cpu"]
+def play(manifest: str, output: Path, image: str = "fabric-train:cpu") -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "launcher", "play", manifest, "--image", image]
     return subprocess.Popen(argv, cwd=ROOT, stdout=output.open("wb"), stderr=subprocess.STDOUT)
 
 
@@ -42,6 +44,21 @@ def test_the_shipped_manifest_trains_digits(manifest: str, tmp_path: Path) -> No
     process = play(manifest, output)
     assert process.wait(LIMIT_S) == 0, output.read_text()[-3000:]
     assert accuracy(output.read_text()) >= 0.97
+
+
+def test_an_image_with_another_agent_ends_the_job_with_both_versions_and_the_fix(
+    tmp_path: Path,
+) -> None:
+    build_other_agent()
+    output = tmp_path / "output"
+    process = play("k8s/job.yaml", output, OTHER_AGENT_IMAGE)
+    assert process.wait(LIMIT_S) == 1
+    text = output.read_text()
+    assert f"the image holds agent {OTHER_AGENT}" in text
+    assert f"this manifest was made for {read_agent_version()}" in text
+    assert "fix: build the image again" in text
+    assert "ended with 2" in text
+    assert "is replaced by a new pod" not in text
 
 
 def test_the_elastic_one_goes_on_when_a_worker_is_killed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,22 @@ LINGER = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 """Runs until it is asked to end, and says so."""
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
 CHATTER = "echo up; while :; do echo more; sleep 0.1; done"
+
+
+OTHER_AGENT = "0123456789ab"
+OTHER_AGENT_IMAGE = "fabric-train-tests:other-agent"
+
+
+def build_other_agent() -> None:
+    """Builds an image whose label and file name another agent than any launcher's."""
+    lines = (
+        f"FROM {IMAGE}",
+        "USER root",
+        f"LABEL launcher.agent-version={OTHER_AGENT}",
+        f"RUN mkdir -p /launcher && echo {OTHER_AGENT} >/launcher/agent.version",
+    )
+    dockerfile = io.BytesIO("\n".join(lines).encode())
+    docker.from_env().images.build(fileobj=dockerfile, tag=OTHER_AGENT_IMAGE, rm=True)
 
 
 class Place:

@@ -17,7 +17,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.reasons import NodeState
-from launcher.targets.repository import in_repository
+from launcher.targets.repository import OWN_IMAGE, in_repository
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-OWN_IMAGE = "fabric-train"
-"""What ``make image`` builds, tagged by its flavor: ``cpu`` or ``cuda``."""
 CONNECT_TIMEOUT_S = 5
 REQUEST_TIMEOUT_S = 60
 """Starting a container with GPUs takes seconds; an engine silent for this long is dead."""

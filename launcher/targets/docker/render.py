@@ -33,8 +33,8 @@ class DockerArtifact:
         """Arguments of the SDK's ``create_network``."""
         return {"name": self.network, "driver": "bridge", "labels": dict(self.labels)}
 
-    def shell(self) -> str:
-        """A script that does the same by hand, without this project."""
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that does the same by hand; ``embed``: on a machine without this project too."""
         return "\n".join(
             [
                 "#!/bin/sh",
@@ -46,7 +46,7 @@ class DockerArtifact:
                     for name in sorted({n for c in self.containers for n in c.node.secrets})
                 ),
                 render_lines((("mkdir", "-p"), *((folder,) for folder in self.folders))),
-                *(self.agent.shell() if self.agent else ()),
+                *(self.agent.shell(embed=embed) if self.agent else ()),
                 "",
                 "# Fails where the run is already there, before anything of it could be touched.",
                 self._network(),

@@ -21,12 +21,11 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
-from launcher.targets.agent_files import write_agent_files
+from launcher.targets.agent_files import choose_agent, write_agent_files
 from launcher.targets.capacity import plan_capacity
 from launcher.targets.container import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
 from launcher.targets.docker.console import Consoles
 from launcher.targets.docker.engine import (
-    OWN_IMAGE,
     ContainerEnding,
     Engine,
     OwnContainer,
@@ -36,6 +35,7 @@ from launcher.targets.docker.engine import (
 )
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.gpus import read_gpus
+from launcher.targets.repository import OWN_IMAGE
 from launcher.targets.startable import check_in_mounts, read_secrets
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class DockerTarget(Target):
         if torch_version is not None and not labels.get(protocol.LABEL_CUDA):
             # Labelled, and without CUDA: its torch could not use them.
             gpus = ()
+        in_image, note = choose_agent(job, image, labels.get(protocol.LABEL_AGENT) or None)
+        self.notes += [note] if note else []
         return TargetFacts(
             target=self.name,
             accelerator="cuda" if gpus else "cpu",
@@ -76,6 +78,7 @@ class DockerTarget(Target):
                 capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
             ),
             image=image,
+            agent_in_image=in_image,
             torch_version=torch_version,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),

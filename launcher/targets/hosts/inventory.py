@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.contract.errors import InputError
 from launcher.targets.hosts.settings import Host
-from launcher.yamlfile.problem import KeyPath
+from launcher.yamlfile.problem import FileError, KeyPath
 from launcher.yamlfile.source import YamlSource, parse_yaml, read_text
 
 if TYPE_CHECKING:
@@ -325,8 +325,7 @@ def _refuse(where: str, what: str, fix: str) -> NoReturn:
 
 
 def _refuse_at(source: YamlSource, path: KeyPath, what: str, fix: str) -> NoReturn:
-    name = ".".join(str(part) for part in path)
-    _refuse(f"{source.nearest(path).where}: {name}", what, fix)
+    raise FileError([source.problem(path, what, fix)])
 
 
 def _refuse_key(source: YamlSource, path: KeyPath, known: Iterable[str]) -> NoReturn:

@@ -185,8 +185,7 @@ def plan_facts(
         shares_storage=job.checkpoint_dir is not None,
         terminal=terminal,
         nodes=tuple(
-            NodeFacts(machine=host.machine, folders=_folders(job, host, cwd, inner))
-            for host in hosts
+            NodeFacts(machine=host, folders=_folders(job, host, cwd, inner)) for host in hosts
         ),
         own=own,
     )

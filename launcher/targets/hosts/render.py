@@ -8,12 +8,11 @@ from typing import Any
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
-from launcher.targets.agent_files import AgentFiles, TaskFile, agent_argv, render_agent_files
+from launcher.targets.agent_files import AgentFiles, TaskFile, render_agent_files, start_argv
 from launcher.targets.container import DOCKER_RUN_ATTACHED, Container, shared_options
 from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.shell import quote, render_block, render_exports
+from launcher.targets.shell import quote, render_block, render_start
 
 RESTART_ALWAYS = "always"
 """Not ``unless-stopped``: an engine that goes down with its host stops its containers itself."""
@@ -63,7 +62,7 @@ class HostNode:
 
 @dataclass(frozen=True, kw_only=True)
 class HostsArtifact:
-    """A plan as nodes on hosts; ``agent`` is the archive that all of them start from, if any.
+    """A plan as nodes on hosts; ``files`` are the agent's, if any, on the launcher's machine.
 
     ``code`` is the hash of the archive with the training code.
     """
@@ -71,17 +70,23 @@ class HostsArtifact:
     run_id: str
     code: str | None
     ssh_config: str | None
-    agent: bytes | None
+    files: AgentFiles | None
     nodes: tuple[HostNode, ...]
 
-    def shell(self) -> str:
-        """A script that does the same by hand, without this project and its leases."""
+    @property
+    def agent(self) -> bytes | None:
+        """The archive that all nodes start from, if any."""
+        return self.files.archive if self.files else None
+
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that does the same by hand, without leases; ``embed``: without this project."""
         code = f" CODE must name the archive {self.code}.tar.gz." if self.code else ""
         lines = [
             "#!/bin/bash",
             f"# One agent per host over ssh; ends when all have ended.{code}",
             "trap 'kill $(jobs -p)' EXIT",
-            *(line for node in self.nodes for line in self._on_host(node)),
+            *(self._archive() if not embed else ()),
+            *(line for node in self.nodes for line in self._on_host(node, embed)),
             "code=0",
             "for pid in $pids; do wait $pid || code=$?; done",
             "trap - EXIT",
@@ -93,14 +98,27 @@ class HostsArtifact:
         """Lines that start these nodes alone, where the run's files are there already."""
         return "\n".join(line for node in self.nodes for line in self._start(node)) + "\n"
 
-    def _on_host(self, node: HostNode) -> list[str]:
+    def _archive(self) -> list[str]:
+        """Writes the agent's archive on this machine, from where each host gets it."""
+        if self.files is None:
+            return []
+        folder = self.files.archive_path.rpartition("/")[0]
+        return [f"mkdir -p {quote(folder)}", *self.files.shell_archive()]
+
+    def _on_host(self, node: HostNode, embed: bool) -> list[str]:
         ssh = self._ssh(node.host)
         secrets = f"; set there: {' '.join(node.node.secrets)}" if node.node.secrets else ""
         unpack = []
         if self.code:
             code = quote(f"{node.run_dir}/{CODE_DIR}")
             unpack = [f'{ssh} {quote(f"mkdir -p {code} && tar -xzC {code}")} <"$CODE"']
-        files = self._files(node)
+        files = []
+        if self.files and node.task:
+            own = replace(self.files, archive_path=node.agent_path, tasks=(node.task,))
+            files = own.shell(embed=True) if embed else own.shell_tasks()
+            if not embed:
+                copy = f"mkdir -p {quote(node.run_dir)} && cat >{quote(node.agent_path)}"
+                unpack.append(f"{ssh} {quote(copy)} <{quote(self.files.archive_path)}")
         return [
             "",
             f"# node {node.node.node_index}{secrets}",
@@ -114,9 +132,7 @@ class HostsArtifact:
             f"{self._ssh(node.host)} -tt sh -s <<'NODE' &",
             render_block(("unset", *node.unset), per_line=4),
             *before,
-            f"cd {quote(node.cwd)} || exit",
-            render_exports(node.env).rstrip("\n"),
-            render_block(("exec", *node.argv), head=4),
+            *render_start(node.cwd, node.env, node.argv),
             "NODE",
             'pids="$pids $!"',
         ]
@@ -127,13 +143,6 @@ class HostsArtifact:
         words += ["-l", host.host.user] if host.host.user else []
         words += ["-i", host.host.identity] if host.host.identity else []
         return " ".join(quote(word) for word in (*words, host.host.name))
-
-    def _files(self, node: HostNode) -> list[str]:
-        if self.agent is None or node.task is None:
-            return []
-        return AgentFiles(
-            archive_path=node.agent_path, archive=self.agent, tasks=(node.task,)
-        ).shell()
 
 
 def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
@@ -147,7 +156,7 @@ def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Hosts
         run_id=plan.run_id,
         code=own.code,
         ssh_config=own.ssh_config,
-        agent=files.archive if files else None,
+        files=files,
         nodes=nodes,
     )
 
@@ -175,7 +184,7 @@ def _host_node(plan: LaunchPlan, node: NodePlan, task: str | None) -> HostNode:
     assert node.workdir is not None, "the planner gives nodes without a container a folder"
     return replace(
         common,
-        argv=_argv(plan, node, host, run_dir),
+        argv=start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}"),
         cwd=node.workdir,
         env=(*node.env, *(devices if plan.accelerator == "cuda" else ())),
         unset=protocol.STALE_VARIABLES,
@@ -197,11 +206,3 @@ def _docker_argv(plan: LaunchPlan, node: NodePlan, host: HostFacts) -> tuple[str
     options = (word for option in container.options for word in option.words)
     again = ("--sig-proxy=false", "--env", f"{protocol.COMES_BACK}=1") if back else ()
     return (*DOCKER_RUN_ATTACHED, *again, *options, container.image, *container.arguments)
-
-
-def _argv(plan: LaunchPlan, node: NodePlan, host: HostFacts, run_dir: str) -> tuple[str, ...]:
-    if plan.agent is not None:
-        return agent_argv(host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}", node)
-    torch_version = parse_torch_version(plan.torch_version)
-    settings = plan_settings(node, torch_version, plan.stop_grace_s)
-    return render_argv((host.python, "-m", "torch.distributed.run"), settings, node.literal_command)

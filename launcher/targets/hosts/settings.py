@@ -39,20 +39,15 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostFacts:
-    """A host as it was when the plan was made.
+class HostFacts(MachineFacts):
+    """A host as it was when the plan was made; ``device_ids`` are those that nobody holds.
 
-    ``address`` is where all others reached it, ``interface`` the one that has the address.
-    ``device_ids`` are the accelerators that nobody holds. ``state_dir`` is the host's own folder,
-    absolute; ``runtime`` is ``python`` or ``docker``. ``user`` is ``uid:gid`` there; ``image`` is
-    what containers start from, ``image_labels`` its labels as JSON where the host has it.
-    ``clock_offset_s`` is the host's wall clock less the launcher's, to half a round trip.
+    ``state_dir`` is the host's own folder, absolute; ``runtime`` is ``python`` or ``docker``.
+    ``user`` is ``uid:gid`` there; ``image`` is what containers start from, ``image_labels`` its
+    labels as JSON where the host has it.
     """
 
     host: Host
-    address: str
-    interface: str | None
-    cpu_count: int
     device_ids: tuple[str, ...] = ()
     python: str = "python3"
     torch_version: str | None = None
@@ -61,19 +56,14 @@ class HostFacts:
     user: str | None = None
     image: str | None = None
     image_labels: str = ""
-    clock_offset_s: float = 0.0
 
     @property
-    def machine(self) -> MachineFacts:
-        """As the planner sees it."""
-        return MachineFacts(
-            name=self.host.name,
-            cpu_count=self.host.slots or self.cpu_count,
-            device_ids=self.device_ids,
-            address=self.address,
-            interface=self.interface,
-            clock_offset_s=self.clock_offset_s,
-        )
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def cpu_workers(self) -> int:
+        return self.host.slots or self.cpu_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,4 +77,4 @@ class HostsSettings(TargetSettings):
 
     @property
     def machines(self) -> tuple[MachineFacts, ...]:
-        return tuple(host.machine for host in self.hosts)
+        return self.hosts

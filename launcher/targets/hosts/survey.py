@@ -25,13 +25,13 @@ from launcher.targets.hosts.plan import (
 from launcher.targets.hosts.reach import Gathering
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
-OWN_IMAGE = "fabric-train"
 PROPOSED_PORTS = 16
 SHOWN_HOSTS = 8
 CLOCK_LOOKS = 3

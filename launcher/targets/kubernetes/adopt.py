@@ -80,7 +80,7 @@ def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
     """The plan that the cluster keeps of a run. Raises ``InputError`` where there is none."""
     selector = f"{protocol.LABEL_RUN_ID}={found.run_id}"
     maps = cluster.list_objects("v1", "ConfigMap", selector)["items"]
-    kept = [one for one in maps if protocol.PLAN_FILE in (one.get("data") or {})]
+    kept = [one for one in maps if protocol.NODE_TASK_FILE in (one.get("data") or {})]
     if not kept:
         raise InputError(
             f"the cluster keeps no plan of {found.run_id}: another version has submitted it",
@@ -90,7 +90,7 @@ def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
     # Applied again after a change, a manifest has left one for each version.
     newest = max(kept, key=lambda one: str(one["metadata"]["creationTimestamp"]))
     try:
-        return parse_kept_plan(newest["data"][protocol.PLAN_FILE], run_dir)
+        return parse_kept_plan(newest["data"][protocol.NODE_TASK_FILE], run_dir)
     except ValueError as error:
         raise InputError(
             f"the plan in ConfigMap {newest['metadata']['name']} cannot be read here: "

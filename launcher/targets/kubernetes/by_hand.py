@@ -18,8 +18,8 @@ class KubernetesArtifact:
     manifest: RenderedManifest
     namespace: str
 
-    def shell(self) -> str:
-        """A script that applies the manifest."""
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that applies the manifest; its plan says whether the agent is in it."""
         text = self.manifest.yaml()
         return f"#!/bin/sh\nkubectl apply -n {self.namespace} -f - <<'EOF'\n{text}EOF\n"
 

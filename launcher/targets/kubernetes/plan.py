@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.contract import protocol
+from launcher.contract.agent_settings import NodeTask
+from launcher.contract.records import dump_record
 from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.nodes import plan_node_like
@@ -17,6 +20,7 @@ from launcher.plan.target_facts import (
     NodeFacts,
     TargetFacts,
 )
+from launcher.targets.agent_files import is_own_image
 from launcher.targets.kubernetes.pods import (
     IDENTITY_OF_KIND,
     PodSettings,
@@ -24,11 +28,14 @@ from launcher.targets.kubernetes.pods import (
     plan_pods,
     pod_names,
 )
+from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 TARGET = "kubernetes"
+WIDTH = 96
+"""Columns of the plan in a manifest."""
 
 
 def plan_kubernetes(
@@ -46,6 +53,9 @@ def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
     """
     pods = plan_pods(job)
     accelerator: Literal["cuda", "cpu"] = "cuda" if pods.gpus else "cpu"
+    # Kubernetes does not pull what a node holds already (kind, minikube, k3s).
+    image = job.image or f"{OWN_IMAGE}:{accelerator}"
+    in_image = job.agent.in_image
     run_dir = _folder(protocol.CONTAINER_RUN_DIR, pods.run)
     folders = Folders(
         run=run_dir if pods.run is None else f"{run_dir}/{RUN_ID}",
@@ -57,8 +67,9 @@ def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
         accelerator=accelerator,
         # What the machines have is not known here: the job's own resources count.
         machine=MachineFacts(cpu_count=max(1, int(job.resources.cpus or 1)), device_ids=None),
-        # Kubernetes does not pull what a node holds already (kind, minikube, k3s).
-        image=job.image or f"fabric-train:{accelerator}",
+        image=image,
+        # No image can be read from here, so each pod checks its own (render_pod.CHECK).
+        agent_in_image=is_own_image(image) if in_image is None else in_image,
         torch_version=job.torch_version,
         run_root=run_root,
         cwd=cwd,
@@ -84,11 +95,17 @@ def _folder(mounted_at: str, claim: Claim | None) -> str:
 
 
 def render_kept_plan(plan: LaunchPlan) -> str:
-    """The plan as the cluster keeps it, for launchers on other machines.
+    """The plan as the cluster keeps it: node 0's task, and the rest for launchers elsewhere.
 
-    Without this machine's folder, and with the first node alone: the others follow from it.
+    Each pod's agent reads the task and finds out which node it is. Left out are the other nodes,
+    which follow from the first, and this machine's folder.
     """
-    return replace(plan, run_dir="", detached=False, nodes=plan.nodes[:1]).to_json()
+    assert plan.agent is not None, "pods need the agent"
+    task = json.loads(NodeTask(node=plan.nodes[0], settings=plan.agent).to_json())
+    rest = json.loads(replace(plan, agent=None, detached=False, nodes=(), own=None).to_json())
+    del rest["run_dir"], rest["nodes"]
+    pods = json.loads(dump_record(PodSettings.of(plan)))
+    return wrap_json({**task, "plan": rest, "pods": pods}) + "\n"
 
 
 def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
@@ -96,13 +113,37 @@ def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
 
     Raises ``ValueError`` for anything else.
     """
-    kept = parse_plan(text)
-    pods, first = kept.own, kept.nodes[0]
-    if not isinstance(pods, PodSettings):
-        raise ValueError("it is no plan for Kubernetes")
+    from pydantic import TypeAdapter
+
+    try:
+        data = json.loads(text)
+        rest = {**data["plan"], "agent": data["settings"], "nodes": [data["node"]]}
+        pods = TypeAdapter(PodSettings).validate_python(data["pods"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it is no plan for Kubernetes: {error}") from error
+    kept = parse_plan(json.dumps({**rest, "run_dir": run_dir}))
+    first = kept.nodes[0]
     count, master = first.max_nodes, pods.has_master
     names = names_of_pods(kept.job_name, pods.kind, count, has_master=master)
     nodes = tuple(
         plan_node_like(first, index, name, first.incarnation) for index, name in enumerate(names)
     )
-    return replace(kept, run_dir=run_dir, nodes=nodes)
+    return replace(kept, nodes=nodes, own=pods)
+
+
+def wrap_json(value: Any, indent: str = "", name: str = "") -> str:
+    """JSON with as many items on a line as fit into ``WIDTH``: short, and still to be read."""
+    key = f"{json.dumps(name)}: " if name else ""
+    text = key + json.dumps(value)
+    if len(indent + text) <= WIDTH or not isinstance(value, dict | list):
+        return text
+    deeper = indent + "  "
+    items = value.items() if isinstance(value, dict) else [("", one) for one in value]
+    lines = [""]
+    for item in (wrap_json(one, deeper, str(of)) for of, one in items):
+        if lines[-1] and len(f"{deeper}{lines[-1]}, {item}") <= WIDTH and "\n" not in item:
+            lines[-1] += f", {item}"
+        else:
+            lines.append(item)
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    return f"{key}{opened}\n{deeper}" + f",\n{deeper}".join(lines[1:]) + f"\n{indent}{closed}"

@@ -101,7 +101,6 @@ class PodView:
     trouble: Trouble | None = None
     message: str = ""
     has_started: bool = False
-    is_leaving: bool = False
     ending: Ending | None = None
     ending_before: Ending | None = None
     machine: str = ""
@@ -151,7 +150,6 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         trouble=trouble,
         message=message,
         has_started="running" in state or "terminated" in state or restarts > 0,
-        is_leaving=metadata.get("deletionTimestamp") is not None,
         ending=_ending(ended),
         ending_before=_ending(section(own, "lastState", "terminated")),
         machine=spec.get("nodeName") or "",

@@ -1,7 +1,7 @@
-"""What is decided about a job's pods: names, storage, placement. Needs no cluster.
+"""Decides a job's pods without a cluster: names, storage, placement.
 
-The rules of names are those of the controllers that make the pods: training operator v1.9,
-Trainer v2.3, JobSet v0.12, Kubernetes' own Indexed Job.
+Names follow the controllers that make the pods: training operator v1.9, Trainer v2.3,
+JobSet v0.12, Kubernetes' Indexed Job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 HEALTH_PORT = 9400
-"""Where the agent answers the kubelet's probes, unless the job says otherwise."""
+"""The port at which the agent answers the kubelet's probes, unless the job names another."""
 RUNS_FOLDER = "runs"
 GPU_TAINT = "nvidia.com/gpu"
 
@@ -29,12 +29,12 @@ IDENTITY_OF_KIND = {
     "jobset": "indexed-job",
     "job": "indexed-job",
 }
-"""Where an agent learns its index, by ``agent/identity.py``'s names."""
+"""How an agent learns its index, by the names of ``agent/identity.py``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Toleration:
-    """A taint that the pods put up with; None: any."""
+    """A taint that the pods tolerate; None: any."""
 
     key: str | None
     operator: str
@@ -44,38 +44,37 @@ class Toleration:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings(TargetSettings):
-    """What all pods of a job have in common beside their node's plan.
+    """What all pods of a job have in common, besides their node's plan.
 
     ``has_master``: a Master and Workers, for a static rendezvous. ``checkpoint`` and ``run`` are
-    claims, None for each pod's own disk. ``probe_port`` is None where nothing may listen.
-    ``rdma_devices`` is how many of ``rdma_resource`` a pod gets. ``start_limit_s`` is for the
-    launcher that follows the run: no pod is told of it.
+    claims; None: each pod's own disk. ``probe_port`` None: no probes. A pod gets ``rdma_devices``
+    of ``rdma_resource``. Only the launcher that follows the run uses ``start_limit_s``.
     """
 
     kind: str
-    has_master: bool
-    namespace: str | None
-    checkpoint: Claim | None
-    run: Claim | None
-    volumes: tuple[Volume, ...]
+    has_master: bool = False
+    namespace: str | None = None
+    checkpoint: Claim | None = None
+    run: Claim | None = None
+    volumes: tuple[Volume, ...] = ()
     secret: str
-    image_pull_secrets: tuple[str, ...]
-    service_account: str | None
-    uid: int
-    priority_class: str | None
-    node_selector: Env
-    tolerations: tuple[Toleration, ...]
-    whole_node: bool
-    gang: str | None
-    queue: str | None
-    host_network: bool
-    gpus: int
-    rdma_resource: str
-    rdma_devices: int
-    probe_port: int | None
+    image_pull_secrets: tuple[str, ...] = ()
+    service_account: str | None = None
+    uid: int = 1000
+    priority_class: str | None = None
+    node_selector: Env = ()
+    tolerations: tuple[Toleration, ...] = ()
+    whole_node: bool = False
+    gang: str | None = None
+    queue: str | None = None
+    host_network: bool = False
+    gpus: int = 0
+    rdma_resource: str = "rdma/hca"
+    rdma_devices: int = 0
+    probe_port: int | None = HEALTH_PORT
     start_limit_s: int = 600
     waits_for_master: bool = False
-    """Whether the operator gives the Workers its init container, which waits for the Master."""
+    """Whether the operator gives Workers an init container that waits for the Master."""
 
     @property
     def is_restricted(self) -> bool:
@@ -128,14 +127,14 @@ def plan_pods(job: JobSpec) -> PodSettings:
 
 
 def pod_names(job: JobSpec) -> tuple[str, ...]:
-    """The DNS name of each node's pod inside its namespace, in the order of their indices."""
+    """The DNS name of each node's pod inside its namespace, by index."""
     kind = job.kubernetes.kind
     has_master = kind == "pytorchjob" and job.rdzv.backend == "static"
     return names_of_pods(job.name, kind, job.nnodes.max, has_master=has_master)
 
 
 def names_of_pods(name: str, kind: str, count: int, *, has_master: bool) -> tuple[str, ...]:
-    """The DNS names of so many pods of a job, by what its kind's controller calls them."""
+    """The DNS names of ``count`` pods, as the kind's controller names them."""
     nodes = range(count)
     if has_master:
         return (f"{name}-master-0", *(f"{name}-worker-{index}" for index in nodes[:-1]))
@@ -149,7 +148,7 @@ def names_of_pods(name: str, kind: str, count: int, *, has_master: bool) -> tupl
 
 
 def _plan_checkpoint(job: JobSpec) -> Claim | None:
-    """Where checkpoints outlive their pod; a job that would need that and has none is refused."""
+    """The claim for checkpoints. Raises ``InputError`` for a job that needs one and has none."""
     given = job.kubernetes.checkpoint
     if given is not None and given != EPHEMERAL:
         claim = parse_claim(given)
@@ -192,7 +191,7 @@ def _plan_volumes(job: JobSpec) -> tuple[Volume, ...]:
 
 
 def _check(job: JobSpec) -> None:
-    """What can be told before anything is submitted."""
+    """Raises ``InputError`` for combinations that the kind or Kubernetes cannot run."""
     spec, resources = job.kubernetes, job.resources
     if job.engine == "torchrun":
         raise InputError(

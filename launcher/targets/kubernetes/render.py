@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.agent_archive import read_agent_version
 from launcher.targets.kubernetes.pods import PodSettings
-from launcher.targets.kubernetes.render_indexed_job import render_indexed_job
-from launcher.targets.kubernetes.render_jobset import render_jobset
-from launcher.targets.kubernetes.render_pod import Object, pods_of
-from launcher.targets.kubernetes.render_pytorchjob import render_pytorchjob
-from launcher.targets.kubernetes.render_trainjob import render_trainjob
+from launcher.targets.kubernetes.render_kinds import RENDERERS
+from launcher.targets.kubernetes.render_pod import Object, has_own_agent, pods_of
 
-RENDERERS: Mapping[str, Callable[[LaunchPlan], tuple[Object, ...]]] = {
-    "pytorchjob": render_pytorchjob,
-    "trainjob": render_trainjob,
-    "jobset": render_jobset,
-    "job": render_indexed_job,
-}
 CONTROLLERS = {
     "pytorchjob": "Kubeflow's training operator (v1.9)",
     "trainjob": "Kubeflow Trainer (v2.3) with JobSet",
@@ -27,6 +19,8 @@ CONTROLLERS = {
     "job": "no operator; Kubernetes 1.31 or newer, for podFailurePolicy",
 }
 """What each kind needs in the cluster."""
+WIDTH = 88
+"""Columns of a mapping or list that is written on one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +84,17 @@ def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
     return [
         CONTROLLERS[pods.kind],
         f"the image {plan.image}, which the nodes hold or can pull",
+        f"in it {_inside_image(plan)}",
         *(f"the PersistentVolumeClaim {name} ({modes})" for name in names),
         *([f"the Secret {pods.secret} with {secrets}"] if secrets else []),
     ]
+
+
+def _inside_image(plan: LaunchPlan) -> str:
+    version = read_agent_version()
+    if has_own_agent(plan):
+        return f"the node agent {version}, which each pod checks (render --embed: in here instead)"
+    return f"Python and torch; the node agent {version} is in the ConfigMap below"
 
 
 def _notes(plan: LaunchPlan, pods: PodSettings) -> list[str]:
@@ -109,14 +111,27 @@ def _notes(plan: LaunchPlan, pods: PodSettings) -> list[str]:
     return notes
 
 
+def _fits(value: Object | list[Any]) -> bool:
+    text = json.dumps(value)
+    return len(text) <= WIDTH and "\\n" not in text
+
+
 def _dump(one: Object) -> str:
     import yaml
 
     class Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
-        """Texts of several lines as they are, no aliases."""
+        """Texts of several lines as they are, what fits into ``WIDTH`` on one, no aliases."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
+
+        def represent_mapping(self, tag: str, mapping: Any, flow_style: Any = None) -> Any:
+            short = not {"kind", "metadata", "spec"} & set(mapping) and _fits(mapping)
+            return super().represent_mapping(tag, mapping, flow_style=short)
+
+        def represent_sequence(self, tag: str, sequence: Any, flow_style: Any = None) -> Any:
+            short = not any(isinstance(one, dict) for one in sequence) and _fits(sequence)
+            return super().represent_sequence(tag, sequence, flow_style=short)
 
     def text(dumper: Any, value: str) -> Any:
         style = "|" if "\n" in value else None

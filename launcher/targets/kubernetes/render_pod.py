@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-import re
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.node_plan import Env
 from launcher.job.quantity import render_bytes
-from launcher.job.storage import Claim
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.agent_files import read_archive
+from launcher.targets.agent_archive import read_agent_version, read_archive
+from launcher.targets.agent_files import OTHER_AGENT_FIX
 from launcher.targets.container import PYTHON
 from launcher.targets.kubernetes.plan import render_kept_plan
-from launcher.targets.kubernetes.pods import PodSettings, Toleration
+from launcher.targets.kubernetes.pods import PodSettings
 
 Object = dict[str, Any]
 
@@ -35,8 +32,14 @@ GPU_RESOURCE = "nvidia.com/gpu"
 HOST_KEY = "kubernetes.io/hostname"
 MANAGED_BY: Env = (("app.kubernetes.io/managed-by", "launcher"),)
 
-_TEXT = r'("(?:[^"\\]|\\.)*")'
-_PAIR = re.compile(rf"\[\s+{_TEXT},\s+{_TEXT}\s+\]")
+CHECK = """\
+read -r agent <{file} || agent=none
+[ "$agent" = {version} ] && exec {agent}
+echo "error: the image holds agent $agent, this manifest was made for {version}" >&2
+echo "  fix: {fix}" >&2
+exit 2
+"""
+"""What a pod starts whose image holds the agent. No ``$(``, which Kubernetes replaces."""
 
 
 def pods_of(plan: LaunchPlan) -> PodSettings:
@@ -44,15 +47,15 @@ def pods_of(plan: LaunchPlan) -> PodSettings:
     return PodSettings.of(plan)
 
 
-def render_metadata(plan: LaunchPlan, name: str | None = None, **more: Any) -> Object:
+def given(**fields: Any) -> Object:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value}
+
+
+def render_metadata(plan: LaunchPlan, name: str | None = None) -> Object:
     """Name, namespace and labels of one of the job's objects."""
-    namespace = pods_of(plan).namespace
-    return {
-        "name": name or plan.job_name,
-        **({"namespace": namespace} if namespace else {}),
-        "labels": render_labels(plan),
-        **more,
-    }
+    own = given(name=name or plan.job_name, namespace=pods_of(plan).namespace)
+    return {**own, "labels": render_labels(plan)}
 
 
 def render_labels(plan: LaunchPlan) -> Object:
@@ -68,35 +71,29 @@ def render_labels(plan: LaunchPlan) -> Object:
 
 
 def render_config_map(plan: LaunchPlan) -> Object:
-    """The agent's archive, its task, and the plan for launchers on other machines.
+    """The plan, and the agent's archive where the image does not hold it.
 
     Named by its content: running pods keep what they have.
     """
+    archive = {protocol.AGENT_ARCHIVE: base64.b64encode(read_archive()).decode()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": render_metadata(plan, _config_map_name(plan)),
         "immutable": True,
-        "data": {
-            protocol.NODE_TASK_FILE: _task(plan),
-            protocol.PLAN_FILE: render_kept_plan(plan),
-        },
-        "binaryData": {protocol.AGENT_ARCHIVE: base64.b64encode(read_archive()).decode()},
+        "data": {protocol.NODE_TASK_FILE: render_kept_plan(plan)},
+        **({} if has_own_agent(plan) else {"binaryData": archive}),
     }
 
 
+def has_own_agent(plan: LaunchPlan) -> bool:
+    """Whether the pods start the agent of their image."""
+    return plan.agent is not None and plan.agent.in_image
+
+
 def _config_map_name(plan: LaunchPlan) -> str:
-    texts = (_task(plan), render_kept_plan(plan))
-    digest = hashlib.sha256(read_archive() + "".join(texts).encode()).hexdigest()
-    return f"{plan.job_name}-agent-{digest[:8]}"
-
-
-def _task(plan: LaunchPlan) -> str:
-    """Node 0's; each pod's agent finds out which node it is."""
-    assert plan.agent is not None, "pods need the agent"
-    task = NodeTask(node=plan.nodes[0], settings=plan.agent)
-    text = json.dumps(json.loads(task.to_json()), indent=2)
-    return _PAIR.sub(r"[\1, \2]", text) + "\n"
+    text = render_kept_plan(plan) + read_agent_version()
+    return f"{plan.job_name}-plan-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 # -- the pod ----------------------------------------------------------------------------------
@@ -129,7 +126,7 @@ def told_by_hand(plan: LaunchPlan) -> Env:
 
 def _render_pod(plan: LaunchPlan, container: str, env: Env) -> Object:
     pods = pods_of(plan)
-    spec: Object = {
+    return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": plan.stop_grace_s + STOP_MARGIN_S,
@@ -144,99 +141,88 @@ def _render_pod(plan: LaunchPlan, container: str, env: Env) -> Object:
         **_placement(plan, pods),
         "containers": [_render_container(plan, pods, container, env)],
         "volumes": _volumes(plan, pods),
+        **given(
+            hostNetwork=pods.host_network,
+            dnsPolicy="ClusterFirstWithHostNet" if pods.host_network else None,
+            serviceAccountName=pods.service_account,
+            imagePullSecrets=[{"name": name} for name in pods.image_pull_secrets],
+        ),
     }
-    if pods.host_network:
-        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    if pods.service_account:
-        spec["serviceAccountName"] = pods.service_account
-    if pods.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
-    return spec
 
 
 def _placement(plan: LaunchPlan, pods: PodSettings) -> Object:
     """Which nodes the pods go to."""
-    found: Object = {}
-    if pods.priority_class:
-        found["priorityClassName"] = pods.priority_class
-    if pods.node_selector:
-        found["nodeSelector"] = dict(pods.node_selector)
-    if pods.tolerations:
-        found["tolerations"] = [_toleration(one) for one in pods.tolerations]
     same_job = {"matchLabels": {protocol.LABEL_JOB: plan.job_name}}
-    if pods.whole_node:
-        term = {"labelSelector": same_job, "topologyKey": HOST_KEY}
-        found["affinity"] = {
-            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        }
-    elif len(plan.nodes) > 1:
-        found["topologySpreadConstraints"] = [
-            {
-                "maxSkew": 1,
-                "topologyKey": HOST_KEY,
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": same_job,
-            }
-        ]
-    return found
-
-
-def _toleration(one: Toleration) -> Object:
-    fields = {
-        "key": one.key, "operator": one.operator, "value": one.value, "effect": one.effect
-    }  # fmt: skip
-    return {name: value for name, value in fields.items() if value is not None}
+    apart = {"labelSelector": same_job, "topologyKey": HOST_KEY}
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": HOST_KEY,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": same_job,
+    }
+    spreads = len(plan.nodes) > 1 and not pods.whole_node
+    anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    return given(
+        priorityClassName=pods.priority_class,
+        nodeSelector=dict(pods.node_selector),
+        tolerations=[given(**vars(one)) for one in pods.tolerations],
+        affinity=anti if pods.whole_node else None,
+        topologySpreadConstraints=[spread] if spreads else None,
+    )
 
 
 def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) -> Object:
-    node = plan.nodes[0]
-    capabilities: Object = {"drop": ["ALL"]}
-    if pods.rdma_devices:
-        capabilities["add"] = ["IPC_LOCK"]
-    container: Object = {
+    capabilities = given(drop=["ALL"], add=["IPC_LOCK"] if pods.rdma_devices else None)
+    return {
         "name": name,
         "image": plan.image,
-        "command": [PYTHON, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK],
-        "env": [*_downward(), *_values(env), *_secrets(node.secrets, pods.secret)],
-        **({"workingDir": node.workdir} if node.workdir else {}),
-        **_resources(plan, pods),
+        "command": _command(plan),
+        "env": _env(plan, pods, env),
+        **given(workingDir=plan.nodes[0].workdir, resources=_resources(plan, pods)),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(pods),
+        "volumeMounts": _mounts(plan, pods),
+        **_probes(pods),
     }
-    return container | _probes(pods)
 
 
-def _downward() -> list[Object]:
+def _command(plan: LaunchPlan) -> list[str]:
+    agent = [PYTHON, protocol.CONTAINER_AGENT, protocol.CONTAINER_TASK]
+    if not has_own_agent(plan):
+        return agent
+    check = CHECK.format(
+        file=protocol.CONTAINER_AGENT_VERSION,
+        version=read_agent_version(),
+        fix=OTHER_AGENT_FIX,
+        agent=" ".join(agent),
+    )
+    return ["sh", "-c", check]
+
+
+def _env(plan: LaunchPlan, pods: PodSettings, env: Env) -> list[Object]:
+    """The pod's own name and address, ``env``, and secrets by reference, never by value."""
     paths = ((protocol.POD_NAME, "metadata.name"), (protocol.POD_IP, "status.podIP"))
-    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths]
-
-
-def _values(env: Env) -> list[Object]:
-    return [{"name": name, "value": value} for name, value in env]
-
-
-def _secrets(names: tuple[str, ...], secret: str) -> list[Object]:
-    """By reference, never by value."""
+    secrets = plan.nodes[0].secrets
+    keys = ((name, {"secretKeyRef": {"name": pods.secret, "key": name}}) for name in secrets)
+    own = ((name, {"fieldRef": {"fieldPath": path}}) for name, path in paths)
     return [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}
-        for name in names
+        *({"name": name, "valueFrom": source} for name, source in own),
+        *({"name": name, "value": value} for name, value in env),
+        *({"name": name, "valueFrom": source} for name, source in keys),
     ]
 
 
 def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
     """Requests equal limits: what is promised to the training is not lent to others."""
-    wanted: Object = {}
-    if plan.resources.cpus is not None:
-        milli = round(plan.resources.cpus * 1000)
-        wanted["cpu"] = f"{milli}m" if milli % 1000 else str(milli // 1000)
-    if plan.resources.memory_bytes is not None:
-        wanted["memory"] = render_bytes(plan.resources.memory_bytes)
-    if pods.gpus:
-        wanted[GPU_RESOURCE] = str(pods.gpus)
-    if pods.rdma_devices:
-        wanted[pods.rdma_resource] = str(pods.rdma_devices)
-    return {"resources": {"requests": wanted, "limits": dict(wanted)}} if wanted else {}
+    milli, memory = round((plan.resources.cpus or 0) * 1000), plan.resources.memory_bytes
+    cpu = f"{milli}m" if milli % 1000 else str(milli // 1000)
+    wanted = given(
+        cpu=milli and cpu,
+        memory=memory and render_bytes(memory),
+        **{GPU_RESOURCE: pods.gpus and str(pods.gpus)},
+        **{pods.rdma_resource: pods.rdma_devices and str(pods.rdma_devices)},
+    )
+    return given(requests=wanted, limits=dict(wanted))
 
 
 def _probes(pods: PodSettings) -> Object:
@@ -247,48 +233,38 @@ def _probes(pods: PodSettings) -> Object:
     if pods.probe_port is None:
         return {}
     get = {"httpGet": {"path": "/healthz", "port": "health"}}
-    period_s = PROBE_PERIOD_S
+    alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10}
     return {
         "ports": [{"name": "health", "containerPort": pods.probe_port, "protocol": "TCP"}],
-        "startupProbe": {
-            **get, "periodSeconds": 5, "failureThreshold": START_LIMIT_S // 5
-        },
-        "livenessProbe": {
-            **get, "periodSeconds": period_s, "timeoutSeconds": 10,
-            "failureThreshold": PROBE_FAILURES,
-        },
-    }  # fmt: skip
+        "startupProbe": {**get, "periodSeconds": 5, "failureThreshold": START_LIMIT_S // 5},
+        "livenessProbe": {**get, **alive, "failureThreshold": PROBE_FAILURES},
+    }
 
 
 # -- storage ----------------------------------------------------------------------------------
 
 
-def _mounts(pods: PodSettings) -> list[Object]:
+def _mounts(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
     names = _claim_names(pods)
-
-    def of_claim(claim: Claim | None, otherwise: str) -> str:
-        return names[claim.name] if claim else otherwise
-
-    def mount(name: str, path: str, **more: Any) -> Object:
-        return {"name": name, "mountPath": path, **more}
-
+    run = names[pods.run.name] if pods.run else "run"
+    checkpoints = names[pods.checkpoint.name] if pods.checkpoint else "checkpoints"
     # By subPath, because what lies at these paths would otherwise change under running agents.
-    archive = {"subPath": protocol.AGENT_ARCHIVE, "readOnly": True}
-    task = {"subPath": protocol.NODE_TASK_FILE, "readOnly": True}
+    files = [(protocol.CONTAINER_TASK, protocol.NODE_TASK_FILE)]
+    if not has_own_agent(plan):
+        files.append((protocol.CONTAINER_AGENT, protocol.AGENT_ARCHIVE))
     return [
-        mount("agent", protocol.CONTAINER_AGENT, **archive),
-        mount("agent", protocol.CONTAINER_TASK, **task),
-        mount("shm", "/dev/shm"),
-        mount(of_claim(pods.run, "run"), protocol.CONTAINER_RUN_DIR),
-        mount(of_claim(pods.checkpoint, "checkpoints"), protocol.CONTAINER_CHECKPOINT_DIR),
+        *(given(name="plan", mountPath=p, subPath=name, readOnly=True) for p, name in files),
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": run, "mountPath": protocol.CONTAINER_RUN_DIR},
+        {"name": checkpoints, "mountPath": protocol.CONTAINER_CHECKPOINT_DIR},
         *(
-            mount(
-                names[one.claim.name],
-                one.target,
-                **({"subPath": one.claim.folder} if one.claim.folder else {}),
-                **({"readOnly": True} if one.read_only else {}),
+            given(
+                name=names[volume.claim.name],
+                mountPath=volume.target,
+                subPath=volume.claim.folder,
+                readOnly=volume.read_only,
             )
-            for one in pods.volumes
+            for volume in pods.volumes
         ),
     ]
 
@@ -297,7 +273,7 @@ def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
     shm = render_bytes(plan.resources.shm_bytes)
     disks = (("run", pods.run), ("checkpoints", pods.checkpoint))
     return [
-        {"name": "agent", "configMap": {"name": _config_map_name(plan)}},
+        {"name": "plan", "configMap": {"name": _config_map_name(plan)}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
         *({"name": name, "emptyDir": {}} for name, claim in disks if claim is None),
         *(

@@ -122,7 +122,7 @@ class KubernetesTarget(Target):
         namespace = pods_of(plan).namespace or "default"
         return KubernetesArtifact(manifest=render_manifest(plan), namespace=namespace)
 
-    def preview(self, plan: LaunchPlan, made_by: str) -> str:
+    def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
         self.check(plan)
         return render_manifest(plan, made_by=made_by).yaml()
 

@@ -8,9 +8,8 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_settings import TargetSettings
-from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
-from launcher.targets.agent_files import AgentFiles, agent_argv, render_agent_files
-from launcher.targets.shell import quote, render_block, render_exports
+from launcher.targets.agent_files import AgentFiles, render_agent_files, start_argv
+from launcher.targets.shell import render_block, render_start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +50,15 @@ class LocalArtifact:
     agent: AgentFiles | None
     processes: tuple[Process, ...]
 
-    def shell(self) -> str:
-        """A script that does the same by hand, without this project."""
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that does the same by hand; ``embed``: without this project."""
         folders = (*self.folders, *(process.log_dir for process in self.processes))
-        unset = sorted({name for process in self.processes for name in process.unset})
         lines = [
             "#!/bin/sh",
             "# One agent per node; ends when all have ended, with the code of one that failed.",
-            render_block(("unset", *unset), per_line=4),
+            self._unset(),
             render_block(("mkdir", "-p", *folders), head=2),
-            *(self.agent.shell() if self.agent else ()),
+            *(self.agent.shell(embed=embed) if self.agent else ()),
             *(line for process in self.processes for line in _subshell(process)),
             "code=0",
             "for pid in $pids; do wait $pid || code=$?; done",
@@ -70,12 +68,12 @@ class LocalArtifact:
 
     def shell_to_join(self) -> str:
         """Lines that start these nodes alone, where the run's files are there already."""
-        unset = sorted({name for process in self.processes for name in process.unset})
-        lines = [
-            render_block(("unset", *unset), per_line=4),
-            *(line for process in self.processes for line in _subshell(process)),
-        ]
-        return "\n".join(lines) + "\n"
+        starts = (line for process in self.processes for line in _subshell(process))
+        return "\n".join([self._unset(), *starts]) + "\n"
+
+    def _unset(self) -> str:
+        names = sorted({name for process in self.processes for name in process.unset})
+        return render_block(("unset", *names), per_line=4)
 
 
 def _subshell(process: Process) -> list[str]:
@@ -83,9 +81,7 @@ def _subshell(process: Process) -> list[str]:
     secrets = f"; takes from this shell: {' '.join(process.secrets)}" if process.secrets else ""
     return [
         f"(  # node {process.node_index}{secrets}",
-        f"cd {quote(process.cwd)} || exit",
-        render_exports(process.env).rstrip("\n"),
-        render_block(("exec", *process.argv), head=4),
+        *render_start(process.cwd, process.env, process.argv),
         ") &",
         'pids="$pids $!"',
     ]
@@ -107,21 +103,14 @@ def _process(plan: LaunchPlan, node: NodePlan) -> Process:
         (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),) if plan.accelerator == "cuda" else ()
     )
     assert node.workdir is not None, "the planner gives local nodes a folder"
+    archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
     return Process(
         node_index=node.node_index,
         incarnation=node.incarnation,
-        argv=_argv(plan, node),
+        argv=start_argv(plan, node, LocalSettings.of(plan).python, archive),
         cwd=node.workdir,
         env=(*node.env, *devices),
         unset=protocol.STALE_VARIABLES,
         secrets=node.secrets,
         log_dir=node.log_dir,
     )
-
-
-def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
-    python = LocalSettings.of(plan).python
-    if plan.agent is not None:
-        return agent_argv(python, f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}", node)
-    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
-    return render_argv((python, "-m", "torch.distributed.run"), settings, node.literal_command)

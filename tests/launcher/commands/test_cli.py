@@ -119,9 +119,22 @@ def test_values_of_secrets_are_never_rendered(folder: Path) -> None:
         assert "s3cr" not in done.stdout + done.stderr
 
 
-def test_the_rendered_script_runs_by_hand(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        ((), 4_000),
+        (("--set", "engine=agent"), 6_000),
+        (("--set", "engine=agent", "--embed"), 2**20),
+    ],
+    ids=["torchrun", "agent", "agent-embedded"],
+)
+def test_the_rendered_script_runs_by_hand(
+    folder: Path, options: tuple[str, ...], length: int
+) -> None:
     (folder / "train.py").write_text("import os; open('seen', 'w').write(os.environ['RANK'])\n")
-    script = launcher("render", "job.yaml", "--on", "local", cwd=folder).stdout
+    script = launcher("render", "job.yaml", "--on", "local", *options, cwd=folder).stdout
+    assert len(script) < length
+    assert ("base64" in script) == ("--embed" in options)
     (folder / "artifact.sh").write_text(script)
     subprocess.run(["sh", "artifact.sh"], cwd=folder, check=True, timeout=120)
     assert (folder / "seen").read_text() == "0"

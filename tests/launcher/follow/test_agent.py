@@ -71,7 +71,7 @@ class ScriptedTarget(Target):
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptedTarget:
         return self
 
-    def shell(self) -> str:
+    def shell(self, *, embed: bool = False) -> str:
         return ""
 
     def stop(self, run_id: str, grace_s: float) -> None:

@@ -313,5 +313,5 @@ def test_a_plan_names_settings_of_a_target_and_no_other_class(
     make_plan: MakePlan, kind: str
 ) -> None:
     text = make_plan().to_json().replace("launcher.targets.local.render.LocalSettings", kind)
-    with pytest.raises(ValueError, match=r"names no settings|No module"):
+    with pytest.raises(ValueError, match="names no settings"):
         parse_plan(text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,22 @@ from typing import Any
 import pytest
 
 from launcher.contract.agent_settings import StoreEndpoint, parse_task
+from launcher.contract.errors import KeyInputError
+from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
-from launcher.targets.agent_files import AgentFiles, render_agent_files, write_agent_files
+from launcher.targets.agent_archive import (
+    read_agent_sources,
+    read_agent_version,
+    render_agent_archive,
+)
+from launcher.targets.agent_files import (
+    AgentFiles,
+    choose_agent,
+    is_own_image,
+    render_agent_files,
+    write_agent_files,
+)
 from launcher.targets.docker.render import render_docker
 from launcher.targets.local.render import render_local
 
@@ -29,30 +43,124 @@ def files_of(plan: LaunchPlan) -> AgentFiles:
     return files
 
 
-def without_archive(script: str) -> str:
-    """The script with the archive's lines left out: they change with every line of the agent."""
-    return ARCHIVE.sub(r"\1...\n\3", script)
+def without_machine(script: str) -> str:
+    """The script without the name of the interpreter that these tests run under."""
+    return script.replace(sys.executable, "/venv/bin/python")
 
 
 def test_the_whole_local_script(
     make_plan: MakePlan, expect_golden: Callable[[str, str], None]
 ) -> None:
     plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3)
-    expect_golden("local-agent-2x1.sh", without_archive(render_local(plan).shell()))
+    expect_golden("local-agent-2x1.sh", without_machine(render_local(plan).shell()))
 
 
 def test_the_whole_docker_script(
     make_plan: MakePlan, docker_facts: TargetFacts, expect_golden: Callable[[str, str], None]
 ) -> None:
     plan = make_plan(docker_facts, nnodes="1:3", nproc_per_node=1, start="fork")
-    expect_golden("docker-agent-1-3.sh", without_archive(render_docker(plan).shell()))
+    expect_golden("docker-agent-1-3.sh", without_machine(render_docker(plan).shell()))
 
 
-def test_the_script_holds_the_whole_archive(make_plan: MakePlan) -> None:
-    script = render_local(make_plan(nnodes="1:2")).shell()
+def test_the_script_for_an_image_that_holds_the_agent_names_no_archive(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = make_plan(replace(docker_facts, agent_in_image=True), nnodes="1:3")
+    script = render_docker(plan).shell()
+    assert "agent_archive" not in script
+    assert "target=/launcher/agent.pyz" not in script
+    assert script.count("/launcher/agent.pyz") == 3
+    assert files_of(plan).archive is None
+
+
+def test_an_embedded_script_holds_the_whole_archive(make_plan: MakePlan) -> None:
+    script = render_local(make_plan(nnodes="1:2")).shell(embed=True)
     found = ARCHIVE.search(script)
     assert found is not None
     assert base64.b64decode(found[2]) == render_agent_archive(read_agent_sources())
+    assert sys.executable not in script
+
+
+def test_the_line_of_the_script_writes_the_archive_of_this_version(
+    make_plan: MakePlan, tmp_path: Path
+) -> None:
+    files = replace(files_of(make_plan(nnodes="1:2")), archive_path=str(tmp_path / "a'gent.pyz"))
+    script = "\n".join(files.shell_archive())
+    # From a folder whose own `launcher` must not be taken for this project's.
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher/__init__.py").write_text("raise SystemExit('not this one')")
+    subprocess.run(["sh", "-euc", script], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "a'gent.pyz").read_bytes() == files.archive
+
+
+def test_the_version_is_of_the_sources_wherever_the_archive_was_made() -> None:
+    command = [sys.executable, "-m", "launcher.targets.agent_archive", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said.strip() == read_agent_version()
+    assert re.fullmatch("[0-9a-f]{12}", read_agent_version())
+
+
+# -- images that hold an agent -------------------------------------------------------------------
+
+OWN = read_agent_version()
+
+
+@pytest.mark.parametrize(
+    ("said", "held", "expected"),
+    [
+        (None, OWN, True),
+        (True, OWN, True),
+        (False, OWN, False),
+        (None, None, False),
+        (False, None, False),
+        (False, "0123456789ab", False),
+    ],
+)
+def test_the_image_s_agent_is_taken_where_it_is_the_launcher_s(
+    make_job: Callable[..., JobSpec], said: bool | None, held: str | None, expected: bool
+) -> None:
+    job = make_job(nnodes="1:2", agent={"in_image": said})
+    assert choose_agent(job, "fabric-train:cpu", held) == (expected, "")
+
+
+def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(
+    make_job: Callable[..., JobSpec],
+) -> None:
+    in_image, note = choose_agent(make_job(nnodes="1:2"), "fabric-train:cpu", "0123456789ab")
+    assert not in_image
+    for told in ("fabric-train:cpu", "0123456789ab", OWN, "make image"):
+        assert told in note
+
+
+def test_a_job_that_insists_on_an_image_s_agent_is_refused_another(
+    make_job: Callable[..., JobSpec],
+) -> None:
+    job = make_job(nnodes="1:2", agent={"in_image": True})
+    with pytest.raises(KeyInputError) as caught:
+        choose_agent(job, "me/train:1", "0123456789ab")
+    assert "me/train:1 holds agent 0123456789ab" in caught.value.what
+    assert OWN in caught.value.what
+    assert "make image" in caught.value.hint
+    assert "agent.in_image=false" in caught.value.hint
+
+
+def test_plain_torchrun_needs_no_agent_of_an_image(make_job: Callable[..., JobSpec]) -> None:
+    assert choose_agent(make_job(), "fabric-train:cpu", "0123456789ab") == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("fabric-train:cpu", True),
+        ("registry.example:5000/me/fabric-train", True),
+        ("registry.example/me/fabric-train@sha256:00", True),
+        ("registry.example/fabric-train/other:1", False),
+        ("my-fabric-train:1", False),
+        ("pytorch/pytorch:2.13.0", False),
+    ],
+)
+def test_an_image_of_this_project_is_known_by_its_name(image: str, expected: bool) -> None:
+    assert is_own_image(image) == expected
 
 
 def test_plain_torchrun_needs_no_files(make_plan: MakePlan) -> None:

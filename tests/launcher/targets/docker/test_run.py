@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from launcher.targets.agent_archive import read_agent_version
+from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, containers, has, node
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
@@ -19,7 +21,8 @@ TORCH_ONLY = "fabric-train-tests:torch-only"
 DOCKERFILE = r"""
 FROM fabric-train:cpu
 USER root
-RUN rm -rf /workspace/* && python -m pip uninstall --yes --quiet \
+LABEL launcher.agent-version=
+RUN rm -rf /workspace/* /launcher && python -m pip uninstall --yes --quiet \
     lightning pytorch-lightning lightning-utilities torchmetrics jsonargparse scikit-learn scipy
 """
 ELASTIC = """
@@ -44,6 +47,37 @@ def test_digits_reaches_its_accuracy_on_two_containers(launcher: Runner) -> None
     assert launcher.outcome["metrics"]["test_accuracy"] >= 0.97
     assert launcher.outcome["metrics"]["world_size"] == 2
     assert "local Docker, image fabric-train:cpu" in done.stderr.splitlines()[0]
+
+
+AGENT = MOUNTED + "engine: agent\n"
+
+
+def test_an_image_of_this_project_runs_its_own_agent(launcher: Runner) -> None:
+    launcher.write("print('trained')\n", AGENT)
+    done = launcher("run", "job.yaml", "--on", "docker")
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    assert "holds" not in done.stderr
+    (run,) = (path for path in (launcher.folder / "runs").iterdir() if not path.is_symlink())
+    assert not (run / "agent.pyz").exists(), "make image: it holds another agent"
+    assert "agent.pyz,target" not in (run / "artifact.sh").read_text()
+
+
+def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launcher: Runner) -> None:
+    build_other_agent()
+    launcher.write("print('trained')\n", AGENT)
+    argv = ("run", "job.yaml", "--on", "docker", "--image", OTHER_AGENT_IMAGE)
+    done = launcher(*argv)
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    named = (
+        f"{OTHER_AGENT_IMAGE} holds agent {OTHER_AGENT}, the launcher has {read_agent_version()}"
+    )
+    assert f"{named}: the launcher's is used; make image" in done.stderr
+    refused = launcher(*argv, "--set", "agent.in_image=true")
+    assert refused.returncode == 2
+    assert f"agent.in_image: image {named}" in refused.stderr
+    assert len(launcher.run_ids()) == 1
 
 
 def test_files_of_a_run_belong_to_the_caller(launcher: Runner) -> None:

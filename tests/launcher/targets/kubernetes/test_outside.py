@@ -173,7 +173,7 @@ def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(
 ) -> None:
     for (plural, _), item in list(submitted.objects.items()):
         if plural == "configmaps":
-            del item["data"][protocol.PLAN_FILE]
+            del item["data"][protocol.NODE_TASK_FILE]
     code, said = typed("status", "digits")
     assert code == ExitCode.BAD_INPUT
     assert "the cluster keeps no plan of digits-0a1b2c" in said

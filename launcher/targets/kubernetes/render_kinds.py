@@ -1,0 +1,275 @@
+"""A plan as the objects of each kind: PyTorchJob, TrainJob, JobSet and Indexed Job.
+
+Gang scheduling is beside them: what each scheduler wants to be told, so that pods start together or
+not. An elastic job asks for its smallest size: it starts with that, and grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from launcher.contract import protocol
+from launcher.contract.errors import ExitCode
+from launcher.contract.node_plan import Elastic
+from launcher.contract.reasons import RETRY_FROM
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.kubernetes.render_pod import (
+    Object,
+    given,
+    pods_of,
+    render_config_map,
+    render_metadata,
+    render_template,
+    told_by_hand,
+)
+
+PYTORCH = "pytorch"
+"""The training operator injects its variables into this container, and refuses a job without it."""
+NODE = "node"
+"""The container of all other kinds; the trainer injects its variables into it."""
+TRAINER = "trainer.kubeflow.org"
+NOT_STARTED = (126, 127, 128)
+"""What a shell or a container's runtime says of a program that it cannot start; 128 is the
+kubelet's for StartError, and no signal's."""
+LOSSES_PER_NODE = 3
+"""How many pods may fail for each node of the job, whose cause is worth a retry."""
+
+SCHEDULER_NAMES = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
+WAIT_LIMIT_S = 300
+"""How long a gang holds what it has got already."""
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE_MIN = "kueue.x-k8s.io/job-min-parallelism"
+KUEUE_EQUAL = "kueue.x-k8s.io/job-completions-equal-parallelism"
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
+
+
+def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Object:
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+# -- PyTorchJob of Kubeflow's training operator (v1) ----------------------------------------------
+
+
+def render_pytorchjob(plan: LaunchPlan) -> tuple[Object, ...]:
+    """The agent's ConfigMap, and the job: Workers alone, or Master and Workers where static."""
+    is_static, others = pods_of(plan).has_master, len(plan.nodes) - 1
+    if is_static:
+        # A Master and Workers restart in place; a replica of 0 is refused.
+        replicas = {"Master": _replica(plan, 1, "OnFailure")}
+        replicas |= {"Worker": _replica(plan, others, "OnFailure")} if others else {}
+    else:
+        # backoffLimit does not end this policy; the agent's permanent exit codes do.
+        replicas = {"Worker": _replica(plan, len(plan.nodes), "ExitCode")}
+    spec: Object = {
+        "nprocPerNode": str(plan.nodes[0].nproc_per_node),
+        **({} if is_static else {"elasticPolicy": _elastic_policy(plan)}),
+        "runPolicy": _run_policy(plan),
+        "pytorchReplicaSpecs": replicas,
+    }
+    job = _object("kubeflow.org/v1", "PyTorchJob", _gang_metadata(plan), spec)
+    return render_config_map(plan), job
+
+
+def _replica(plan: LaunchPlan, replicas: int, restart_policy: str) -> Object:
+    template = _in_gang(plan, render_template(plan, PYTORCH), own_group=False)
+    return {"replicas": replicas, "restartPolicy": restart_policy, "template": template}
+
+
+def _elastic_policy(plan: LaunchPlan) -> Object:
+    """Written out in full, for torchrun as well; of these the agent reads the sizes."""
+    node = plan.nodes[0]
+    rendezvous = node.rendezvous
+    assert isinstance(rendezvous, Elastic), "a static rendezvous has a Master"
+    return {
+        **given(rdzvBackend="c10d", rdzvPort=rendezvous.endpoint_port),
+        "rdzvId": rendezvous.id,
+        "minReplicas": node.min_nodes,
+        "maxReplicas": node.max_nodes,
+        "maxRestarts": node.max_restarts,
+    }
+
+
+def _run_policy(plan: LaunchPlan) -> Object:
+    """Running pods go when the job has ended: they would hold their GPUs for ever."""
+    pods, node = pods_of(plan), plan.nodes[0]
+    policy: Object = {"cleanPodPolicy": "Running"}
+    if pods.has_master:
+        # A failure restarts every container in its place, and each of them counts.
+        policy["backoffLimit"] = node.max_restarts * len(plan.nodes)
+    if pods.gang in SCHEDULER_NAMES:
+        policy["schedulingPolicy"] = given(
+            minAvailable=node.min_nodes,
+            scheduleTimeoutSeconds=WAIT_LIMIT_S,
+            queue=pods.queue,
+            priorityClass=pods.priority_class,
+        )
+    return policy
+
+
+# -- TrainJob of Kubeflow Trainer (v2) ------------------------------------------------------------
+
+
+def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
+    """The agent's ConfigMap, the runtime that holds the pod, and the TrainJob that names it."""
+    pods, api = pods_of(plan), f"{TRAINER}/v1alpha1"
+    nodes, workers = len(plan.nodes), plan.nodes[0].nproc_per_node
+    policies = {"volcano": {}, "coscheduling": {"scheduleTimeoutSeconds": WAIT_LIMIT_S}}
+    gang = {name: policy for name, policy in policies.items() if name == pods.gang}
+    in_queue = pods.gang == "volcano" and pods.queue is not None
+    queue = {"metadata": {"annotations": {VOLCANO_QUEUE: pods.queue}}} if in_queue else {}
+    metadata = render_metadata(plan)
+    metadata["labels"] = {**metadata["labels"], f"{TRAINER}/framework": "torch"}
+    runtime = {
+        "mlPolicy": {"numNodes": nodes, "torch": {}},
+        **({"podGroupPolicy": gang} if gang else {}),
+        "template": {**queue, "spec": _trainer_jobset(plan)},
+    }
+    job = {
+        "runtimeRef": {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": plan.job_name},
+        # Left out, the trainer would inject nothing.
+        "trainer": {"numNodes": nodes, "numProcPerNode": workers},
+    }
+    return (
+        render_config_map(plan),
+        _object(api, "TrainingRuntime", metadata, runtime),
+        _object(api, "TrainJob", _gang_metadata(plan), job),
+    )
+
+
+def _trainer_jobset(plan: LaunchPlan) -> Object:
+    template = _in_gang(plan, render_template(plan, NODE, restartPolicy="Never"), own_group=False)
+    job = {
+        "backoffLimit": LOSSES_PER_NODE * len(plan.nodes),
+        "podFailurePolicy": _failure_policy(replaces=True),
+        "template": template,
+    }
+    step = {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}}
+    return {
+        "network": {"publishNotReadyAddresses": True},
+        "replicatedJobs": [{"name": NODE, "template": {"metadata": step, "spec": job}}],
+    }
+
+
+# -- JobSet, and Indexed Jobs ---------------------------------------------------------------------
+
+
+def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
+    """The agent's ConfigMap and the JobSet, whose only job has a pod for each node.
+
+    When a pod is lost, all of them start again together.
+    """
+    # The first failed pod fails the job, so that the set starts all of them again.
+    job = {**_indexed(plan, replaces=False), "backoffLimit": 0}
+    # What no restart can mend; all else is one.
+    permanent = {
+        "name": "permanent",
+        "action": "FailJobSet",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+    }
+    spec = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": plan.nodes[0].max_restarts, "rules": [permanent]},
+        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
+    }
+    jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", _gang_metadata(plan), spec)
+    return render_config_map(plan), *_pod_group(plan), jobset
+
+
+def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
+    """The agent's ConfigMap, the Service that gives the pods their names, and the Job.
+
+    For clusters without an operator.
+    """
+    spec = _indexed(plan, replaces=True, subdomain=plan.job_name)
+    service = {
+        "clusterIP": "None",
+        # Names before pods are ready: they become so by meeting.
+        "publishNotReadyAddresses": True,
+        "selector": {protocol.LABEL_JOB: plan.job_name},
+    }
+    return (
+        render_config_map(plan),
+        _object("v1", "Service", render_metadata(plan), service),
+        *_pod_group(plan),
+        _object("batch/v1", "Job", _gang_metadata(plan, may_shrink=True), spec),
+    )
+
+
+def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
+    """A Job with a pod for each node; ``replaces``: those that are lost one by one."""
+    template = render_template(plan, NODE, env=told_by_hand(plan), **pod, restartPolicy="Never")
+    # An elastic job is done when its smallest group is: a pod that comes later finds nobody.
+    done = {"rules": [{"succeededCount": plan.nodes[0].min_nodes}]}
+    return {
+        # Equal, and patched together, the Job can be resized.
+        "parallelism": len(plan.nodes),
+        "completions": len(plan.nodes),
+        "completionMode": "Indexed",
+        "backoffLimit": LOSSES_PER_NODE * len(plan.nodes),
+        "podFailurePolicy": _failure_policy(replaces=replaces),
+        **({"successPolicy": done} if plan.is_elastic else {}),
+        "template": _in_gang(plan, template, own_group=True),
+    }
+
+
+def _failure_policy(*, replaces: bool) -> Object:
+    """A permanent exit code ends the job; ``replaces``: a disrupted pod is none."""
+    own = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
+    condition = {"type": "DisruptionTarget", "status": "True"}
+    disrupted = {"action": "Ignore", "onPodConditions": [condition]}
+    codes = {"containerName": NODE, "operator": "In", "values": [*own, *NOT_STARTED]}
+    permanent = {"action": "FailJob", "onExitCodes": codes}
+    return {"rules": [disrupted, permanent] if replaces else [permanent]}
+
+
+# -- gang scheduling ------------------------------------------------------------------------------
+
+
+def _gang_metadata(plan: LaunchPlan, *, may_shrink: bool = False) -> Object:
+    """Metadata of the object that Kueue admits; ``may_shrink``: it may start with MIN pods."""
+    pods, metadata = pods_of(plan), render_metadata(plan)
+    if pods.gang == "kueue":
+        metadata["labels"] = {**metadata["labels"], KUEUE_QUEUE: pods.queue}
+        if may_shrink and plan.is_elastic:
+            smallest = str(plan.nodes[0].min_nodes)
+            metadata["annotations"] = {KUEUE_MIN: smallest, KUEUE_EQUAL: "true"}
+    return metadata
+
+
+def _pod_group(plan: LaunchPlan) -> list[Object]:
+    """The PodGroup of pods that no operator makes one for."""
+    pods = pods_of(plan)
+    spec: Object = {"minMember": plan.nodes[0].min_nodes}
+    if pods.gang == "volcano":
+        api = "scheduling.volcano.sh/v1beta1"
+        spec |= given(queue=pods.queue, priorityClassName=pods.priority_class)
+    elif pods.gang == "coscheduling":
+        api = "scheduling.x-k8s.io/v1alpha1"
+        spec |= {"scheduleTimeoutSeconds": WAIT_LIMIT_S}
+    else:
+        return []
+    return [_object(api, "PodGroup", render_metadata(plan), spec)]
+
+
+def _in_gang(plan: LaunchPlan, template: Object, *, own_group: bool) -> Object:
+    """The pod template under its gang's scheduler; ``own_group``: in ``_pod_group``'s."""
+    gang = pods_of(plan).gang
+    if gang not in SCHEDULER_NAMES:
+        return template
+    metadata = dict(template["metadata"])
+    if own_group and gang == "volcano":
+        metadata["annotations"] = {VOLCANO_GROUP: plan.job_name}
+    elif own_group:
+        metadata["labels"] = {**metadata["labels"], COSCHEDULING_GROUP: plan.job_name}
+    spec = {"schedulerName": SCHEDULER_NAMES[gang], **template["spec"]}
+    return {"metadata": metadata, "spec": spec}
+
+
+RENDERERS: Mapping[str, Callable[[LaunchPlan], tuple[Object, ...]]] = {
+    "pytorchjob": render_pytorchjob,
+    "trainjob": render_trainjob,
+    "jobset": render_jobset,
+    "job": render_indexed_job,
+}
