@@ -70,7 +70,7 @@ def diagnose_hosts(
 
 def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(finding.status is Status.FAILED for finding in findings):
-        return "mend what failed above"
+        return "correct what failed above"
     # To send or pull an image may take an hour, longer than any deadline here.
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
