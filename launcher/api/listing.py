@@ -19,10 +19,10 @@ from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.records import parse_record
 from launcher.runs.folder import RunFolder
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.records import parse_record
 
 POLL_S = 0.1
 ORPHANED = "orphaned"

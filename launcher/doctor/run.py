@@ -20,8 +20,8 @@ from launcher.follow.loop import Follower, create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.records import Record, parse_record
 from launcher.runs.outcome import Outcome
-from launcher.runs.records import Record, parse_record
 
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"

@@ -12,9 +12,9 @@ from launcher.agent.faults import WorkerEnd
 from launcher.contract import protocol
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.records import parse_record
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
-from launcher.runs.records import parse_record
 
 
 @dataclass(frozen=True, kw_only=True)
