@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbedGpu:
+class GpuFacts:
     """One GPU in nvidia-smi's words: memory in MiB, ``[N/A]`` for what it does not know."""
 
     index: str
@@ -20,7 +20,7 @@ class ProbedGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbedNode:
+class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
     ``addresses`` belong to its own name, ``names`` maps the other hosts' names to addresses;
@@ -38,7 +38,7 @@ class ProbedNode:
     memlock_bytes: int | None
     checkpoint_free_bytes: int | None
     checkpoint_error: str
-    gpus: tuple[ProbedGpu, ...]
+    gpus: tuple[GpuFacts, ...]
     xids: tuple[tuple[str, int], ...]
     infiniband: Mapping[str, bool]
     verbs_devices: bool

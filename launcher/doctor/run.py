@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
-from launcher.doctor.answers import AllReduce, ProbedNode
+from launcher.doctor.answers import AllReduce, NodeAnswer
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
@@ -38,7 +38,7 @@ class ProbeAnswers:
     workers of each.
     """
 
-    nodes: Mapping[str, ProbedNode]
+    nodes: Mapping[str, NodeAnswer]
     silent: Sequence[str]
     shared: Mapping[str, bool]
     all_reduce: AllReduce | None
@@ -73,7 +73,7 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     found = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
     names = {i: plan.machines[i].name if plan.machines else f"node {i}" for i in indices}
-    nodes = {name: _read(found / f"node-{i}.json", ProbedNode) for i, name in names.items()}
+    nodes = {name: _read(found / f"node-{i}.json", NodeAnswer) for i, name in names.items()}
     shared = {name: _read(found / f"shared-{i}.json", bool) for i, name in names.items()}
     first = outcome.failure.first if outcome.failure else None
     cause = (first.exception if first else "") or outcome.detail or outcome.reason

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import ProbedNode
+from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
 from launcher.plan.records import parse_record
@@ -47,7 +47,7 @@ class HostAnswer:
     host: Host
     error: TargetError | None = None
     found: dict[str, Any] = field(default_factory=dict)
-    node: ProbedNode | None = None
+    node: NodeAnswer | None = None
     node_error: str = ""
     engine: EngineFacts | None = None
     has_folder: bool = True
@@ -97,5 +97,5 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         )
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = parse_record(ProbedNode, told["answer"])
+    node = parse_record(NodeAnswer, told["answer"])
     return replace(answer, node=node, has_folder=told["has_folder"])
