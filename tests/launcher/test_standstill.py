@@ -571,7 +571,7 @@ def test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent(
     code = """
 import os, signal, sys
 from pathlib import Path
-from launcher import proc
+from launcher.targets import proc
 def work(tell):
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,9 +15,9 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from launcher.agent.faults import WorkerEnd
 from launcher.contract.errors import name_exit_code
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
+from launcher.contract.worker_end import WorkerEnd
 
 Object = Mapping[str, Any]
 
