@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from launcher.contract.process_stat import parent_of, read_stat
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -94,24 +96,6 @@ def children_of(pid: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def parent_of(pid: int) -> int | None:
-    """The pid of a process' parent; None where there is no such process."""
-    fields = _stat(pid)
-    return int(fields[1]) if fields else None
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it; stopped by a debugger does not count."""
-    return _stat(pid)[:1] == ["T"]
-
-
-def _stat(pid: int) -> list[str]:
-    with contextlib.suppress(OSError):
-        # The name, in parentheses, may hold spaces.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
 def tree_of(pid: int) -> tuple[int, ...]:
     """A process and all its descendants."""
     found = [pid]
@@ -128,7 +112,7 @@ def _children_by_scan(pid: int) -> tuple[int, ...]:
 
 def cpu_seconds(pids: tuple[int, ...]) -> float:
     """Processor time that living processes have used so far, their reaped children's included."""
-    ticks = sum(int(field) for pid in pids for field in _stat(pid)[11:15])
+    ticks = sum(int(field) for pid in pids for field in read_stat(pid)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

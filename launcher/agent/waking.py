@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from launcher.agent import processes
 from launcher.contract.clock import Clock
+from launcher.contract.process_stat import is_stopped, parent_of
 
 STOPPED_LIMIT_S = 5.0
 """How long a helper may stand still before it is continued."""
@@ -28,7 +29,7 @@ class Waker:
     def look(self, helpers: Mapping[int, str]) -> None:
         """``helpers`` are pids and what each is; those that stand still too long are continued."""
         now = self._clock.monotonic()
-        stopped = {pid for pid in helpers if processes.is_stopped(pid)}
+        stopped = {pid for pid in helpers if is_stopped(pid)}
         self._since = {pid: self._since.get(pid, now) for pid in stopped}
         for pid in stopped:
             if now - self._since[pid] >= STOPPED_LIMIT_S:
@@ -51,7 +52,7 @@ def keep_awake(
             clock.sleep(LOOK_S)
             helpers = {
                 guard: "the guard of a worker"
-                for guard in map(processes.parent_of, workers())
+                for guard in map(parent_of, workers())
                 if guard is not None and guard > 1
             }
             if (server := server_pid()) is not None:

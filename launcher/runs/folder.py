@@ -17,6 +17,7 @@ from launcher.agent.reserve import reserve
 from launcher.agent.reserve import write_atomically as write_or_use_reserve
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
+from launcher.contract.process_stat import boot_id, start_of
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.records import parse_record
 from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
@@ -191,16 +192,14 @@ def _read_object(path: Path) -> dict[str, Any]:
 def process_space() -> str:
     """Identifies the boot and the PID namespace that this process's pids belong to."""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"
     return socket.gethostname()
 
 
 def process_start(pid: int) -> str | None:
     """Tells a process from earlier ones with the same pid; None if there is no such process.
 
-    On Linux it is the boot and the tick of the start. psutil's start time would change whenever
-    the clock is set.
+    Not psutil's start time on Linux: that changes whenever the clock is set.
     """
     if not Path("/proc/self").exists():
         import psutil
@@ -208,17 +207,7 @@ def process_start(pid: int) -> str | None:
         with contextlib.suppress(psutil.Error):
             return str(psutil.Process(pid).create_time())
         return None
-    with contextlib.suppress(OSError):
-        # The name, in parentheses, may hold spaces; the 20th field after it is the start.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] not in _DEAD:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            return f"{boot}:{fields[19]}"
-    return None
-
-
-_DEAD = ("Z", "X")
-"""States of a process that has ended, and whose parent has not noticed yet."""
+    return start_of(pid)
 
 
 def find_run(run_root: Path, name: str) -> RunFolder:

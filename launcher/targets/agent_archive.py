@@ -30,7 +30,7 @@ _PLAIN_IMPORT = re.compile(rf"^[ \t]*import {PACKAGE}\b.*", re.MULTILINE)
 HOST_FOLDER = "targets/hosts/program"
 HOST_NAMES = (
     *("__init__.py", "contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
-    *("targets/__init__.py", "targets/hosts/__init__.py"),
+    *("contract/process_stat.py", "targets/__init__.py", "targets/hosts/__init__.py"),
 )
 
 

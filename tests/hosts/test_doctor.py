@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.program.messages import Lease, StopNodes, TakeLease
 from launcher.targets.hosts.settings import LEASE_DIR
 from launcher.targets.hosts.ssh import Ssh
 from tests.conftest import DOCKER_IMAGE
@@ -26,15 +27,9 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
 CLOCK = Path(__file__).parents[1] / "launcher/agent/skewed_clock.c"
 SKEW_S = 60
 PORT = 23456
-LEASE = {
-    "run_id": "other-0a1b2c",
-    "node_index": 0,
-    "owner": "anna@desk",
-    "launcher": "1",
-    "gpus": ["0", "1"],
-    "slots": 0,
-    "detached": True,
-}
+LEASE = Lease(
+    run_id="other-0a1b2c", node_index=0, owner="anna@desk", gpus=["0", "1"], slots=0, detached=True
+)
 SMI = """#!/bin/sh
 case "$*" in
 *query-gpu=index\\ *) printf '0\\n1\\n' ;;
@@ -96,12 +91,21 @@ def named_wrong(host: Host) -> Iterator[None]:
 @contextmanager
 def held(host: Host, network: Network, ttl_s: float = 600.0, **fields: Any) -> Iterator[None]:
     """By somebody else's run, or by a run of the past where ``ttl_s`` is below 0."""
-    lease = LEASE | fields
+    lease = LEASE.having(**fields)
     inventory = Inventory(hosts=parse_host_list(host.name), ssh_config=str(network.ssh_config))
     with Ssh(inventory).open(inventory.hosts[0]) as session:
-        session.call("take", leases=[lease], lease_dir=LEASE_DIR, ttl_s=ttl_s, slots_limit=None)
+        session.call(TakeLease(lease=lease, lease_dir=LEASE_DIR, ttl_s=ttl_s, slots_limit=None))
         yield
-        session.call("release", lease_dir=LEASE_DIR, run_id=lease["run_id"])
+        end = StopNodes(
+            run_id=lease.run_id,
+            nodes=None,
+            grace_s=0.0,
+            run_dir="",
+            tell_launcher=False,
+            lease_dir=LEASE_DIR,
+            containers=False,
+        )
+        session.call(end)
 
 
 def skewed_clock(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,21 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.program.messages import HasCode, HostReport, ReadHost, StoreCode
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 from tests.hosts.places import HOME, Network
 
 pytestmark = pytest.mark.hosts
-FACTS = {"python": sys.executable, "ports": [20001], "lease_dir": "/dev/shm/l", "gpus": True}
+ASKED = ReadHost(
+    state_dir="~/.launcher",
+    lease_dir="/dev/shm/l",
+    python=sys.executable,
+    ports=[20001],
+    gpus=True,
+    runtime="python",
+)
+CODE = HasCode(state_dir="/nowhere", hash="x")
 
 
 def ssh_of(network: Network, **fields: object) -> tuple[Ssh, list[Host]]:
@@ -28,24 +36,24 @@ def ssh_of(network: Network, **fields: object) -> tuple[Ssh, list[Host]]:
 def test_each_host_tells_its_facts(four_hosts: Network) -> None:
     ssh, hosts = ssh_of(four_hosts)
 
-    def facts(host: Host) -> dict[str, object]:
+    def facts(host: Host) -> HostReport:
         with ssh.open(host) as session:
-            return session.call("facts", state_dir="~/.launcher", runtime="python", **FACTS)
+            return session.call(ASKED)
 
     for place, found in zip(four_hosts.hosts, ssh.each(facts, hosts), strict=True):
-        assert found["host_name"] == place.name
+        assert found.host_name == place.name
         # Not the speed: a test host shares /sys with this machine, whose eth0 is another one.
-        assert ["eth0", place.address] in [pair[:2] for pair in found["interfaces"]]  # type: ignore[attr-defined]
-        assert found["torch_version"]
-        assert found["free_ports"] == [20001]
-        assert found["state_dir"] == "/root/.launcher"
+        assert ["eth0", place.address] in [pair[:2] for pair in found.interfaces]
+        assert found.torch_version
+        assert found.free_ports == [20001]
+        assert found.state_dir == "/root/.launcher"
 
 
 def test_one_conversation_answers_many_requests(four_hosts: Network) -> None:
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         for _ in range(3):
-            assert session.call("has", state_dir="/nowhere", hashes=["x"]) == {"have": []}
+            assert not session.call(CODE).yes
 
 
 def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
@@ -54,7 +62,7 @@ def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
     place.run("bash", "-c", f"echo \"echo '12 0'; echo welcome\" >{HOME}/.bashrc")
     try:
         with ssh.open(hosts[1]) as session:
-            assert session.call("has", state_dir="/nowhere", hashes=[]) == {"have": []}
+            assert not session.call(CODE).yes
     finally:
         place.run("rm", f"{HOME}/.bashrc")
 
@@ -112,5 +120,5 @@ def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts: Network) -> Non
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         with pytest.raises(TargetError, match="gpu1: /proc/x: "):
-            session.call("store", state_dir="/proc/x", hash="h", blob=b"data")
-        assert json.dumps(session.call("has", state_dir="/nowhere", hashes=[]))
+            session.call(StoreCode(state_dir="/proc/x", hash="h"), b"data")
+        assert not session.call(CODE).yes

@@ -31,6 +31,8 @@ NOT_A_TARGET = {
 PLAYS_IN_DOCKER = ("manifests.docker_play", "manifests.play", "manifests.player", "commands.play")
 """``launcher play`` runs anybody's manifests in containers, on no target."""
 HOST = "targets.hosts.program"
+OF_HOSTS = ("protocol", "keeper_record", "process_stat")
+"""Modules of ``contract`` that hosts have."""
 
 
 def modules() -> list[str]:
@@ -185,7 +187,7 @@ def test_the_program_on_a_host_imports_the_standard_library_and_the_contract_alo
     assert program
     for module in program:
         others = {n for n in imports_of(module) if not n.startswith(HOST)}
-        assert others <= {"contract.protocol", "contract.keeper_record"}, module
+        assert others <= {f"contract.{name}" for name in OF_HOSTS}, module
 
 
 AGENT = [module for module in modules() if room_of(module) in ("agent", "contract")]

@@ -38,7 +38,7 @@ from launcher.targets.hosts import line as host_line
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.line import HostLine, LineRenewer
 from launcher.targets.hosts.program import keeper as host_keeper
-from launcher.targets.hosts.program import leases, processes, requests
+from launcher.targets.hosts.program import leases, messages, processes, requests
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.kubernetes import api
@@ -229,10 +229,10 @@ def test_a_frozen_shared_connection_is_left_and_the_host_reached_without_it(
     monkeypatch.setattr(ssh, "CONTROL_LIMIT_S", 0.5)
     client = open_ssh(tmp_path, monkeypatch, FROZEN_MASTER)
     with within(20), client.open(host) as session:
-        assert "at" in session.call("clock")
+        assert session.call(messages.ReadClock()).at
         monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 30.0)
         with within(20), client.open(host) as another:
-            assert "at" in another.call("clock")
+            assert another.call(messages.ReadClock()).at
 
 
 def test_a_host_that_never_says_its_first_word_is_not_waited_for(
@@ -256,12 +256,12 @@ def frozen_session(
 
 def test_a_host_that_stands_still_answers_no_question(frozen_session: Session) -> None:
     with within(10), pytest.raises(TargetError, match="gpu1"):
-        frozen_session.call("clock", limit_s=0.5)
+        frozen_session.call(messages.ReadClock(), limit_s=0.5)
 
 
 def test_a_host_that_stands_still_takes_nothing(frozen_session: Session) -> None:
     with within(10), pytest.raises(TargetError, match="gpu1"):
-        frozen_session.send({"op": "chunk"}, bytes(1 << 20), limit_s=0.5)
+        frozen_session.send(messages.ImageChunk(), bytes(1 << 20), limit_s=0.5)
 
 
 def test_a_host_that_stands_still_is_not_copied_from_for_ever(
@@ -373,22 +373,22 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*argv: str) -> subprocess.Popen[bytes]:
-        spec = {
-            "run_id": "standing",
-            "node_index": 0,
-            "node_dir": str(tmp_path / "node"),
-            "lease_dir": str(tmp_path / "leases"),
-            "argv": list(argv),
-            "cwd": "/",
-            "unset": [],
-            "env": {},
-            "secrets": {},
-            "comes_back": False,
-            "detached": True,
-            "stop_grace_s": 1,
-        }
-        lease = {"run_id": "standing", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
-        leases.LeaseBook(spec["lease_dir"]).take(lease, 20.0, None)
+        spec = messages.KeeperSpec(
+            run_id="standing",
+            node_index=0,
+            node_dir=str(tmp_path / "node"),
+            lease_dir=str(tmp_path / "leases"),
+            argv=list(argv),
+            cwd="/",
+            unset=[],
+            env={},
+            secrets={},
+            comes_back=False,
+            detached=True,
+            stop_grace_s=1,
+        )
+        lease = messages.Lease(run_id="standing", node_index=0, owner="me", gpus=[], slots=1)
+        leases.LeaseBook(spec.lease_dir).take(lease, 20.0, None)
         (tmp_path / "node").mkdir(exist_ok=True)
         command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
         env = {**os.environ, protocol.RUN_ID: "standing", protocol.NODE_INDEX: "0"}
@@ -396,9 +396,9 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, env=env)
         started.append(keeper)
         assert keeper.stdin is not None
-        keeper.stdin.write(json.dumps(spec).encode())
+        keeper.stdin.write(spec.to_json().encode())
         keeper.stdin.close()
-        wait_until(lambda: host_keeper.read_state(tmp_path / "node")["state"] != "missing")
+        wait_until(lambda: host_keeper.read_state(tmp_path / "node").state != "missing")
         return keeper
 
     yield start
@@ -414,8 +414,8 @@ def test_a_keeper_that_was_stopped_is_continued_by_whoever_looks_and_tells_its_n
     freeze(keeper.pid)
     (tmp_path / "go").touch()
     node = tmp_path / "node"
-    wait_until(lambda: host_keeper.read_state(node)["state"] == "exited", limit_s=20)
-    assert host_keeper.read_state(node)["exit_code"] == 7
+    wait_until(lambda: host_keeper.read_state(node).state == "exited", limit_s=20)
+    assert host_keeper.read_state(node).exit_code == 7
 
 
 def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(
@@ -452,7 +452,7 @@ def test_a_lock_whose_holder_is_frozen_ends_no_node(
 ) -> None:
     monkeypatch.setattr(leases, "LOCK_LIMIT_S", 0.3)
     book = leases.LeaseBook(str(tmp_path / "leases"))
-    lease = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": [], "slots": 1}
+    lease = messages.Lease(run_id="r", node_index=0, owner="me", gpus=[], slots=1)
     book.take(lease, -1.0, None)
     lock = tmp_path / "leases" / leases.LOCK
     holder = subprocess.Popen(

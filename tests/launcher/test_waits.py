@@ -19,7 +19,7 @@ ENTERED = [function for row in TABLE for function in row.functions.split()]
 
 WALL_CLOCKS = {
     "agent.guard:_grace_s": "a deadline that two processes share; never longer than was given",
-    "targets.hosts.program.leases:LeaseBook.read": "an age that is shown",
+    "targets.hosts.program.leases:_read": "an age that is shown",
     "targets.hosts.program.revive:_wait_for_engine": "counts over a start of the machine",
     "api.listing:_row": "an age that is shown",
 }

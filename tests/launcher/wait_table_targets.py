@@ -188,10 +188,10 @@ TO_HOSTS = (
         never=by(LATE, "test_a_run_that_needs_the_host_gives_it_up_after_the_limit"),
     ),
     Row(
-        functions="targets.hosts.nodes:ask_on",
-        who="a command on one machine, for the launcher on another",
+        functions="targets.hosts.program.requests:ask_launcher",
+        who="a host, for the launcher of a run to take up what another machine asks",
         ends="its request is taken up",
-        limit="ANSWER_LIMIT_S",
+        limit="TAKE_UP_LIMIT_S",
         well=by(ELSEWHERE, "test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine"),
         badly=Cannot("of a launcher that has ended, the host refuses the request at once"),
         frozen=Cannot("a launcher that beats no more is none after FOLLOWED_S: as ended badly"),
@@ -303,7 +303,7 @@ ON_HOSTS = (
         ),
     ),
     Row(
-        functions="targets.hosts.program.examine:read_tokens",
+        functions="targets.hosts.program.examine:find_tokens",
         who="a host, for the others' files in a shared folder",
         ends="all are seen",
         limit="the request's wait_s",

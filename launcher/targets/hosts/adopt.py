@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
@@ -13,6 +12,7 @@ from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.program.messages import ListRuns, RunOnHost
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh, joined
 from launcher.targets.hosts.target import HostsTarget
@@ -26,7 +26,7 @@ def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
     """
     wanted = "" if name == protocol.LATEST_LINK else name
     told = read_runs(inventory, wanted)
-    ids = sorted({found["run_id"] for runs in told.values() for found in runs})
+    ids = sorted({found.run_id for runs in told.values() for found in runs})
     if len(ids) != 1:
         fits = f"{name!r} may be any of {', '.join(ids)}" if ids else f"no run {name!r}"
         raise InputError(f"{fits}, on these hosts", "launcher hosts shows the runs that hold them")
@@ -38,8 +38,8 @@ def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
     return run
 
 
-Told = dict[Host, list[dict[str, Any]]]
-"""What each host that answers says of the runs it knows: run_id, plan, nodes, lives, began_at."""
+Told = dict[Host, Sequence[RunOnHost]]
+"""The runs that each host knows, of the hosts that answer."""
 
 
 def read_runs(inventory: Inventory, wanted: str = "") -> Told:
@@ -49,14 +49,12 @@ def read_runs(inventory: Inventory, wanted: str = "") -> Told:
     """
     ssh = Ssh(inventory)
 
-    def read(host: Host) -> list[dict[str, Any]] | TargetError:
+    def read(host: Host) -> Sequence[RunOnHost] | TargetError:
         try:
             with ssh.open(host) as session:
-                asked = session.call("runs", state_dir=host.state_dir, run_id=wanted)
+                return session.call(ListRuns(state_dir=host.state_dir, run_id=wanted)).runs
         except TargetError as error:
             return error
-        found: list[dict[str, Any]] = asked["runs"]
-        return found
 
     told = dict(zip(inventory.hosts, ssh.each(read, inventory.hosts), strict=True))
     errors = [answer for answer in told.values() if isinstance(answer, TargetError)]
@@ -68,16 +66,16 @@ def read_runs(inventory: Inventory, wanted: str = "") -> Told:
 def list_on_hosts(inventory: Inventory, known: Collection[str], now: float) -> list[ListedRun]:
     """A row for each run on these hosts that is not among the ``known`` ones."""
     told = read_runs(inventory)
-    ids = sorted({found["run_id"] for runs in told.values() for found in runs} - set(known))
+    ids = sorted({found.run_id for runs in told.values() for found in runs} - set(known))
     rows = []
     for run_id in ids:
-        own = [f for runs in told.values() for f in runs if f["run_id"] == run_id]
-        plan = max((parse_plan(found["plan"]) for found in own), key=_age)
+        own = [f for runs in told.values() for f in runs if f.run_id == run_id]
+        plan = max((parse_plan(found.plan) for found in own), key=_age)
         row = ListedRun(
             run_id=run_id,
             job=plan.job_name,
             target=plan.target,
-            state="running" if any(found["lives"] for found in own) else "ended",
+            state="running" if any(found.lives for found in own) else "ended",
             nnodes=len(plan.nodes),
             age_s=round(now - began_at(run_id, told), 1),
             folder="",
@@ -88,8 +86,8 @@ def list_on_hosts(inventory: Inventory, known: Collection[str], now: float) -> l
 
 def began_at(run_id: str, told: Told) -> float:
     """When the run's first node was made ready, by the hosts' clocks. Pure."""
-    own = [found for runs in told.values() for found in runs if found["run_id"] == run_id]
-    return min(float(found["began_at"]) for found in own)
+    own = [found for runs in told.values() for found in runs if found.run_id == run_id]
+    return min(found.began_at for found in own)
 
 
 def _age(plan: LaunchPlan) -> tuple[int, int]:
@@ -103,10 +101,10 @@ def localise(run_id: str, told: Told, run_root: Path, inventory: Inventory) -> L
         index: host
         for host, runs in told.items()
         for found in runs
-        if found["run_id"] == run_id
-        for index in found["nodes"]
+        if found.run_id == run_id
+        for index in found.nodes
     }
-    texts = [f["plan"] for runs in told.values() for f in runs if f["run_id"] == run_id]
+    texts = [f.plan for runs in told.values() for f in runs if f.run_id == run_id]
     plan = max((parse_plan(text) for text in texts), key=_age)
     own = HostsSettings.of(plan)
     hosts = tuple(

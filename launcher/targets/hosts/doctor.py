@@ -34,6 +34,7 @@ from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
 from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import CODE_DIR, is_wanted, shared_folder
+from launcher.targets.hosts.program.messages import RemoveRun
 from launcher.targets.hosts.reach import Gathering
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh
@@ -84,7 +85,7 @@ def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> I
     for answer in answers:
         yield doctor_judge.judge_reachable(answer)
     fit = [answer for answer in answers if answer.error is None]
-    offsets_s = {answer.host.name: answer.found["clock_offset_s"] for answer in fit}
+    offsets_s = {answer.host.name: answer.found.clock_offset_s for answer in fit}
     yield from doctor_judge.judge_clocks(offsets_s, plan_backend(job))
     yield from _judge_each(fit, job)
     yield from doctor_judge.judge_leases(fit, job)
@@ -111,7 +112,7 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
             answer.node, answer.host.name, meets_others=several, by_address=True
         )
     if not bare and answers:
-        yield from doctor_judge.judge_images(answers, read_image(answers[0].found["image"]))
+        yield from doctor_judge.judge_images(answers, read_image(answers[0].found.image or ""))
     nodes = {answer.host.name: answer.node for answer in answers if answer.node is not None}
     if bare:
         yield from judge.judge_equal(nodes)
@@ -228,6 +229,6 @@ def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None
 def _remove(ssh: Ssh, hosts: Sequence[Host], tree: str, empty: str) -> None:
     def remove(host: Host) -> None:
         with contextlib.suppress(TargetError), ssh.open(host) as session:
-            session.call("remove", run_dir=tree, checkpoint_dir=empty, outputs_dir="")
+            session.call(RemoveRun(run_dir=tree, checkpoint_dir=empty, outputs_dir=""))
 
     ssh.each(remove, hosts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.contract.errors import TargetError
 from launcher.doctor.answers import NodeAnswer
@@ -13,26 +12,13 @@ from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
 from launcher.plan.records import parse_record
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
+from launcher.targets.hosts.program.messages import EngineFacts, HostReport, ReadEngine, RunProbe
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 
 PROBE_LIMIT_S = 40.0
 """The probe waits up to 5 s for names and 10 s for nvidia-smi."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """A host's Docker engine; empty values for what is not there.
-
-    ``hook``: NVIDIA's older way to give GPUs to containers is installed.
-    """
-
-    version: str
-    runtimes: Sequence[str]
-    hook: bool
-    image_id: str = ""
-    digests: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +32,7 @@ class HostAnswer:
 
     host: Host
     error: TargetError | None = None
-    found: dict[str, Any] = field(default_factory=dict)
+    found: HostReport = field(default_factory=HostReport)
     node: NodeAnswer | None = None
     node_error: str = ""
     engine: EngineFacts | None = None
@@ -73,29 +59,28 @@ def read_answers(
         return replace(answer, found=read_host(session, job, ports))
 
     looked = ssh.each(lambda host: ask(HostAnswer(host=host), look), hosts)
-    names = [answer.found["host_name"] for answer in looked if answer.error is None]
+    names = [answer.found.host_name for answer in looked if answer.error is None]
     return ssh.each(lambda a: ask(a, lambda a, session: _examine(a, session, job, names)), looked)
 
 
 def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
     bare = job.hosts.runtime == "python"
     if not bare:
-        engine = parse_record(EngineFacts, session.call("engine", image=answer.found["image"]))
+        engine = session.call(ReadEngine(image=answer.found.image or ""))
         answer = replace(answer, engine=engine)
-    own = answer.found["host_name"]
+    own = answer.found.host_name
     env = dict(job.env) if bare else {}
     folder = shared_folder(job, str(Path.cwd()))
     try:
-        told = session.call(
-            "probe",
-            blob=PROGRAM.read_bytes(),
-            python=(answer.found["python"] if bare else "") or "python3",
+        asked = RunProbe(
+            python=(answer.found.python if bare else "") or "python3",
             arguments=["node"],
             env={**env, "DOCTOR_NAMES": " ".join(name for name in names if name != own)},
-            checkpoint_dir=folder or f"{answer.found['state_dir']}/{CHECKPOINTS_DIR}",
+            checkpoint_dir=folder or f"{answer.found.state_dir}/{CHECKPOINTS_DIR}",
             wait_s=PROBE_LIMIT_S,
         )
+        told = session.call(asked, PROGRAM.read_bytes())
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = parse_record(NodeAnswer, told["answer"])
-    return replace(answer, node=node, has_folder=told["has_folder"])
+    node = parse_record(NodeAnswer, told.answer)
+    return replace(answer, node=node, has_folder=told.has_folder)

@@ -9,9 +9,10 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.judge import LOOPBACK
 from launcher.job.spec import JobSpec
-from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
+from launcher.targets.hosts.doctor_answers import HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, Address, decide_addresses, decide_unshared
+from launcher.targets.hosts.program.messages import EngineFacts
 from launcher.targets.hosts.reach import Met
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
@@ -29,7 +30,7 @@ def judge_reachable(answer: HostAnswer) -> Finding:
     if answer.error is not None:
         return failed(check, name, answer.error.what.removeprefix(f"{name}: "), answer.error.hint)
     found = answer.found
-    return ok(check, name, f"ssh, Python {found['python_version']}, {found['cpu_count']} CPU cores")
+    return ok(check, name, f"ssh, Python {found.python_version}, {found.cpu_count} CPU cores")
 
 
 def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Finding]:
@@ -60,7 +61,7 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
         yield failed("Docker", name, "no engine answers", fix)
         return
     yield ok("Docker", name, engine.version)
-    if not answer.found["gpus"]:
+    if not answer.found.gpus:
         return
     runtimes = ", ".join(engine.runtimes)
     if engine.hook or "nvidia" in runtimes:
@@ -106,9 +107,9 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
         name, found = answer.host.name, answer.found
         if not (why := held[name]):
             free = ",".join(free_gpus(answer.host, found))
-            yield ok("leases", name, f"GPUs {free} free" if found["gpus"] else "free")
+            yield ok("leases", name, f"GPUs {free} free" if found.gpus else "free")
             continue
-        runs = sorted({lease["run_id"] for lease in found["leases"] if lease["live"]})
+        runs = sorted({lease.run_id for lease in found.leases if lease.live})
         stop = f"launcher stop {runs[0]} --hosts {name}" if runs else "raise slots: of it"
         fix = f"wait, or name other hosts, or if it is yours: {stop}"
         yield (warning if enough else failed)("leases", name, why, fix)
@@ -121,16 +122,16 @@ def _held(answer: HostAnswer, job: JobSpec) -> str:
     number = job.nproc_per_node
     wanted = number if isinstance(number, int) else job.resources.gpus or 0
     free = free_gpus(host, found)
-    if not found["gpus"] or wanted <= len(free):
+    if not found.gpus or wanted <= len(free):
         return ""
-    live = [lease for lease in found["leases"] if lease["live"] and lease["gpus"]]
-    holders = ", ".join(f"{lease['owner']} with {lease['run_id']}" for lease in live)
+    live = [lease for lease in found.leases if lease.live and lease.gpus]
+    holders = ", ".join(f"{lease.owner} with {lease.run_id}" for lease in live)
     return f"{len(free)} GPUs free of {wanted} wanted; held by {holders or 'nobody'}"
 
 
 def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
     """Whether each host resolves the others' names to addresses that they have."""
-    own = {a.found["host_name"]: {i[1] for i in a.found["interfaces"]} for a in answers}
+    own = {a.found.host_name: {i[1] for i in a.found.interfaces} for a in answers}
     for answer in answers:
         names = answer.node.names.items() if answer.node else ()
         loop = [name for name, found in names if _is_loopback(found)]

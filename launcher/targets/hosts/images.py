@@ -1,4 +1,4 @@
-"""The image on every host: the launcher's own, sent once and known by its id, or pulled there."""
+"""Brings the image to the hosts: sent from this machine's engine, or pulled there."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 from launcher.contract.errors import TargetError
 from launcher.targets import proc
+from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session
 
 CHUNK_BYTES = 4 << 20
 SEND_LIMIT_S = 3600.0
 SILENCE_LIMIT_S = 300.0
-"""Within which an engine gives the next part of an image, and a host takes it: either may be busy
-with other layers meanwhile, and one that is frozen never does."""
+"""Within which an engine must give the next part of an image, and a host take it."""
 INSPECT_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image in this machine's engine; ``id`` is that of its content, empty where it is not."""
+    """An image; ``id`` is empty where this machine's engine does not have it."""
 
     name: str
     id: str = ""
@@ -49,24 +49,24 @@ def find_label(image: Image, hosts: Iterable[HostFacts], name: str) -> str | Non
 
 def provide_image(image: Image, session: Session) -> None:
     """Makes a host hold the image. Raises ``TargetError`` where it can neither get nor pull it."""
-    there = session.call("image", image=image.name)["id"]
+    there = session.call(messages.HasImage(image=image.name)).id
     if image.id and there != image.id:
         _send(image, session)
     elif not there:
-        session.call("pull", image=image.name, limit_s=SEND_LIMIT_S)
+        session.call(messages.PullImage(image=image.name), limit_s=SEND_LIMIT_S)
 
 
 def _send(image: Image, session: Session) -> None:
     """Streams it from this machine's engine into the host's, a few megabytes at a time."""
     save = proc.Conversation(("docker", "save", image.name))
-    session.send({"op": "load", "limit_s": SEND_LIMIT_S}, limit_s=SILENCE_LIMIT_S)
+    session.send(messages.LoadImage(limit_s=SEND_LIMIT_S), limit_s=SILENCE_LIMIT_S)
     while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
-        session.send({"op": "chunk"}, chunk, limit_s=SILENCE_LIMIT_S)
+        session.send(messages.ImageChunk(), chunk, limit_s=SILENCE_LIMIT_S)
     code, said = save.end()
-    session.send({"op": "end", "complete": code == 0}, limit_s=SILENCE_LIMIT_S)
+    session.send(messages.ImageEnd(complete=code == 0), limit_s=SILENCE_LIMIT_S)
     answer, _ = session.receive(limit_s=SEND_LIMIT_S)
-    if code != 0 or "error" in answer:
-        why = answer.get("error") or said.strip()
+    if code != 0 or isinstance(answer, messages.Refusal):
+        why = answer.error if isinstance(answer, messages.Refusal) else said.strip()
         raise TargetError(
             f"{session.host.name}: image {image.name} could not be sent there: {why}",
             f"docker save {image.name} | ssh {session.host.name} docker load",

@@ -1,4 +1,4 @@
-"""Which hosts there are: an inventory file, a hostfile of other launchers, or words. Pure."""
+"""Reads the hosts from an inventory file, a hostfile of other launchers, or names. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _WORDS = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
 class Inventory:
     """Hosts in the order of their nodes.
 
-    ``ssh_config`` is a configuration file for the ssh client in place of the user's own;
-    ``order_by`` names the label by which neighbours are put together. ``accept_new`` says that
-    the key of a host never seen before is to be remembered; a changed key never is.
+    ``ssh_config`` replaces the user's configuration of the ssh client. ``order_by`` is the label
+    by which hosts are grouped. ``accept_new`` accepts the keys of unknown hosts, but never a
+    changed key.
     """
 
     hosts: tuple[Host, ...]
@@ -46,7 +46,7 @@ TOP_KEYS = ("hosts", "defaults", "ssh_config", "order_by")
 
 
 def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventory:
-    """What ``--hosts`` names: a file where one is there, else names and ranges.
+    """The hosts of ``--hosts``: a file if one exists, else names and ranges.
 
     Raises ``InputError`` with file and line.
     """
@@ -73,7 +73,7 @@ def read_inventory_of(job: JobSpec) -> Inventory:
 
 
 def parse_inventory(text: str, file: str) -> Inventory:
-    """A hosts.yaml or a hostfile, told apart by the file's name or by its keys."""
+    """Reads a hosts.yaml or a hostfile, depending on the file's name or its keys."""
     if file.endswith((".yaml", ".yml", ".json")) or re.search(
         r"^\s*(?:hosts|defaults|ssh_config|order_by)\s*:", text, re.MULTILINE
     ):
@@ -85,7 +85,7 @@ def parse_inventory(text: str, file: str) -> Inventory:
 
 
 def parse_host_list(text: str, where: str = "--hosts") -> tuple[Host, ...]:
-    """``gpu1,user@10.0.0.[3-6]``: names separated by commas, ranges in brackets."""
+    """Reads ``gpu1,user@10.0.0.[3-6]``: names separated by commas, ranges in brackets."""
     words = [word.strip() for word in _split_words(text, where)]
     if not any(words):
         _refuse(where, "no host is named", FORMS)
@@ -103,7 +103,7 @@ def _split_words(text: str, where: str) -> list[str]:
 
 
 def expand(word: str, where: str = "--hosts") -> list[str]:
-    """``gpu[1-3,7]`` as gpu1, gpu2, gpu3, gpu7; ``[01-10]`` keeps its zeros; ranges multiply."""
+    """Expands ``gpu[1-3,7]`` to gpu1, gpu2, gpu3, gpu7; ``[01-10]`` keeps the zeros."""
     match = _RANGE.search(word)
     if match is None:
         return [word]
@@ -150,7 +150,7 @@ def _without_repeats(hosts: tuple[Host, ...], where: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
-    """``host slots=N`` lines as MPI, DeepSpeed and Horovod read them; ``#`` begins a comment."""
+    """Reads ``host slots=N`` lines as MPI, DeepSpeed and Horovod do; ``#`` begins a comment."""
     found: list[Host] = []
     for number, raw in enumerate(text.splitlines(), 1):
         where = f"{file}:{number}"
@@ -176,7 +176,7 @@ def _slots(word: str, where: str) -> int:
 
 
 def parse_hosts_yaml(text: str, file: str) -> Inventory:
-    """``hosts:`` a list of names and of mappings; ``defaults:`` holds for all of them."""
+    """Reads ``hosts:``, a list of names and mappings, with ``defaults:`` for all of them."""
     source = parse_yaml(text, file)
     data = source.data
     for key in data:
@@ -197,7 +197,7 @@ def parse_hosts_yaml(text: str, file: str) -> Inventory:
 
 
 def order_hosts(hosts: Iterable[Host], label: str) -> tuple[Host, ...]:
-    """Hosts of one value of a label next to each other, in the order of their first ones."""
+    """Groups hosts by the value of a label, in the order of each group's first host."""
     groups: dict[str, list[Host]] = {}
     for host in hosts:
         groups.setdefault(dict(host.labels).get(label, ""), []).append(host)
@@ -270,7 +270,7 @@ def _text(source: YamlSource, path: KeyPath, value: object) -> str | None:
 
 
 def filter_hosts(hosts: tuple[Host, ...], include: str, exclude: str) -> tuple[Host, ...]:
-    """Only ``include``, without ``exclude``; each is ``gpu1;gpu2:0,2``: hosts, or GPUs of hosts."""
+    """Keeps ``include`` without ``exclude``, each like ``gpu1;gpu2:0,2``: hosts, or their GPUs."""
     known = {host.name: host for host in hosts}
     wanted = _parse_filter(include, "--include", known)
     unwanted = _parse_filter(exclude, "--exclude", known)
@@ -302,7 +302,7 @@ def _without_gpus(host: Host, ids: tuple[str, ...]) -> Host:
 def _parse_filter(text: str, where: str, known: Mapping[str, Host]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (p.strip() for p in re.split(r"[;\s]", text))):
-        # A colon may belong to an IPv6 address: what stands before the last one decides.
+        # A colon may belong to an IPv6 address, so a known host must stand before the last one.
         name, colon, ids = part.rpartition(":")
         if not colon or name not in known:
             words = [(word, "") for word in _split_words(part, where) if word]

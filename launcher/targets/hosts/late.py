@@ -1,4 +1,4 @@
-"""Nodes whose host is away: each is started as soon as its host is reached again."""
+"""Starts nodes whose host is away, as soon as the host is reached again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.contract.errors import TargetError
 
 RETRY_S = 2.0
 BACK_LIMIT_S = 600.0
-"""How long a run waits for a host that it cannot do without; one that can, waits for ever."""
+"""How long a run waits for a host that it needs; for others it waits until it ends."""
 
 
 class LateStarts:
@@ -23,22 +23,24 @@ class LateStarts:
         self._lock = threading.RLock()
 
     def waits(self, node_index: int) -> bool:
-        """Whether its host is still awaited."""
+        """Whether the node still waits for its host."""
         return node_index in self._waiting
 
     def is_lost(self, node_index: int) -> bool:
-        """Whether its host was awaited in vain."""
+        """Whether the node has stopped waiting: its host did not come back."""
         return node_index in self._lost
 
     def drop(self, indices: set[int] | None = None) -> None:
-        """These, or all, are no longer to be started; one that is being started just now is waited
-        for, so that whoever ends the run finds it."""
+        """Gives up these nodes, or all.
+
+        A start that is under way is finished first, so that the end of the run finds its node.
+        """
         with self._lock:
             self._waiting -= self._waiting if indices is None else indices
 
     @contextlib.contextmanager
     def starting(self, indices: set[int]) -> Iterator[bool]:
-        """Whether they are still to be started, which does not change within the block."""
+        """Whether they still wait; that does not change within the block."""
         with self._lock:
             yield indices <= self._waiting
 
@@ -50,10 +52,10 @@ class LateStarts:
         may_give_up: Callable[[set[int]], bool],
         is_final: Callable[[TargetError], bool],
     ) -> None:
-        """Calls ``start`` until it does not raise, in a thread of its own.
+        """Calls ``start`` in a thread until it succeeds.
 
-        Ends without it where ``is_final`` says so of an error, or ``may_give_up`` of the nodes that
-        wait by then.
+        Gives up after an error that ``is_final``, or where ``may_give_up`` allows it for the nodes
+        that wait at the deadline.
         """
         self._lost -= indices
         self._waiting |= indices

@@ -1,7 +1,7 @@
-"""A line to each host of a run: its files and its nodes' states come, heartbeats go.
+"""A line to each host of a run: it brings the run's files and nodes' states, and sends beats.
 
 What the run writes on the hosts is copied into the run folder here, each byte at its own offset:
-after a cut the copy goes on where it broke, and what comes twice lands on itself.
+after a cut the copy continues where it broke, and bytes that come twice change nothing.
 """
 
 from __future__ import annotations
@@ -10,36 +10,44 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from launcher.agent import disk
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.plan import run_dir_on
+from launcher.targets.hosts.program.messages import (
+    FilePart,
+    NodeSeen,
+    NodesSeen,
+    WatchEnd,
+    WatchRun,
+)
+from launcher.targets.hosts.program.records import Record
 from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
 BEAT_S = 1.0
 LEASE_TTL_S = 10.0
-"""How long a followed run outlives its launcher, or its launcher's network."""
+"""How long a followed run continues without its launcher, or its launcher's network."""
 SILENCE_LIMIT_S = 8.0
-"""A host beats every second; after this the connection is dropped and made anew."""
+"""A host beats every second; after this silence the connection is replaced."""
 RETRY_S = 1.0
 FULL_RETRY_S = 10.0
-"""How long a full disk here is left alone before the host is asked for what is missing."""
+"""How long after a full disk here the host is asked again for what is missing."""
 FREE_LIMIT_S = 3.0
-"""How long a host may take to end its watch; it is asked through a new connection after that."""
+"""How long a host may take to end its watch; after that a new connection is used."""
 STARTING_S = 5.0
-"""How long a node that was just started may be unknown to a line that looked before."""
+"""How long a node that was just started may be missing in what the host says."""
 COPY_SILENCE_S = 60.0
-"""After that without a word a host is frozen, though its sshd may live."""
+"""After this silence a host counts as frozen, even if its sshd answers."""
 NOT_COPIED_BACK = ("plan.json", "artifact.sh", "submitted.json", "launcher.json", "outcome.json")
-"""Files of the run folder that are the launcher's own."""
+"""Files of the run folder that the launcher writes itself."""
+MISSING = NodeSeen(state="missing")
 
 
 class HostLine:
-    """What is known of one host of a run; a thread of its own keeps it so."""
+    """What is known of one host of a run, kept up to date by a thread."""
 
     def __init__(
         self,
@@ -56,12 +64,12 @@ class HostLine:
         self.has_told = threading.Event()
         self.host, self.nodes = host, nodes
         self._ssh, self._run_id, self._run_dir, self._ttl_s = ssh, run_id, run_dir, ttl_s
-        self._states: dict[str, dict[str, Any]] = {}
+        self._states: Mapping[str, NodeSeen] = {}
         self._started: dict[str, float] = {}
         self._heard_at = self._opened_at = time.monotonic()
         self._session: Session | None = None
         self._hears = False
-        """Whether what is said now is heard as a beat: the host has answered, so it watches."""
+        """Whether the host watches: only then may beats be sent."""
         self._freed: Session | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -72,7 +80,7 @@ class HostLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; the host's lease then runs out unless somebody releases it."""
+        """Ends it; the leases there then expire unless they are released."""
         with self._lock:
             self._closed = True
             if self._session is not None:
@@ -82,9 +90,9 @@ class HostLine:
             self._freed.close()
 
     def free(self) -> Session | None:
-        """Closes it, and returns its conversation for other requests; None where it is cut.
+        """Ends the watch, and returns the session for other requests; None where it is cut.
 
-        Saves a connection and a start of Python for each host just when all are asked to end.
+        It saves a connection and a start of Python on each host when the run ends.
         """
         with self._lock:
             self._closed = True
@@ -96,26 +104,26 @@ class HostLine:
         return self._freed
 
     def started(self, node: str) -> None:
-        """A node, as ``index.incarnation``, was just started there."""
+        """Notes that a node, as ``index.incarnation``, was just started there."""
         self._started[node] = time.monotonic()
 
-    def state(self, node: str) -> dict[str, Any]:
+    def state(self, node: str) -> NodeSeen:
         """What the host last said of a node, as ``index.incarnation``."""
-        found = self._states.get(node, {"state": "missing"})
+        found = self._states.get(node, MISSING)
         fresh = time.monotonic() - self._started.get(node, float("-inf")) < STARTING_S
-        return {"state": "running"} if found["state"] == "missing" and fresh else found
+        return NodeSeen(state="running") if found.state == "missing" and fresh else found
 
     def silent_s(self) -> float:
-        """Since the host was last heard."""
+        """Seconds since the host was last heard."""
         return time.monotonic() - self._heard_at
 
     def beat(self) -> None:
-        """Renews the lease there, and drops a connection that has gone silent."""
+        """Renews the lease there, and ends a silent connection."""
         with self._lock:
             # Under the lock: no beat may come after the end of the watch.
             if self._session is None:
                 return
-            # A conversation that took long to open is not silent from its first moment.
+            # A connection that took long to open has not been silent for as long.
             if min(self.silent_s(), time.monotonic() - self._opened_at) > SILENCE_LIMIT_S:
                 self._session.kill()
             elif self._hears:
@@ -126,9 +134,9 @@ class HostLine:
             try:
                 self._watch()
             except (TargetError, OSError):
-                # OSError: a full disk here. The run goes on; what is missing comes later.
+                # OSError: a full disk here. The run continues, and missing bytes come later.
                 if self.silent_s() > SILENCE_LIMIT_S:
-                    # A shared connection may be dead without knowing.
+                    # A dead shared connection may not have been noticed.
                     self._ssh.disconnect(self.host.host)
             if not self._closed:
                 time.sleep(RETRY_S)
@@ -141,16 +149,18 @@ class HostLine:
                 session.kill()
         try:
             asked = watch_request(self.host, self.nodes, self._run_id, self._run_dir)
-            session.send({**asked, "ttl_s": self._ttl_s, "follows": self._follows})
+            session.send(asked.having(ttl_s=self._ttl_s, follows=self._follows))
             copy = HostCopy(self._run_dir)
             while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = time.monotonic()
-                if "done" in message:
+                if isinstance(message, WatchEnd):
                     self._freed = session
                     return
                 copy.take(message, blob)
-                self._take_states(message)
+                if isinstance(message, NodesSeen):
+                    self._states = message.nodes
+                    self.has_told.set()
                 with self._lock:
                     self._hears = not self._closed
         finally:
@@ -159,26 +169,21 @@ class HostLine:
             if session is not self._freed:
                 session.close()
 
-    def _take_states(self, message: dict[str, Any]) -> None:
-        if "nodes" in message:
-            self._states = message["nodes"]
-            self.has_told.set()
-
 
 class HostCopy:
-    """Takes a host's files in one conversation.
+    """Writes a host's files in one conversation.
 
-    On a full disk here all that come later are left out, so that what the host tells of its nodes
-    still arrives; the next conversation brings what is missing.
+    After a full disk here it drops all further bytes, so that the nodes' states still arrive; the
+    next conversation brings what is missing.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._full_at: float | None = None
 
-    def take(self, message: dict[str, Any], blob: bytes) -> None:
-        """Whatever is no part of a file is left alone."""
-        if "file" not in message or self._full_at is not None:
+    def take(self, message: Record, blob: bytes) -> None:
+        """Writes a part of a file; other messages are ignored."""
+        if not isinstance(message, FilePart) or self._full_at is not None:
             return
         try:
             write_at(self._run_dir, message, blob)
@@ -188,46 +193,42 @@ class HostCopy:
             self._full_at = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether it is time for another conversation."""
+        """Whether it is time for a new conversation."""
         return self._full_at is not None and time.monotonic() - self._full_at > FULL_RETRY_S
 
 
-def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path) -> dict[str, Any]:
-    """Asks for everything that is not yet in ``run_dir``, as one who only looks on."""
-    return {
-        "op": "watch",
-        "run_id": run_id,
-        "run_dir": run_dir_on(host, run_id),
-        "lease_dir": host.host.lease_dir,
-        "nodes": nodes,
-        "have": read_sizes(run_dir),
-        "ttl_s": 0.0,
-        "once": False,
-        "follows": False,
-    }
+def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path) -> WatchRun:
+    """Asks for all bytes that are not yet in ``run_dir``, without following the run."""
+    return WatchRun(
+        run_id=run_id,
+        run_dir=run_dir_on(host, run_id),
+        lease_dir=host.host.lease_dir,
+        nodes=nodes,
+        have=read_sizes(run_dir),
+    )
 
 
 def copy_once(
     session: Session, host: HostFacts, nodes: list[int], run_id: str, run_dir: Path
-) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Brings everything that the host has; the nodes' states, and whether a launcher follows them.
+) -> tuple[Mapping[str, NodeSeen], bool]:
+    """Copies all that the host has; returns its nodes' states, and whether a launcher follows.
 
     Raises ``TargetError`` where the host is gone.
     """
-    states: dict[str, dict[str, Any]] = {}
+    states: Mapping[str, NodeSeen] = {}
     copy = HostCopy(run_dir)
-    asked = {**watch_request(host, nodes, run_id, run_dir), "once": True}
+    asked = watch_request(host, nodes, run_id, run_dir).having(once=True)
     session.send(asked, limit_s=COPY_SILENCE_S)
     while True:
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
-        if "done" in message:
-            return states, message["followed"]
+        if isinstance(message, WatchEnd):
+            return states, message.followed
         copy.take(message, blob)
-        states.update(message.get("nodes", {}))
+        states = message.nodes if isinstance(message, NodesSeen) else states
 
 
 def read_sizes(run_dir: Path) -> dict[str, int]:
-    """Size of every file in the run folder that hosts may add to."""
+    """Sizes of the files in the run folder that hosts may write."""
     found = {}
     for path in run_dir.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # another line may be replacing it
@@ -236,19 +237,19 @@ def read_sizes(run_dir: Path) -> dict[str, int]:
     return found
 
 
-def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:
-    """Puts some bytes of a host's file at their place. A host writes nowhere else than there."""
-    name = PurePosixPath(message["file"])
+def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
+    """Writes a part of a host's file, only inside of ``run_dir`` and not over launcher's files."""
+    name = PurePosixPath(part.file)
     if name.is_absolute() or ".." in name.parts or name.name in ("", *_own_names(name)):
         return
     path = run_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if message["new"] and (path.suffix == ".json" or _size(path) > len(blob)):
-        # Another file by that name: a reader sees the old one or the new one.
+    if part.new and (path.suffix == ".json" or _size(path) > len(blob)):
+        # The file was replaced: a reader sees either the old or the new one.
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
         try:
             temporary.write_bytes(blob)
-            os.utime(temporary, (message["at"], message["at"]))
+            os.utime(temporary, (part.at, part.at))
             temporary.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -259,10 +260,10 @@ def write_at(run_dir: Path, message: dict[str, Any], blob: bytes) -> None:
     try:
         written = 0
         while written < len(blob):
-            # A disk that is nearly full takes a part.
-            written += os.pwrite(descriptor, blob[written:], message["offset"] + written)
-        # The host's own time, as in all that its nodes write: a report corrects for its clock.
-        os.utime(descriptor, (message["at"], message["at"]))
+            # A nearly full disk takes only some of the bytes.
+            written += os.pwrite(descriptor, blob[written:], part.offset + written)
+        # The time of the host's clock, for which a report corrects.
+        os.utime(descriptor, (part.at, part.at))
     finally:
         os.close(descriptor)
 
@@ -276,7 +277,7 @@ def _own_names(name: PurePosixPath) -> tuple[str, ...]:
 
 
 class LineRenewer:
-    """Beats on all lines of a run, from one thread."""
+    """Sends beats on all lines of a run, from one thread."""
 
     def __init__(self, lines: Callable[[], Iterable[HostLine]]) -> None:
         self._lines, self._over = lines, threading.Event()
@@ -287,7 +288,7 @@ class LineRenewer:
         self._thread.start()
 
     def close(self) -> None:
-        """No beat comes after this."""
+        """Sends no more beats."""
         self._over.set()
 
     def _run(self) -> None:

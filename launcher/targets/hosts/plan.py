@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import TargetError
-from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.node_plan import Elastic
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
@@ -211,16 +211,3 @@ def comes_back(plan: LaunchPlan) -> bool:
 def run_dir_on(host: HostFacts, run_id: str) -> str:
     """The run's folder on a host."""
     return f"{host.state_dir}/{RUNS_DIR}/{run_id}"
-
-
-def lease_of(plan: LaunchPlan, node: NodePlan, owner: str, launcher: str) -> dict[str, object]:
-    """A node's lease, as plain data."""
-    return {
-        "run_id": plan.run_id,
-        "node_index": node.node_index,
-        "owner": owner,
-        "launcher": launcher,
-        "gpus": list(node.device_ids),
-        "slots": 0 if node.device_ids else node.nproc_per_node,
-        "detached": plan.detached,
-    }

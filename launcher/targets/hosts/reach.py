@@ -1,4 +1,4 @@
-"""Tries out how hosts reach each other, and whether they see one folder: all at once."""
+"""Tests which hosts reach each other, and whether they share a folder, all at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.plan import Address
+from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.ssh import Session, Ssh
 
 REACH_LIMIT_S = 5.0
@@ -16,11 +17,11 @@ TOKEN_LIMIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Met:
-    """What came of it; hosts and ports by their place in what was asked.
+    """The result; hosts and ports are given by their place in what was asked.
 
-    ``reached`` holds (from, to, address, port). ``seen`` says of each host whose files it saw in
-    the folder. ``closed`` are (host, port) that could not be listened at, ``unwritten`` hosts
-    that could not write to the folder, each with why.
+    ``reached`` holds (from, to, address, port). ``seen`` holds, for each host, the hosts whose
+    files it saw in the folder. ``closed`` are the (host, port) that could not be opened,
+    ``unwritten`` the hosts that could not write to the folder, each with its error.
     """
 
     reached: frozenset[tuple[int, int, str, int]]
@@ -32,8 +33,8 @@ class Met:
 class Gathering:
     """Lets hosts call each other at ``ports`` (0: one that the kernel chooses).
 
-    ``folders`` is the shared folder as each host has it, or empty. Ports stay open, and files
-    there, as long as the ``sessions`` with the hosts, which are the caller's to close.
+    ``folders`` is the path of the shared folder on each host, or empty. Ports and files last as
+    long as the ``sessions``, which the caller closes.
     """
 
     def __init__(
@@ -54,15 +55,15 @@ class Gathering:
     def meet(self, *, keep_folders: bool) -> Met:
         """Blocks for some seconds. Raises ``TargetError`` where a host is gone.
 
-        ``keep_folders``: those that were made for the test stay, because a run is to have them.
+        ``keep_folders``: folders that were made for the test stay for the run.
         """
         places = range(len(self._sessions))
         opened = self._ssh.each(self._prepare, places)
-        # One after the other: who looks for files greets nobody.
+        # Not at the same time: a host that looks for files does not greet callers.
         reached = self._ssh.each(lambda place: self._call(place, opened), places)
         seen = self._ssh.each(self._look, places) if self._folders else [frozenset()] * len(places)
         if not keep_folders:
-            self._ssh.each(lambda session: session.call("untoken"), self._sessions)
+            self._ssh.each(lambda session: session.call(messages.RemoveTokens()), self._sessions)
         return Met(
             reached=frozenset(call for calls in reached for call in calls),
             seen=tuple(seen),
@@ -74,21 +75,22 @@ class Gathering:
         return f".launcher-token-{self._said(place)}"
 
     def _said(self, place: int) -> str:
-        """Each host's own: two may have the same address, of a bridge or a tunnel."""
+        """The token of a host: two hosts may have the same address, of a bridge or a tunnel."""
         return f"{self._token}-{place}"
 
     def _prepare(self, place: int) -> dict[int, int]:
-        """The ports that were opened, by their number in what was asked."""
+        """The ports that were opened, by their place in ``ports``."""
         session, opened = self._sessions[place], {}
         for number, port in enumerate(self._ports):
             try:
-                told = session.call("listen", token=self._said(place), port=port)
-                opened[number] = told["port"]
+                asked = messages.Listen(token=self._said(place), port=port)
+                opened[number] = session.call(asked).port
             except TargetError as error:
                 self._closed[place, number] = error
         if self._folders:
             try:
-                session.call("token", folder=self._folders[place], name=self._name(place))
+                folder = self._folders[place]
+                session.call(messages.LeaveToken(folder=folder, name=self._name(place)))
             except TargetError as error:
                 self._unwritten[place] = error
         return opened
@@ -103,13 +105,13 @@ class Gathering:
             for a in self._candidates[to]
             for number, port in ports.items()
         ]
-        asked = [(address, port, self._said(to)) for to, address, _, port in calls]
-        answer = self._sessions[place].call("reach", calls=asked, wait_s=REACH_LIMIT_S)
-        return [(place, *calls[i][:3]) for i in answer["reached"]]
+        called = [(address, port, self._said(to)) for to, address, _, port in calls]
+        asked = messages.CallHosts(calls=called, wait_s=REACH_LIMIT_S)
+        return [(place, *calls[i][:3]) for i in self._sessions[place].call(asked).places]
 
     def _look(self, place: int) -> frozenset[int]:
         names = {self._name(p): p for p in range(len(self._sessions)) if p not in self._unwritten}
-        answer = self._sessions[place].call(
-            "tokens", folder=self._folders[place], names=list(names), wait_s=TOKEN_LIMIT_S
+        asked = messages.FindTokens(
+            folder=self._folders[place], names=list(names), wait_s=TOKEN_LIMIT_S
         )
-        return frozenset(names[name] for name in answer["seen"])
+        return frozenset(names[name] for name in self._sessions[place].call(asked).names)

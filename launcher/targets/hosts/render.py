@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
@@ -38,26 +37,6 @@ class HostNode:
     def agent_path(self) -> str:
         """Where the agent's archive lies on the host."""
         return f"{self.run_dir}/{protocol.AGENT_ARCHIVE}"
-
-    def spec(self, plan: LaunchPlan, secrets: dict[str, str]) -> dict[str, Any]:
-        """What the keeper is told, as plain data."""
-        return {
-            "run_id": plan.run_id,
-            "node_index": self.node.node_index,
-            "incarnation": self.node.incarnation,
-            "node_dir": self.node_dir,
-            "lease_dir": self.host.host.lease_dir,
-            "argv": list(self.argv),
-            "cwd": self.cwd,
-            "env": dict(self.env),
-            "unset": list(self.unset),
-            "secrets": secrets,
-            "container": self.container,
-            "comes_back": comes_back(plan),
-            "slots_limit": self.host.host.slots,
-            "detached": plan.detached,
-            "stop_grace_s": plan.stop_grace_s,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

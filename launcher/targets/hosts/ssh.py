@@ -1,7 +1,7 @@
-"""Conversations with hosts through the OpenSSH client, so that people's own settings hold.
+"""Conversations with hosts through the OpenSSH client, so that the user's own settings hold.
 
-The remote command is the same few words for every host and request. What is asked, arguments and
-variables included, goes through standard input as data: no shell ever reads any of it.
+The remote command is the same for every host and request. Requests, with all arguments and
+variables, go through standard input as data: no shell reads any of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from launcher.contract.errors import TargetError
 from launcher.targets import proc
@@ -30,6 +30,8 @@ from launcher.targets.hosts.program.frames import (
     read_frame,
     write_frame,
 )
+from launcher.targets.hosts.program.messages import Answer, HostRequest, Refusal
+from launcher.targets.hosts.program.records import Record
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import explain
 
@@ -37,18 +39,18 @@ CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
 """Until the host's first word, through a jump host as well."""
 PERSIST_S = 60
-"""How long a shared connection stays after its last session; it ends by itself."""
+"""How long a shared connection stays open after its last session."""
 CONTROL_LIMIT_S = 5.0
-"""Within which the holder of a shared connection answers: it is a process of this machine."""
+"""Within which the process of this machine that holds a shared connection must answer."""
 REQUEST_LIMIT_S = 60.0
 MAX_AT_ONCE = 64
-"""Sessions opened at the same time: more would only wait for this machine's processors."""
+"""Sessions opened at the same time; more would only compete for this machine's processors."""
 MAX_NOISE_BYTES = 1 << 16
 """What a login shell may print before the host's first word."""
 SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
-"""BatchMode does not reach the client that ProxyJump starts: it would ask in a window."""
+"""BatchMode does not reach the client that ProxyJump starts, which would open a window to ask."""
 
-# Double quotes and nothing that any login shell, csh and fish among them, would expand.
+# In double quotes, and without anything that a login shell, even csh or fish, would expand.
 PYTHON_PROGRAM = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 LOADER = b"""
 import os, sys
@@ -80,7 +82,7 @@ Item = TypeVar("Item")
 
 
 class RefusedByHostError(TargetError):
-    """The host is there, and says why it cannot do what was asked."""
+    """The host was reached, and said why it cannot do what was asked."""
 
 
 class Ssh:
@@ -92,7 +94,7 @@ class Ssh:
         self._kept: tuple[int, dict[str, Session]] = (0, {})
         self._early: Future[None] | None = None
         self._alone: set[str] = set()
-        """Hosts whose shared connection hangs in a frozen process of this machine."""
+        """Hosts whose shared connection is held by a frozen process of this machine."""
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -106,8 +108,8 @@ class Ssh:
             "ControlMaster=auto",
             f"ControlPersist={PERSIST_S}",
             f"ControlPath={'none' if host.name in self._alone else f'{self._control}/%C'}",
-            # What people have for their own log-ins: a tmux in place of our command, or a port
-            # that the first session holds, so that the second one fails.
+            # Users set these for their own log-ins: a tmux in place of our command, or a forwarded
+            # port, which a second session could not open.
             "RemoteCommand=none",
             "ClearAllForwardings=yes",
             *(("StrictHostKeyChecking=accept-new",) if inventory.accept_new else ()),
@@ -125,15 +127,15 @@ class Ssh:
         try:
             return Session(host, argv)
         except TargetError:
-            # The host may have been started anew, which a shared connection does not know.
+            # After a reboot of the host a shared connection is dead: try a new one.
             if not self.disconnect(host):
                 raise
         return Session(host, (*self.argv(host), argv[-1]))
 
     def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """``work`` on all items at once; results in their order.
+        """Calls ``work`` on all items at once; returns the results in order.
 
-        Raises ``TargetError`` that names every host that failed, after all have ended.
+        Raises one ``TargetError`` for all hosts that failed, after all have ended.
         """
         items = list(items)
         if not items:
@@ -149,7 +151,7 @@ class Ssh:
         return [future.result() for future in futures]
 
     def open_early(self, hosts: Iterable[Host]) -> None:
-        """Begins to open what the next ``sessions`` takes, which also raises what this meets."""
+        """Starts to open sessions for the next ``sessions``, which raises any error."""
         pool = ThreadPoolExecutor(max_workers=1)
         self._early = pool.submit(self._open_early, list(hosts))
         pool.shutdown(wait=False)
@@ -162,7 +164,7 @@ class Ssh:
     def sessions(
         self, hosts: Iterable[Host], *, keep: bool = False
     ) -> Iterator[dict[str, Session]]:
-        """One with each host, by its name, as long as the block lasts; raises as ``each`` does.
+        """One with each host, by its name, for the block; raises as ``each`` does.
 
         ``keep`` leaves them open for the next block, unless this one raises.
         """
@@ -177,7 +179,7 @@ class Ssh:
         owner, opened = self._kept
         self._kept = (0, {})
         if owner != os.getpid():
-            # Those of the launcher that went into the background by a fork: they end with it.
+            # They belong to the process that forked this launcher, and end with it.
             opened = {}
 
         def open_one(host: Host) -> None:
@@ -196,10 +198,10 @@ class Ssh:
         self.each(lambda session: session.close(), sessions)
 
     def disconnect(self, host: Host) -> bool:
-        """Shares the connection no more, so that the next one is new; whether there was one.
+        """Stops sharing the connection, so that the next is new; whether there was one.
 
-        One whose holder does not answer is not tried again by this launcher.
-        What goes through it goes on: it may be another launcher's.
+        What goes through it continues: it may belong to another launcher. If its holder does not
+        answer, this launcher does not share connections with the host any more.
         """
         if host.name in self._alone:
             return False
@@ -209,7 +211,6 @@ class Ssh:
             return True
         if time.monotonic() - began_at < CONTROL_LIMIT_S:
             return False
-        # Whoever holds the shared connection is frozen: it is let be, and used no more.
         self._alone.add(host.name)
         return True
 
@@ -225,8 +226,8 @@ def joined(errors: list[TargetError]) -> TargetError:
 
 
 def make_control_dir() -> Path:
-    """A private folder with a short path: a socket's may not be longer than 104 bytes."""
-    # One for each user, not for each launcher: a killed launcher leaves no folder behind.
+    """A private folder with a short path: a socket's path has at most 104 bytes."""
+    # One per user and not per launcher, so that a killed launcher leaves no folder behind.
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"launcher-ssh-{os.getuid()}"
     if len(str(folder)) > 50:
@@ -266,27 +267,24 @@ class Session:
                 self._fail(seen)
 
     def call(
-        self, op: str, *, blob: bytes = b"", limit_s: float = REQUEST_LIMIT_S, **asked: Any
-    ) -> dict[str, Any]:
-        """Asks, and waits for the answer.
+        self, asked: HostRequest[Answer], blob: bytes = b"", *, limit_s: float = REQUEST_LIMIT_S
+    ) -> Answer:
+        """Sends a request, and waits for the answer.
 
-        Raises ``RefusedByHostError`` where the host refuses, ``TargetError`` where it is gone, or
-        silent for ``limit_s``.
+        Raises ``RefusedByHostError`` where the host refuses, ``TargetError`` where the connection
+        is gone, or silent for ``limit_s``.
         """
         with self._talk.limit(limit_s):
-            self.send({"op": op, "limit_s": limit_s, **asked}, blob)
+            self.send(asked.having(limit_s=limit_s), blob)
             answer, _ = self.receive()
-        if "error" in answer:
-            is_full = answer.get("errno") in ("ENOSPC", "EDQUOT")
-            what = "make room" if is_full else "correct it"
+        if isinstance(answer, Refusal):
+            what = "make room" if answer.errno in ("ENOSPC", "EDQUOT") else "correct it"
             hint = f"{what} there (ssh {self.host.name}), then the same command"
-            raise RefusedByHostError(f"{self.host.name}: {answer['error']}", hint)
-        return answer
+            raise RefusedByHostError(f"{self.host.name}: {answer.error}", hint)
+        return cast(Answer, answer)
 
-    def send(
-        self, message: dict[str, Any], blob: bytes = b"", limit_s: float | None = None
-    ) -> None:
-        """One message. Raises ``TargetError`` where the connection is gone, or takes nothing."""
+    def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:
+        """Sends a message. Raises ``TargetError`` where the connection is gone, or is stuck."""
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
                 write_frame(self._talk.stdin, message, blob)
@@ -294,11 +292,11 @@ class Session:
                 self._fail()
 
     def beat(self) -> None:
-        """One byte to a host that watches; whoever reads from it learns of a cut connection."""
+        """Sends one byte to a host that watches."""
         self._say(BEAT)
 
     def end_watch(self) -> None:
-        """Has the watching end, after which the host says that it is done."""
+        """Ends the watch; the host answers with ``WatchEnd``."""
         self._say(ENOUGH)
 
     def _say(self, byte: bytes) -> None:
@@ -306,7 +304,7 @@ class Session:
             self._talk.stdin.write(byte)
             self._talk.stdin.flush()
 
-    def receive(self, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
+    def receive(self, limit_s: float | None = None) -> tuple[Record, bytes]:
         """The next message. Raises ``TargetError`` where the connection is gone, or silent."""
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
@@ -348,9 +346,9 @@ def hello(host: Host) -> bytes:
 
 @functools.cache
 def host_program() -> tuple[str, bytes]:
-    """The name of the program's folder, which is its content's, and the program.
+    """The program, and the name of its folder on hosts, which is a hash of it.
 
-    A folder, since Python keeps compiled modules of one, and of an archive it does not.
+    A folder, as Python caches compiled modules of a folder, and not of an archive.
     """
     archive = render_agent_archive(read_host_sources(), HOST_FOLDER)
     return f"host-{hashlib.sha256(archive).hexdigest()[:16]}", archive

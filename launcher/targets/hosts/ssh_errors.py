@@ -1,4 +1,4 @@
-"""What the ssh client says, turned into what is wrong with which host and the fix to type. Pure."""
+"""Turns messages of the ssh client into what is wrong with a host and the fix to type. Pure."""
 
 from __future__ import annotations
 
@@ -58,10 +58,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
-    """What is wrong and the fix, of a session that ended without an answer.
-
-    ``said`` is the client's stderr.
-    """
+    """What is wrong, and the fix, after a session ended without an answer; ``said`` is stderr."""
     said = said.strip()
     first = f"an ssh session: ssh {name} python3 --version"
     last = said.splitlines()[-1].strip() if said else ""

@@ -1,4 +1,4 @@
-"""Finds out what the hosts of an inventory are, who holds them, and how they reach each other."""
+"""Finds out what the hosts of an inventory have, who holds them, and which reach each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
 from launcher.plan.rendezvous import plan_backend
@@ -22,6 +22,7 @@ from launcher.targets.hosts.plan import (
     is_wanted,
     shared_folder,
 )
+from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadHost
 from launcher.targets.hosts.reach import Gathering
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 PORTS = range(20000, 32000)
-"""Below the range from which kernels hand out ports to outgoing connections."""
+"""Below the range from which kernels take ports for outgoing connections."""
 PROPOSED_PORTS = 16
 SHOWN_HOSTS = 8
 CLOCK_LOOKS = 3
@@ -66,7 +67,7 @@ class Survey:
         check_clocks(chosen, plan_backend(self._job))
         check_versions(chosen)
         by_name = dict(zip((h.name for h in self._inventory.hosts), told, strict=True))
-        free = [set(by_name[facts.host.name]["free_ports"]) for facts in chosen]
+        free = [set(by_name[facts.host.name].free_ports) for facts in chosen]
         common = [port for port in proposed if all(port in ports for ports in free)]
         if not common and self._job.rdzv.port is None:
             raise TargetError(
@@ -80,7 +81,7 @@ class Survey:
     def _with_addresses(
         self,
         chosen: tuple[HostFacts, ...],
-        told: dict[str, dict[str, Any]],
+        told: dict[str, HostReport],
         sessions: dict[str, Session],
     ) -> tuple[HostFacts, ...]:
         if len(chosen) == 1:
@@ -105,12 +106,11 @@ class Survey:
         )
 
 
-def read_host(session: Session, job: JobSpec, ports: list[int]) -> dict[str, Any]:
-    """What one host is, in plain data; of ``ports`` it says which are free."""
+def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
+    """What one host has, and which of ``ports`` are free there."""
     host = session.host
     offset_s = read_clock_offset_s(session)
-    found = session.call(
-        "facts",
+    asked = ReadHost(
         state_dir=host.state_dir,
         lease_dir=host.lease_dir,
         python=host.python or job.hosts.python,
@@ -120,47 +120,47 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> dict[str, Any
         image=job.image or "",
         own_image=OWN_IMAGE,
     )
-    return {**found, "clock_offset_s": offset_s}
+    return session.call(asked).having(clock_offset_s=offset_s)
 
 
 def read_clock_offset_s(session: Session) -> float:
-    """The host's wall clock less this machine's, to half of the shortest round trip."""
+    """The host's clock minus this machine's, to half of the shortest round trip."""
     found = []
     for _ in range(CLOCK_LOOKS):
         asked_at, started = time.time(), time.monotonic()
-        there = session.call("clock")["at"]
+        there = session.call(ReadClock()).at
         took_s = time.monotonic() - started
         found.append((took_s, there - (asked_at + took_s / 2)))
     return float(min(found)[1])
 
 
-def candidates_of(found: dict[str, Any]) -> list[Address]:
-    """All addresses that others might reach a host at."""
-    return [Address(interface=i, address=a, speed=s) for i, a, s in found["interfaces"]]
+def candidates_of(found: HostReport) -> list[Address]:
+    """All addresses at which others might reach a host."""
+    return [Address(interface=i, address=a, speed=s) for i, a, s in found.interfaces]
 
 
-def why_not(host: Host, found: dict[str, Any], job: JobSpec) -> str:
+def why_not(host: Host, found: HostReport, job: JobSpec) -> str:
     """Why a host cannot take a node now; empty where it can."""
     if job.hosts.runtime == "python":
-        if not found["python"]:
+        if not found.python:
             return f"has no {host.python or job.hosts.python or 'python3'}: set python: for it"
-        if not found["torch_version"]:
-            return f"{found['python']} has no torch: set python: for it, or runtime: docker"
-    elif not found["docker"]:
+        if not found.torch_version:
+            return f"{found.python} has no torch: set python: for it, or runtime: docker"
+    elif not found.docker:
         return "has no Docker engine that answers: docker version there says why"
     return (why_no_rdma(found, job) if job.resources.rdma else "") or why_held(host, found, job)
 
 
-def why_no_rdma(found: dict[str, Any], job: JobSpec) -> str:
-    """Why RDMA cannot be had on a host, with the fix; empty where it can."""
-    devices, memlock_bytes = found["rdma_devices"], found["memlock_bytes"]
+def why_no_rdma(found: HostReport, job: JobSpec) -> str:
+    """Why a host cannot use RDMA, with the fix; empty where it can."""
+    devices, memlock_bytes = found.rdma_devices, found.memlock_bytes
     if not devices:
         return (
             "has no RDMA device (/dev/infiniband/uverbs*), and resources.rdma is set: modprobe "
             "ib_uverbs there, or --set resources.rdma=false"
         )
     if job.hosts.runtime == "docker":
-        # The engine hands out devices and lifts the limit, whatever the user may.
+        # The engine gives containers the devices, and lifts the limit.
         return ""
     if not any(devices.values()):
         paths = ", ".join(devices)
@@ -174,43 +174,43 @@ def why_no_rdma(found: dict[str, Any], job: JobSpec) -> str:
     return ""
 
 
-def why_held(host: Host, found: dict[str, Any], job: JobSpec) -> str:
+def why_held(host: Host, found: HostReport, job: JobSpec) -> str:
     """Which runs hold what the job needs of a host; empty where none does."""
-    live = [lease for lease in found["leases"] if lease["live"]]
-    holders = ", ".join(sorted({f"{le['owner']} with {le['run_id']}" for le in live}))
-    if found["gpus"] and not free_gpus(host, found):
+    live = [lease for lease in found.leases if lease.live]
+    holders = ", ".join(sorted({f"{le.owner} with {le.run_id}" for le in live}))
+    if found.gpus and not free_gpus(host, found):
         return f"all its GPUs are held by {holders}"
-    taken = sum(lease["slots"] for lease in live)
+    taken = sum(lease.slots for lease in live)
     wanted = job.nproc_per_node if isinstance(job.nproc_per_node, int) else host.slots or 1
-    if not found["gpus"] and host.slots is not None and taken + wanted > host.slots:
+    if not found.gpus and host.slots is not None and taken + wanted > host.slots:
         return f"{taken} of its {host.slots} slots are held by {holders or 'nobody'}"
     return ""
 
 
-def free_gpus(host: Host, found: dict[str, Any]) -> tuple[str, ...]:
-    """Ids that the inventory allows and nobody holds."""
-    held = {gpu for lease in found["leases"] if lease["live"] for gpu in lease["gpus"]}
-    allowed = found["gpus"] if host.gpus is None else host.gpus
-    return tuple(id for id in found["gpus"] if id in allowed and id not in held)
+def free_gpus(host: Host, found: HostReport) -> tuple[str, ...]:
+    """The GPUs that the inventory allows and no lease holds."""
+    held = {gpu for lease in found.leases if lease.live for gpu in lease.gpus}
+    allowed = found.gpus if host.gpus is None else host.gpus
+    return tuple(id for id in found.gpus if id in allowed and id not in held)
 
 
-def to_facts(host: Host, found: dict[str, Any], job: JobSpec) -> HostFacts:
+def to_facts(host: Host, found: HostReport, job: JobSpec) -> HostFacts:
     """The host as the planner sees it, before its address is known."""
     return HostFacts(
         host=host,
         address="127.0.0.1",
         interface="lo",
-        cpu_count=found["cpu_count"],
+        cpu_count=found.cpu_count,
         device_ids=free_gpus(host, found),
-        # In a container the image's own is what counts.
-        python=found["python"] if job.hosts.runtime == "python" else "python3",
-        torch_version=found.get("torch_version") or None,
-        state_dir=found["state_dir"],
+        # A container has the image's own Python.
+        python=found.python if job.hosts.runtime == "python" else "python3",
+        torch_version=found.torch_version or None,
+        state_dir=found.state_dir,
         runtime=job.hosts.runtime,
-        user=found["user"],
-        image=found.get("image"),
-        image_labels=found.get("labels", ""),
-        clock_offset_s=round(found["clock_offset_s"], 3),
+        user=found.user,
+        image=found.image,
+        image_labels=found.labels,
+        clock_offset_s=round(found.clock_offset_s, 3),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from launcher.contract.errors import TargetError
 from launcher.follow.table import render_columns
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.program.messages import HostReport, Lease, ReadHost
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 
@@ -24,12 +25,13 @@ class HostRow:
     free_gpus: Sequence[str] = ()
     slots: int = 0
     free_slots: int = 0
-    leases: Sequence[dict[str, Any]] = ()
+    leases: Sequence[Lease] = ()
 
     def to_jsonable(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         known = ("host", "error", "hint", "leases") if self.error else vars(self)
-        return {key: getattr(self, key) for key in known}
+        data = {key: getattr(self, key) for key in known}
+        return {**data, "leases": [vars(lease) for lease in self.leases]}
 
 
 def read_hosts_now(inventory: Inventory) -> list[HostRow]:
@@ -39,16 +41,15 @@ def read_hosts_now(inventory: Inventory) -> list[HostRow]:
     def read(host: Host) -> HostRow:
         try:
             with ssh.open(host) as session:
-                found = session.call(
-                    "facts",
+                asked = ReadHost(
                     state_dir=host.state_dir,
                     lease_dir=host.lease_dir,
                     python=host.python,
                     ports=[],
                     gpus=True,
                     runtime="none",
-                    image="",
                 )
+                found = session.call(asked)
         except TargetError as error:
             return HostRow(host=host.name, error=error.what, hint=error.hint)
         return _row(host, found)
@@ -56,18 +57,18 @@ def read_hosts_now(inventory: Inventory) -> list[HostRow]:
     return ssh.each(read, inventory.hosts)
 
 
-def _row(host: Host, found: dict[str, Any]) -> HostRow:
-    live = [lease for lease in found["leases"] if lease["live"]]
-    held = {gpu for lease in live for gpu in lease["gpus"]}
-    gpus = [gpu for gpu in found["gpus"] if host.gpus is None or gpu in host.gpus]
-    slots = 0 if gpus else host.slots or found["cpu_count"]
+def _row(host: Host, found: HostReport) -> HostRow:
+    live = [lease for lease in found.leases if lease.live]
+    held = {gpu for lease in live for gpu in lease.gpus}
+    gpus = [gpu for gpu in found.gpus if host.gpus is None or gpu in host.gpus]
+    slots = 0 if gpus else host.slots or found.cpu_count
     return HostRow(
         host=host.name,
         gpus=gpus,
         free_gpus=[gpu for gpu in gpus if gpu not in held],
         slots=slots,
-        free_slots=max(0, slots - sum(lease["slots"] for lease in live)),
-        leases=found["leases"],
+        free_slots=max(0, slots - sum(lease.slots for lease in live)),
+        leases=found.leases,
     )
 
 
@@ -92,10 +93,10 @@ def _free(row: HostRow) -> str:
     return f"{row.free_slots} of {row.slots} slots"
 
 
-def _lease(lease: dict[str, Any]) -> tuple[str, str, str, str, str]:
-    holds = f"GPU {','.join(lease['gpus'])}" if lease["gpus"] else f"{lease['slots']} slots"
-    kind = "detached" if lease["detached"] else "followed"
+def _lease(lease: Lease) -> tuple[str, str, str, str, str]:
+    holds = f"GPU {','.join(lease.gpus)}" if lease.gpus else f"{lease.slots} slots"
+    kind = "detached" if lease.detached else "followed"
     # An expired lease holds nothing: its launcher and its keeper are both gone.
-    state = f"live, {kind}" if lease["live"] else f"stale for {-lease['left_s']:.0f} s"
-    run = f"{lease['run_id']} node {lease['node_index']}"
-    return run, lease["owner"], holds, f"{lease['age_s']:.0f} s", state
+    state = f"live, {kind}" if lease.live else f"stale for {-lease.left_s:.0f} s"
+    run = f"{lease.run_id} node {lease.node_index}"
+    return run, lease.owner, holds, f"{lease.age_s:.0f} s", state

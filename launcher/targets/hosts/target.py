@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, TargetError
@@ -28,7 +28,13 @@ from launcher.targets.container import plan_containers
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
-from launcher.targets.hosts.line import LEASE_TTL_S, HostLine, LineRenewer, copy_once
+from launcher.targets.hosts.line import (
+    LEASE_TTL_S,
+    MISSING,
+    HostLine,
+    LineRenewer,
+    copy_once,
+)
 from launcher.targets.hosts.nodes import (
     ask_on,
     by_host,
@@ -42,6 +48,7 @@ from launcher.targets.hosts.nodes import (
     take_back,
 )
 from launcher.targets.hosts.plan import CODE_DIR, TARGET, comes_back, plan_facts, run_dir_on
+from launcher.targets.hosts.program.messages import NodeSeen
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
@@ -248,30 +255,30 @@ class HostsTarget(Target):
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe(
-        self, host: HostFacts, node: NodePlan, states: dict[str, dict[str, Any]], away: str
+        self, host: HostFacts, node: NodePlan, states: Mapping[str, NodeSeen], away: str
     ) -> NodeObservation:
         line = self._lines.get(host.host.name)
-        found = line.state(key_of(node)) if line else states.get(key_of(node), {"state": "missing"})
-        detail = found.get("detail", "")
+        found = line.state(key_of(node)) if line else states.get(key_of(node), MISSING)
         if self._late.waits(node.node_index):
-            found = {"state": "pending"}
+            found = NodeSeen(state="pending", detail=found.detail)
         elif self._late.is_lost(node.node_index):
-            found = {"state": "exited", "exit_code": int(ExitCode.TARGET_UNREACHABLE)}
             detail = f"{host.host.name} was not reached for {BACK_LIMIT_S:.0f} s"
+            code = int(ExitCode.TARGET_UNREACHABLE)
+            found = NodeSeen(state="exited", exit_code=code, detail=detail)
         elif node.node_index in self._refused:
-            found, detail = {"state": "missing"}, self._refused[node.node_index]
-        elif line and line.silent_s() > LOST_AFTER_S and found["state"] == "running":
-            found, detail = {"state": away}, f"{host.host.name} does not answer"
+            found = NodeSeen(state="missing", detail=self._refused[node.node_index])
+        elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
+            found = NodeSeen(state=away, detail=f"{host.host.name} does not answer")
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
-            state=NodeState(found["state"]),
-            exit_code=found.get("exit_code"),
-            out_of_memory=found.get("out_of_memory", False),
-            detail=detail,
+            state=NodeState(found.state),
+            exit_code=found.exit_code,
+            out_of_memory=found.out_of_memory,
+            detail=found.detail,
         )
 
-    def _ask(self, plan: LaunchPlan) -> tuple[dict[str, dict[str, Any]], bool]:
+    def _ask(self, plan: LaunchPlan) -> tuple[Mapping[str, NodeSeen], bool]:
         """States of all nodes, and all their files, from hosts that nobody here follows.
 
         Also whether a launcher elsewhere does.
@@ -283,7 +290,7 @@ class HostsTarget(Target):
 
     def _copy(
         self, plan: LaunchPlan, host: HostFacts, nodes: list[int]
-    ) -> tuple[dict[str, dict[str, Any]], bool]:
+    ) -> tuple[Mapping[str, NodeSeen], bool]:
         with self._connect_as(plan).open(host.host) as session:
             return copy_once(session, host, nodes, plan.run_id, Path(plan.run_dir))
 
@@ -381,6 +388,6 @@ class HostsTarget(Target):
             except TargetError:
                 continue  # its own commands tell; a host that is away hides no other run
             # Between two attempts no node runs, but the run does.
-            running = max(sum(s["state"] == "running" for s in states.values()), int(followed))
+            running = max(sum(s.state == "running" for s in states.values()), int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
         return tuple(found)

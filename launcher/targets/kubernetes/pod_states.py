@@ -63,7 +63,7 @@ FIX: Mapping[Trouble, str] = MappingProxyType(
         Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
         Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
         Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
-        Trouble.CRASH_LOOP: "launcher logs shows why its container ends again and again",
+        Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
         Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
     }
 )

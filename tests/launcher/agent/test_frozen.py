@@ -12,11 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.agent import processes, supervisor
+from launcher.agent import supervisor
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
 from launcher.agent.waking import LOOK_S, STOPPED_LIMIT_S, Waker
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode
+from launcher.contract.process_stat import is_stopped
 from launcher.contract.reasons import Reason
 from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
@@ -183,14 +184,14 @@ def test_only_what_a_signal_has_stopped_for_long_is_continued() -> None:
         waker = Waker(clock, said.append)
         waker.look({child.pid: "a child"})
         os.kill(child.pid, signal.SIGSTOP)
-        wait_until(lambda: processes.is_stopped(child.pid))
+        wait_until(lambda: is_stopped(child.pid))
         waker.look({child.pid: "a child"})
         clock.now += STOPPED_LIMIT_S / 2
         waker.look({child.pid: "a child"})
-        assert processes.is_stopped(child.pid)
+        assert is_stopped(child.pid)
         clock.now += STOPPED_LIMIT_S
         waker.look({child.pid: "a child"})
-        wait_until(lambda: not processes.is_stopped(child.pid))
+        wait_until(lambda: not is_stopped(child.pid))
         assert said == [f"a child (pid {child.pid}) was stopped, and is continued"]
     finally:
         child.kill()
@@ -265,13 +266,14 @@ def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_its_node(place: Pl
 STOPPED_CHILD = """
 import os, signal, time
 from launcher.agent import processes
+from launcher.contract.process_stat import is_stopped
 processes.adopt_orphans()
 child = os.fork()
 if child == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
-while not processes.is_stopped(child):
+while not is_stopped(child):
     time.sleep(0.01)
 assert processes.end_children(polite_s=0.2) == 1
 assert processes.children_of(os.getpid()) == ()

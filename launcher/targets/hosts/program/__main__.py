@@ -9,40 +9,29 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from launcher.targets.hosts.program import keeper, requests, revive
+from launcher.targets.hosts.program import keeper, messages, requests, revive
 from launcher.targets.hosts.program.examine import Token
 from launcher.targets.hosts.program.facts import Listener, read_reachable
 from launcher.targets.hosts.program.frames import MAGIC, BrokenFrameError, read_frame, write_frame
+from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Completed, Refusal
+from launcher.targets.hosts.program.records import Record
 from launcher.targets.hosts.program.watch import Watch
 
-IDLE_LIMIT_S = 3600
-"""A session that hears nothing for so long ends: a cut connection may never do so itself. The
-others wait as long while the largest image reaches the slowest host."""
 SPEC_LIMIT_S = 60
-Handler = Callable[[dict[str, Any], bytes], dict[str, Any]]
-HANDLERS: dict[str, Handler] = {
-    name: getattr(requests, name)
-    for name in (
-        *("facts", "clock", "take", "release", "leases", "has", "store"),
-        *("probe", "engine", "tokens"),
-        *("prepare", "start", "stop", "remove", "ask", "is_asked", "runs", "image", "pull", "load"),
-    )
-}
-
-LOOKING = ("facts", "leases", "runs", "watch")
-"""Requests before which nodes that a reboot ended get their keepers back."""
+LOOKING = (messages.ReadHost, messages.ListRuns, messages.WatchRun)
+"""Before these requests, nodes that a reboot ended get their keepers back."""
 
 
 def main(argv: list[str]) -> int:
     """Returns when the launcher closes the conversation, or the node has ended."""
     if argv[1:] == ["keep"]:
-        # Handed over at once by the session that started it: one that hangs has no keeper.
+        # The session that started this sends the spec at once, unless it hangs.
         signal.alarm(SPEC_LIMIT_S)
-        spec = json.loads(sys.stdin.buffer.read())
+        spec = messages.KeeperSpec.from_json(json.loads(sys.stdin.buffer.read()))
         signal.alarm(0)
         keeper.keep(spec)
         return 0
@@ -51,17 +40,17 @@ def main(argv: list[str]) -> int:
 
 
 def converse(program: str) -> None:
-    """Answers one request after another; ``watch`` takes it over until the launcher has enough."""
+    """Answers one request after another; a watch goes on until the launcher ends it."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
-    held = Held()
+    held = Held(program)
     look = functools.partial(revive.revive, Path(program).parents[1], program)
     try:
         while True:
-            signal.alarm(IDLE_LIMIT_S)
-            # Nothing of the launcher is in Python's own buffer, which select does not see: it
-            # says one thing at a time.
+            signal.alarm(int(IDLE_LIMIT_S))
+            # The launcher sends one message at a time, so Python's own buffer, which select does
+            # not see, is empty here.
             held.answer_callers()
             try:
                 frame = read_frame(stdin)
@@ -70,54 +59,61 @@ def converse(program: str) -> None:
             if frame is None:
                 return
             asked, blob = frame
-            signal.alarm(int(asked.get("limit_s", IDLE_LIMIT_S)) + 60)
-            if asked["op"] in LOOKING:
+            assert isinstance(asked, messages.HostRequest), type(asked).__name__
+            signal.alarm(int(asked.limit_s) + 60)
+            if isinstance(asked, LOOKING):
                 look()
-            if asked["op"] == "watch":
+            if isinstance(asked, messages.WatchRun):
                 if Watch(asked, stdout, look).run(sys.stdin.fileno()):
                     continue
                 return
-            if asked["op"] == "load":
-                asked = {"op": "load", "chunks": read_chunks(stdin)}
-            write_frame(stdout, handle({**asked, "program": program}, blob, held))
+            write_frame(stdout, answer(asked, blob, held, stdin))
     finally:
         held.remove()
 
 
 class Held:
-    """What is there as long as the conversation: open ports, and tokens in folders."""
+    """What lasts as long as the conversation: open ports, and tokens in folders."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str) -> None:
+        self._program = program
         self._listeners: list[Listener] = []
         self._tokens: list[Token] = []
+        self.handlers: requests.Handlers = {
+            messages.StartNode: self._start,
+            messages.Listen: self._listen,
+            messages.CallHosts: self._call,
+            messages.LeaveToken: self._leave,
+            messages.RemoveTokens: lambda asked: self.remove(folders=True),
+        }
 
-    def listen(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
-        """Opens ``port``, or one that the kernel chooses for 0."""
-        self._listeners.append(Listener(asked["token"], asked["port"]))
-        return {"port": self._listeners[-1].port}
+    def _start(self, asked: messages.StartNode) -> Completed:
+        spec = asked.node
+        # An earlier incarnation of the node may still run.
+        in_containers = bool(spec.container)
+        requests.end_nodes(spec.run_id, (spec.node_index,), 0.0, in_containers=in_containers)
+        revive.start(spec, self._program)
+        return Completed()
 
-    def reach(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
-        """Which of ``calls`` (address, port, token) are answered from here."""
-        return {"reached": read_reachable(asked["calls"], asked["wait_s"], self._listeners)}
+    def _listen(self, asked: messages.Listen) -> messages.Listening:
+        self._listeners.append(Listener(asked.token, asked.port))
+        return messages.Listening(port=self._listeners[-1].port)
 
-    def token(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
-        """Leaves a file called ``name`` in ``folder``."""
-        self._tokens.append(Token(asked["folder"], asked["name"]))
-        return {}
+    def _call(self, asked: messages.CallHosts) -> messages.Reached:
+        return messages.Reached(places=read_reachable(asked.calls, asked.wait_s, self._listeners))
 
-    def untoken(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
-        """Takes all tokens away, and the folders that were made for them."""
+    def _leave(self, asked: messages.LeaveToken) -> Completed:
+        self._tokens.append(Token(asked.folder, asked.name))
+        return Completed()
+
+    def remove(self, *, folders: bool = False) -> Completed:
+        """Removes the tokens, and the ``folders`` that were made for them if nobody uses them."""
         for token in self._tokens:
-            token.remove(folders=True)
-        return {}
-
-    def remove(self) -> None:
-        """Takes the tokens away; a folder that was made may be somebody's by now."""
-        for token in self._tokens:
-            token.remove()
+            token.remove(folders=folders)
+        return Completed()
 
     def answer_callers(self) -> None:
-        """Greets whoever calls until the launcher has something to say."""
+        """Greets callers until the launcher sends something."""
         while self._listeners:
             ready = select.select([sys.stdin.fileno(), *self._listeners], [], [])[0]
             for listener in self._listeners:
@@ -128,34 +124,33 @@ class Held:
 
 
 def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
-    """What the launcher sends until it says that this was all. Raises OSError where it is not."""
+    """The parts of an image. Raises ``OSError`` where it is cut off."""
     while (frame := read_frame(stdin)) is not None:
         message, blob = frame
-        signal.alarm(IDLE_LIMIT_S)
-        if message["op"] == "end":
-            if message["complete"]:
+        signal.alarm(int(IDLE_LIMIT_S))
+        if isinstance(message, messages.ImageEnd):
+            if message.complete:
                 return
             break
         yield blob
     raise OSError("cut off while it was sent")
 
 
-def handle(asked: dict[str, Any], blob: bytes, held: Held) -> dict[str, Any]:
-    """One answer; ``error`` where it cannot be done."""
-    holding: dict[str, Handler] = {
-        "listen": held.listen,
-        "reach": held.reach,
-        "token": held.token,
-        "untoken": held.untoken,
-    }
+def answer(asked: Record, blob: bytes, held: Held, stdin: IO[bytes]) -> Record:
+    """The answer to one request, or why there is none."""
+    kind = type(asked)
     try:
-        return {**HANDLERS, **holding}[asked["op"]](asked, blob)
+        if kind is messages.LoadImage:
+            return requests.load_image(read_chunks(stdin))
+        if kind in requests.HANDLERS_OF_BYTES:
+            return requests.HANDLERS_OF_BYTES[kind](asked, blob)
+        return {**requests.HANDLERS, **held.handlers}[kind](asked)
     except requests.RequestError as error:
-        return {"error": str(error)}
+        return Refusal(error=str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = errno.errorcode.get(error.errno or 0, "")
-        return {"error": f"{where}{error.strerror or error}", "errno": code}
+        return Refusal(error=f"{where}{error.strerror or error}", errno=code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Programs that this host runs for the launcher; the only user of ``subprocess`` here."""
+"""Runs programs on this host; the only user of ``subprocess`` here."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def read_output(
 
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
-    """Runs a command on what comes in ``chunks``; empty, or what it said where it failed."""
-    import tempfile  # here, as each session would wait for it, and few need it
+    """Feeds ``chunks`` to a command; returns its error output if it fails, else nothing."""
+    import tempfile  # here, as its import would delay each session
 
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
         assert child.stdin is not None
         for chunk in chunks:
-            # Read on where it has failed: the other end would wait for ever.
+            # After a failure read the rest, as the sender waits until it is taken.
             with contextlib.suppress(OSError):
                 child.stdin.write(chunk)
         with contextlib.suppress(OSError):
@@ -51,9 +51,9 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
 
 
 def start_keeper(argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path) -> int:
-    """Starts a process that outlives this session, hands it ``spec``, and returns its pid.
+    """Starts a process that outlives this session, sends it ``spec``, and returns its pid.
 
-    By its standard input: secrets are in it, and must be in no file and no list of processes.
+    The spec has secrets, so it goes through standard input and not through a file or arguments.
     """
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -90,13 +90,13 @@ class Child:
         self.pid = self._popen.pid
 
     def exit_code(self) -> int | None:
-        """As a shell has it; None while it runs."""
+        """The exit code as in a shell; None while it runs."""
         code = self._popen.poll()
         return 128 - code if code is not None and code < 0 else code
 
 
 def _die_with_parent() -> None:
-    # Not SIGKILL: an agent must still end its workers, which have no such tie to the keeper.
+    # Not SIGKILL: the agent must still end its workers, which do not die with the keeper.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() == 1:
         os._exit(1)

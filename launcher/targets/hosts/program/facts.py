@@ -1,4 +1,4 @@
-"""What this host is: its processors, accelerators, addresses, and what the others reach."""
+"""What this host has: processors, accelerators, addresses; and which hosts it reaches."""
 
 from __future__ import annotations
 
@@ -20,55 +20,56 @@ from typing import Any
 
 from launcher.targets.hosts.program import commands
 from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program.messages import HostReport, ReadHost
 
 SIOCGIFADDR = 0x8915
 RDMA_DEVICES = "/dev/infiniband"
 CAP_IPC_LOCK = 14
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
-"""Beginnings of the names of interfaces that lead to this host alone."""
+"""Interfaces with such names lead only to this host."""
 CALLS_AT_ONCE = 256
-"""A quarter of the descriptors that a process usually may have open."""
+"""A quarter of the usual limit of open descriptors."""
 SETTLED_S = 1.5
-"""For addresses that have not answered yet of hosts that did: a kernel whose first packet was lost
-sends another after 1 s (RFC 6298)."""
+"""How long to wait for more addresses once each host has answered at one: a kernel sends a lost
+first packet again after 1 s (RFC 6298)."""
 TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))"
 
 
-def read_facts(asked: dict[str, Any]) -> dict[str, Any]:
-    """The host as the planner needs it; ``asked`` names python, ports, lease_dir and runtime."""
-    state_dir = os.path.abspath(os.path.expanduser(asked["state_dir"]))
-    python = os.path.expanduser(asked["python"] or "python3")
-    facts = {
-        "host_name": socket.gethostname(),
-        "cpu_count": len(os.sched_getaffinity(0)),
-        "gpus": read_gpus() if asked["gpus"] else [],
-        "python": shutil.which(python) or "",
-        "python_version": sys.version.split()[0],
-        "interfaces": read_interfaces(),
-        "state_dir": state_dir,
-        "user": f"{os.getuid()}:{os.getgid()}",
-        "free_ports": [port for port in asked["ports"] if is_free(port)],
-        "leases": LeaseBook(asked["lease_dir"]).read(),
-        "rdma_devices": read_rdma_devices(),
-        "memlock_bytes": read_memlock_bytes(),
-    }
-    if asked["runtime"] == "docker":
-        flavor = "cuda" if facts["gpus"] else "cpu"
-        return {**facts, **read_docker(asked["image"] or f"{asked['own_image']}:{flavor}")}
-    if facts["python"]:
-        version = commands.read_output((facts["python"], "-c", TORCH_VERSION))
-        facts["torch_version"] = (version or "").strip()
-    return facts
+def read_host(asked: ReadHost) -> HostReport:
+    """The host as the planner needs it."""
+    python = shutil.which(os.path.expanduser(asked.python or "python3")) or ""
+    gpus = read_gpus() if asked.gpus else []
+    found = HostReport(
+        host_name=socket.gethostname(),
+        cpu_count=len(os.sched_getaffinity(0)),
+        gpus=gpus,
+        python=python,
+        python_version=sys.version.split()[0],
+        interfaces=read_interfaces(),
+        state_dir=os.path.abspath(os.path.expanduser(asked.state_dir)),
+        user=f"{os.getuid()}:{os.getgid()}",
+        free_ports=[port for port in asked.ports if is_free(port)],
+        leases=LeaseBook(asked.lease_dir).read(),
+        rdma_devices=read_rdma_devices(),
+        memlock_bytes=read_memlock_bytes(),
+    )
+    if asked.runtime == "docker":
+        image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
+        return found.having(image=image, **read_docker(image))
+    if asked.runtime == "python" and python:
+        version = commands.read_output((python, "-c", TORCH_VERSION))
+        return found.having(torch_version=(version or "").strip())
+    return found
 
 
 def read_gpus() -> list[str]:
-    """Ids of NVIDIA GPUs."""
+    """Indices of NVIDIA GPUs, as nvidia-smi lists them."""
     text = commands.read_output(("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"))
     return (text or "").split()
 
 
 def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:
-    """Whether this user may open it, of each device that InfiniBand's verbs are spoken to."""
+    """The devices of InfiniBand verbs, and whether this user may open each."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     devices = [os.path.join(folder, name) for name in sorted(names) if name.startswith("uverbs")]
     return {path: os.access(path, os.R_OK | os.W_OK) for path in devices}
@@ -77,7 +78,7 @@ def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:
 def read_memlock_bytes(status: str = "/proc/self/status") -> int | None:
     """How much memory a process of this user may lock; None for no limit.
 
-    With CAP_IPC_LOCK, which root has, the kernel looks at no limit (capabilities(7)).
+    The kernel ignores the limit with CAP_IPC_LOCK, which root has (capabilities(7)).
     """
     with suppress(OSError, ValueError), open(status) as file:
         effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
@@ -87,15 +88,14 @@ def read_memlock_bytes(status: str = "/proc/self/status") -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def read_docker(image: str) -> dict[str, Any]:
-    """The engine's version and the image's name and labels, empty where there are none."""
+def read_docker(image: str) -> dict[str, str]:
+    """The engine's version and the image's labels, empty where there are none."""
     version = commands.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
-    if not version:
-        return {"docker": "", "image": image, "labels": ""}
     fields = "{{.Id}}\n{{json .Config.Labels}}"
-    found = commands.read_output(("docker", "image", "inspect", "--format", fields, image))
+    argv = ("docker", "image", "inspect", "--format", fields, image)
+    found = commands.read_output(argv) if version else ""
     labels = (found or "").partition("\n")[2].strip()
-    return {"docker": version.strip(), "image": image, "labels": labels}
+    return {"docker": (version or "").strip(), "labels": labels}
 
 
 def read_interfaces() -> list[tuple[str, str, int]]:
@@ -117,14 +117,14 @@ def read_interfaces() -> list[tuple[str, str, int]]:
 
 
 def read_speed(interface: str) -> int:
-    """Of the link, in Mbit/s; 0 where the driver does not tell."""
+    """The link's speed in Mbit/s; 0 where the driver does not report it."""
     with suppress(OSError, ValueError), open(f"/sys/class/net/{interface}/speed") as file:
         return max(0, int(file.read()))
     return 0
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a TCP port of any of this host's addresses."""
+    """Whether a TCP port is free on all addresses of this host."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -135,10 +135,10 @@ def is_free(port: int) -> bool:
 
 
 class Listener:
-    """An open port that says who it is, so that others can find out which addresses lead here."""
+    """An open port that greets callers with a token: they learn which addresses lead here."""
 
     def __init__(self, token: str, port: int = 0) -> None:
-        """Raises ``OSError`` where somebody else listens at ``port``."""
+        """Raises ``OSError`` where ``port`` is taken."""
         self._token = token.encode()
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
@@ -151,7 +151,7 @@ class Listener:
         return self._socket.fileno()
 
     def answer(self) -> None:
-        """Greets one caller, who is known to be there."""
+        """Greets the caller that waits."""
         with suppress(OSError):
             peer, _ = self._socket.accept()
             with peer:
@@ -159,13 +159,13 @@ class Listener:
 
 
 def read_reachable(
-    calls: list[list[Any]], limit_s: float, listeners: Sequence[Listener] = ()
+    calls: Sequence[Sequence[Any]], limit_s: float, listeners: Sequence[Listener] = ()
 ) -> list[int]:
     """Which of (address, port, token) answer with their token, by place in the list.
 
     The same token and port at several addresses is one host: once each host has answered at each
-    of its ports, ``SETTLED_S`` more are waited and not ``limit_s``. Callers of ``listeners`` are
-    greeted meanwhile: they may be those that are called here.
+    of its ports, only ``SETTLED_S`` more are waited. Callers of ``listeners`` are greeted
+    meanwhile, as they may be the hosts that are called here.
     """
     deadline = time.monotonic() + limit_s
     under_way = Calls(calls, limit_s, listeners)
@@ -180,14 +180,14 @@ def read_reachable(
 
 
 class Calls:
-    """Calls at many addresses, ``CALLS_AT_ONCE`` of them under way.
+    """Calls at many addresses, at most ``CALLS_AT_ONCE`` open at a time.
 
-    One that is silent longer than its share of the limit waits anew behind those that have not had
-    their turn: within the limit each is made at least once, however many never answer.
+    A call that is silent for its share of the limit goes to the end of the queue, so that each is
+    made at least once within the limit, however many never answer.
     """
 
     def __init__(
-        self, calls: list[list[Any]], limit_s: float, listeners: Sequence[Listener]
+        self, calls: Sequence[Sequence[Any]], limit_s: float, listeners: Sequence[Listener]
     ) -> None:
         self._calls = calls
         self._share_s = limit_s / max(1, math.ceil(len(calls) / CALLS_AT_ONCE))
@@ -195,7 +195,7 @@ class Calls:
         self._untried = len(calls)
         self._missing = {(token, port) for _, port, token in calls}
         self._open: dict[int, tuple[socket.socket, int, float]] = {}
-        # Not select, which takes no descriptor above 1023.
+        # select takes no descriptor above 1023.
         self._poll = select.poll()
         self._listeners = {listener.fileno(): listener for listener in listeners}
         for number in self._listeners:
@@ -204,18 +204,18 @@ class Calls:
 
     @property
     def settled(self) -> bool:
-        """Whether every host answered at each of its ports, and every address was tried."""
+        """Whether all hosts answered at all ports, and all addresses were tried."""
         return not self._missing and not self._untried
 
     def go_on(self) -> bool:
-        """Makes calls while there is room; False where none is left."""
+        """Makes calls while there is room; False when none is open."""
         while self._queue and len(self._open) < CALLS_AT_ONCE:
             self._untried = max(0, self._untried - 1)
             self._dial(self._queue.popleft())
         return bool(self._open)
 
     def wait(self, deadline: float) -> None:
-        """Until something is heard, or a call has had its share of the time."""
+        """Waits until an answer comes, or a call has had its share of the time."""
         _, _, oldest_at = next(iter(self._open.values()))
         until = min(deadline, oldest_at + self._share_s) if self._queue else deadline
         left_s = max(0.0, until - time.monotonic())
@@ -239,7 +239,7 @@ class Calls:
         try:
             peer = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
-            if error.errno == errno.EAFNOSUPPORT:  # IPv6, which this host does not have
+            if error.errno == errno.EAFNOSUPPORT:  # a host without IPv6
                 return
             raise
         peer.setblocking(False)

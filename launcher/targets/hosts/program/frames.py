@@ -1,30 +1,30 @@
-"""Messages between launcher and host: a JSON object and bytes, each with its length in front."""
+"""Messages between launcher and host: a record and bytes, each with its length in front."""
 
 from __future__ import annotations
 
-import json
-from typing import IO, Any
+from typing import IO
+
+from launcher.targets.hosts.program.records import Record, decode, encode
 
 MAGIC = b"\0launcher-host 1\n"
-"""What the host says first: whatever a login shell prints before it is dropped."""
+"""The host's first words; what a login shell prints before them is skipped."""
 BEAT, ENOUGH = b".", b"!"
-"""What the launcher says to a host that it watches, once it was told something: that it is still
-there, and that it wants the conversation for other requests."""
+"""Sent while the launcher watches a host: "still here", and "end the watch"."""
 MAX_JSON_BYTES = 64 << 20
 
 
 class BrokenFrameError(Exception):
-    """The other end spoke something else, or was cut off within a message."""
+    """What arrived is no message, or only a part of one."""
 
 
-def write_frame(stream: IO[bytes], message: dict[str, Any], blob: bytes = b"") -> None:
-    """Sends one message at once. Text that is no UTF-8 arrives as it was (``surrogateescape``)."""
-    data = json.dumps(message).encode("ascii")
+def write_frame(stream: IO[bytes], message: Record, blob: bytes = b"") -> None:
+    """Sends one message."""
+    data = encode(message)
     stream.write(b"%d %d\n" % (len(data), len(blob)) + data + blob)
     stream.flush()
 
 
-def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+def read_frame(stream: IO[bytes]) -> tuple[Record, bytes] | None:
     """The next message; None at the end of the stream. Raises ``BrokenFrameError``."""
     head = stream.readline(64)
     if not head:
@@ -38,7 +38,7 @@ def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
     data, blob = stream.read(size), stream.read(blob_size)
     if len(data) != size or len(blob) != blob_size:
         raise BrokenFrameError("cut off within a message")
-    message = json.loads(data)
-    if not isinstance(message, dict):
-        raise BrokenFrameError("a message that is no object")
-    return message, blob
+    try:
+        return decode(data), blob
+    except ValueError as error:
+        raise BrokenFrameError(str(error)) from None

@@ -1,8 +1,8 @@
-"""Keeps one node: starts it, renews or watches its lease, ends it, and writes down how it ended.
+"""Keeps one node: starts it, renews or watches its lease, ends it, and records how it ended.
 
-A process of its own on the host, which outlives the session that started it. A run that somebody
-follows has a lease which the follower renews: no launcher, no lease, no run. A detached run's
-lease is renewed here. Where Docker's restart policy brings a node back, the keeper goes on with it.
+A process of its own, which outlives the session that started it. A followed run's lease is renewed
+by its launcher, and the node ends when the lease expires. The keeper renews the lease of a detached
+run. After Docker's restart policy has started a container again, the keeper follows it further.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Any, NamedTuple
 
 from launcher.contract import protocol
 from launcher.contract.keeper_record import read_record, write_record
+from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program import commands, processes
 from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
 
 SPEC = "keeper-spec.json"
-"""Beside the record, of a node that Docker brings back: what its next keeper is started with."""
-OF_THE_KEEPER = ("pid", "start", "waits_since", "gone")
+"""Beside the record of a node that Docker starts again: what its next keeper is started with."""
 POLL_S = 0.05
 ENGINE_POLL_S = 0.5
 MAX_COMEBACKS = 16
-"""As often as a launcher replaces a node: one that always dies again must end one day."""
+"""After so many restarts by Docker the node ends."""
 BACK_LIMIT_S = 600.0
-"""How long an engine may be away, or a container down, before its node counts as gone."""
+"""A node counts as gone when its engine or container has been down for so long."""
 RENEW_S = 2.0
 DETACHED_TTL_S = 20.0
 LOST_GRACE_S = 5.0
-"""What a node gets whose launcher is gone; nobody waits for its last checkpoint any more."""
+"""The stop grace of a node whose launcher is gone."""
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
 FULL_BYTES = 1 << 20
+GRACE_FILE = "stop-grace"
+"""Seconds, written by a request to stop that has its own grace."""
 
-Spec = dict[str, Any]
-"""What ``render_hosts`` makes for a node, and the values of its secrets."""
 
-
-def keep(spec: Spec) -> None:
-    """Blocks until the node has ended and nothing of it is left."""
+def keep(spec: KeeperSpec) -> None:
+    """Blocks until the node has ended and none of its processes is left."""
     keeper = _Keeper(spec)
     signal.signal(signal.SIGTERM, keeper.on_sigterm)
     for signum in (signal.SIGINT, signal.SIGHUP):
@@ -52,10 +52,11 @@ def keep(spec: Spec) -> None:
 
 
 class _Keeper:
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: KeeperSpec) -> None:
         self._spec = spec
-        self._folder = Path(spec["node_dir"])
-        self._book = LeaseBook(spec["lease_dir"])
+        self._run_id, self._node = spec.run_id, (spec.node_index,)
+        self._folder = Path(spec.node_dir)
+        self._book = LeaseBook(spec.lease_dir)
         self._asked = False
         self._why = ""
         self._kill_at: float | None = None
@@ -65,14 +66,14 @@ class _Keeper:
         self._asked = True
 
     def run(self) -> None:
-        self._record = {"pid": os.getpid(), "start": processes.start_of(os.getpid())}
+        self._record = {"pid": os.getpid(), "start": start_of(os.getpid())}
         write_record(self._folder, self._record)
         try:
             code, left = self._follow(self._spec), MAX_COMEBACKS
             while left > 0 and self._may_come_back():
                 code, left = self._follow(attached(self._spec)), left - 1
         except OSError as error:
-            detail = f"cannot start {self._spec['argv'][0]}: {error.strerror}"
+            detail = f"cannot start {self._spec.argv[0]}: {error.strerror}"
             self._close({**self._record, "exit_code": SETUP_FAILED, "detail": detail})
             return
         if code != 0 and not self._why:
@@ -80,24 +81,23 @@ class _Keeper:
         ending = {"exit_code": code, "detail": self._why}
         self._close({**self._record, **ending, **self._ending()})
 
-    def _follow(self, spec: Spec) -> int:
-        """The exit code of the program, which runs until it ends or is ended."""
+    def _follow(self, spec: KeeperSpec) -> int:
+        """Runs the program, and returns its exit code."""
         console = self._folder / protocol.CONSOLE_FILE
-        child = commands.Child(spec["argv"], spec["cwd"], self._env(), console)
+        child = commands.Child(spec.argv, spec.cwd, self._env(), console)
         while (code := child.exit_code()) is None:
             self._turn(child)
             time.sleep(POLL_S)
         return code
 
     def _may_come_back(self) -> bool:
-        """Waits until Docker has brought the container back; False where the node has ended."""
-        if not self._spec["comes_back"] or has_ended_by_itself(self._folder):
+        """Waits until Docker has started the container again; False if the node has ended."""
+        if not self._spec.comes_back or has_ended_by_itself(self._folder):
             return False
-        name = self._spec["container"]
         deadline = time.monotonic() + BACK_LIMIT_S
         while self._kill_at is None and time.monotonic() < deadline:
             self._turn(None)
-            found = inspect(name)
+            found = inspect(self._spec.container)
             if found is not None and (found.is_running or found.out_of_memory):
                 return found.is_running
             if found is not None and not found.is_there:
@@ -106,10 +106,9 @@ class _Keeper:
         return False
 
     def _env(self) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if k != processes.KEEPER}
-        for name in self._spec["unset"]:
-            inherited.pop(name, None)
-        return {**inherited, **self._spec["env"], **self._spec["secrets"]}
+        unset = (processes.KEEPER, *self._spec.unset)
+        inherited = {k: v for k, v in os.environ.items() if k not in unset}
+        return {**inherited, **self._spec.env, **self._spec.secrets}
 
     def _turn(self, child: commands.Child | None) -> None:
         now = time.monotonic()
@@ -120,110 +119,102 @@ class _Keeper:
         elif now > self._kill_at:
             self._sweep()
         elif now - self._renewed_at > RENEW_S:
-            # The launcher that ends it may beat no more: what it holds is not free before its end.
+            # Keep renewing the lease while stopping: the GPUs are not free until the process exits.
             self._renewed_at = now
             self._renew()
 
     def _ask_to_end(self, child: commands.Child | None) -> None:
-        # To the agent alone: it ends its workers, and would report a worker that got a signal of
-        # its own as failed.
-        if self._spec["comes_back"]:
-            commands.read_output(("docker", "kill", "--signal", "TERM", self._spec["container"]))
+        # Only to the agent, which ends its workers: it would report a worker that gets a signal
+        # from elsewhere as failed.
+        if self._spec.comes_back:
+            commands.read_output(("docker", "kill", "--signal", "TERM", self._spec.container))
         elif child is not None:
             processes.send((child.pid,), signal.SIGTERM)
             processes.send((child.pid,), signal.SIGCONT)
 
     def _grace_s(self, now: float) -> float:
-        """Seconds for an orderly end where it is time to end, else 0."""
+        """The grace once the node is to end; 0 before that."""
         if self._asked:
-            if self._spec["comes_back"] and not (self._folder / GRACE_FILE).exists():
-                # Nobody asked for the run's end: the host itself is going down.
+            if self._spec.comes_back and not (self._folder / GRACE_FILE).exists():
+                # A stop request writes that file: without it, the host itself is shutting down.
                 os._exit(0)
-            return max(0.01, read_grace_s(self._folder, self._spec["stop_grace_s"]))
-        if now - self._renewed_at > (RENEW_S if self._spec["detached"] else 0.25):
+            return max(0.01, read_grace_s(self._folder, self._spec.stop_grace_s))
+        if now - self._renewed_at > (RENEW_S if self._spec.detached else 0.25):
             self._renewed_at = now
-            if self._spec["detached"]:
+            if self._spec.detached:
                 self._renew()
-            left_s = self._book.seconds_left(self._spec["run_id"], self._spec["node_index"])
+            left_s = self._book.seconds_left(self._run_id, self._spec.node_index)
             if left_s is None or left_s <= 0:
                 self._why = protocol.LAUNCHER_GONE
                 return LOST_GRACE_S
         return 0.0
 
     def _renew(self) -> None:
-        self._book.renew(self._spec["run_id"], DETACHED_TTL_S, (self._spec["node_index"],))
+        self._book.renew(self._run_id, DETACHED_TTL_S, self._node)
 
     def _ending(self) -> dict[str, Any]:
-        name = self._spec.get("container")
-        found = inspect(name) if name else None
+        found = inspect(self._spec.container) if self._spec.container else None
         if found is None:
             return {}
         return {"out_of_memory": found.out_of_memory, "detail": found.error or self._why}
 
     def _sweep(self) -> None:
-        run_id, node_index = self._spec["run_id"], self._spec["node_index"]
-        if name := self._spec.get("container"):
-            remove_container(name)
-        processes.end(processes.find(run_id, (node_index,)))
+        if self._spec.container:
+            remove_container(self._spec.container)
+        processes.end(processes.find(self._run_id, self._node))
 
     def _close(self, record: dict[str, Any]) -> None:
-        run_id, node_index = self._spec["run_id"], self._spec["node_index"]
         deadline = time.monotonic() + SWEEP_LIMIT_S
         self._sweep()
-        while processes.find(run_id, (node_index,)) and time.monotonic() < deadline:
+        while processes.find(self._run_id, self._node) and time.monotonic() < deadline:
             self._sweep()
             time.sleep(0.02)
-        self._book.release(run_id, (node_index,))
+        self._book.release(self._run_id, self._node)
         write_record(self._folder, record)
 
 
 def describe_full_disk(folder: Path) -> str:
-    """Of a program that ended badly, and could not write why; empty where there is room."""
+    """The reason why a program failed without a word: a full disk; empty if there is room."""
     disk = os.statvfs(folder)
     is_full = disk.f_bavail * disk.f_frsize < FULL_BYTES
     return f"{os.strerror(errno.ENOSPC)}: {folder}" if is_full else ""
 
 
 def read_grace_s(folder: Path, usual_s: float) -> float:
-    """What the request to stop gives the node, or else ``usual_s``."""
+    """The grace in the request to stop, or else ``usual_s``."""
     with suppress(OSError, ValueError):
         return float((folder / GRACE_FILE).read_text())
     return usual_s
 
 
-GRACE_FILE = "stop-grace"
-"""Seconds, written by a request to stop that has its own grace."""
+def write_spec(spec: KeeperSpec) -> None:
+    """Writes what a later keeper of the same container needs, without the secrets."""
+    (Path(spec.node_dir) / SPEC).write_text(spec.having(secrets={}, argv=[]).to_json())
 
 
-def write_spec(spec: Spec) -> None:
-    """What a later keeper of the same container needs, without the secrets."""
-    path = Path(spec["node_dir"]) / SPEC
-    path.write_text(json.dumps({**spec, "secrets": {}, "argv": []}))
+def attached(spec: KeeperSpec) -> KeeperSpec:
+    """The spec of a keeper that follows the container, which runs already. Pure."""
+    argv = ["docker", "attach", "--no-stdin", "--sig-proxy=false", spec.container]
+    return spec.having(argv=argv, cwd="/")
 
 
-def attached(spec: Spec) -> Spec:
-    """As what runs already, with a keeper that only follows it. Pure."""
-    argv = ["docker", "attach", "--no-stdin", "--sig-proxy=false", spec["container"]]
-    return {**spec, "argv": argv, "cwd": "/"}
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """``state`` (of ``state.NodeState``, as text) with exit_code, out_of_memory and detail."""
+def read_state(folder: Path) -> NodeSeen:
+    """How a node is, from its keeper's record."""
     record = read_record(folder)
     if not record:
-        return {"state": "missing"}
+        return NodeSeen(state="missing")
     if "exit_code" in record:
-        return {"state": "exited", **{k: v for k, v in record.items() if k not in OF_THE_KEEPER}}
-    if processes.start_of(record["pid"]) == record["start"]:
-        # A keeper that was stopped alone would never tell its node's end, nor renew its lease.
+        return NodeSeen.from_json({"state": "exited", **record})
+    if start_of(record["pid"]) == record["start"]:
+        # A stopped keeper neither notices its node's end nor renews the lease: continue it.
         processes.wake(record["pid"])
-        return {"state": "running"}
+        return NodeSeen(state="running")
     waits = not record.get("gone") and (folder / SPEC).exists()
-    return {"state": "pending" if waits else "missing"}
+    return NodeSeen(state="pending" if waits else "missing")
 
 
 def has_ended_by_itself(folder: Path) -> bool:
-    """Whether the node's agent has reported an end that no signal brought about."""
+    """Whether the node's agent has reported its end, and no signal caused it."""
     with suppress(OSError, ValueError, KeyError):
         outcome = json.loads((folder / protocol.OUTCOME_FILE).read_text())
         return outcome["exit_code"] not in protocol.SIGNAL_CODES
@@ -234,7 +225,7 @@ def has_ended_by_itself(folder: Path) -> bool:
 
 
 class ContainerState(NamedTuple):
-    """A container as its engine tells it."""
+    """A container's state in its engine."""
 
     is_there: bool
     is_running: bool = False
@@ -243,14 +234,14 @@ class ContainerState(NamedTuple):
 
 
 def inspect(name: str) -> ContainerState | None:
-    """None where the engine does not answer."""
+    """A container's state; None where the engine does not answer."""
     fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
     argv = ("docker", "inspect", "--format", fields, name)
     text = commands.read_output(argv)
     if text is None:
         if commands.read_output(("docker", "version", "--format", "{{.Server.Version}}")) is None:
             return None
-        # The engine may have come up between the two: it counts what it says from now on.
+        # The engine may have started between the two commands: ask once more.
         text = commands.read_output(argv)
         if text is None:
             return ContainerState(is_there=False)
@@ -259,5 +250,5 @@ def inspect(name: str) -> ContainerState | None:
 
 
 def remove_container(name: str) -> None:
-    """Idempotent."""
+    """Removes a container by its name. Idempotent."""
     commands.read_output(("docker", "rm", "--force", "--volumes", name))

@@ -1,8 +1,8 @@
 """Who holds what on this host: one small file for each node of a run, taken under one lock.
 
-No process serves them. Expiry is counted on the clock that runs since the boot, and the folder is
-gone with a reboot: a wrong time of day neither ends a lease nor keeps one. The last lease takes the
-folder with it.
+Expiry is the file's time of change, counted from the boot; the folder is gone after a reboot. So a
+wrong time of day neither ends nor keeps a lease, and a renewal only touches a file, which works on
+a full disk and cannot bring back a released lease. Releasing the last lease removes the folder.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+
+from launcher.targets.hosts.program.messages import Lease
 
 LOCK_LIMIT_S = 10.0
 SUFFIX = ".lease"
 LOCK = "lock"
 
-Lease = dict[str, Any]
-"""run_id, node_index, owner, launcher, gpus (ids), slots, detached, taken_at (epoch); when read
-also expires_s (since boot), which is the file's time of change: to renew it is to touch a file that
-is there, which neither a full disk nor a release at the same moment turns into something else."""
-
 
 class HeldError(Exception):
-    """Somebody else holds what was asked for; ``leases`` are theirs."""
+    """Other runs hold what was asked for; ``leases`` are theirs."""
 
     def __init__(self, leases: list[Lease]) -> None:
         super().__init__("held by another run")
@@ -41,86 +37,74 @@ class LeaseBook:
         self._folder = Path(folder)
 
     def take(self, lease: Lease, ttl_s: float, slots_limit: int | None) -> None:
-        """All of it or nothing; one of the same run and node is replaced.
+        """Replaces a lease of the same run and node. Raises ``HeldError``.
 
-        ``slots_limit`` is how many slots the host has in all, None for no limit. Raises
-        ``HeldError``.
+        ``slots_limit`` is how many slots the host has in all, None for no limit.
         """
         with self._locked():
             others = [
                 other
                 for other in self.read()
-                if other["live"]
-                and (other["run_id"], other["node_index"]) != (lease["run_id"], lease["node_index"])
+                if other.live and self._path(other) != self._path(lease)
             ]
-            held = [other for other in others if set(other["gpus"]) & set(lease["gpus"])]
-            if slots_limit is not None and not lease["gpus"]:
-                taken = sum(other["slots"] for other in others)
-                if taken + lease["slots"] > slots_limit:
-                    held = others or [lease]
+            held = [other for other in others if set(other.gpus) & set(lease.gpus)]
+            slots = sum(other.slots for other in (*others, lease))
+            if slots_limit is not None and not lease.gpus and slots > slots_limit:
+                held = others or [lease]
             if held:
                 raise HeldError(held)
-            self._write({**lease, "taken_at": time.time()}, ttl_s)
+            self._write(lease.having(taken_at=time.time()), ttl_s)
 
     def renew(self, run_id: str, ttl_s: float, nodes: tuple[int, ...] | None = None) -> int:
-        """Moves the expiry of a run's leases, of ``nodes`` alone if given; how many there were.
+        """Renews a run's leases, only of ``nodes`` if given; returns how many there were.
 
-        One that has expired meanwhile is taken again, if nobody else has what it holds by now.
+        An expired lease is taken again, unless another run holds the same by now.
         """
-        own = [le for le in self._of(run_id) if nodes is None or le["node_index"] in nodes]
+        own = self._of(run_id, nodes)
         for lease in own:
-            # A full disk or a lock whose holder is frozen: the next renewal tries again.
+            # On a full disk, or while the lock's holder is frozen, the next renewal tries again.
             with suppress(OSError, HeldError):
-                if lease["expires_s"] < time.monotonic():
-                    self.take(lease, ttl_s, None)
-                else:
+                if lease.live:
                     _set_expiry(self._path(lease), ttl_s)
+                else:
+                    self.take(lease, ttl_s, None)
         return len(own)
 
     def release(self, run_id: str, nodes: tuple[int, ...] | None = None) -> None:
-        """Gives back a run's leases, of ``nodes`` alone if given. Idempotent."""
-        for lease in self._of(run_id):
-            if nodes is None or lease["node_index"] in nodes:
-                with suppress(OSError):
-                    self._path(lease).unlink()
+        """Removes a run's leases, only of ``nodes`` if given. Idempotent."""
+        for lease in self._of(run_id, nodes):
+            with suppress(OSError):
+                self._path(lease).unlink()
         if self._folder.is_dir():
             with suppress(OSError), self._locked():
                 self._remove_if_empty()
 
     def seconds_left(self, run_id: str, node_index: int) -> float | None:
         """Until the lease expires, negative after that; None where there is none."""
-        lease = _read(self._path({"run_id": run_id, "node_index": node_index}))
-        return None if lease is None else lease["expires_s"] - time.monotonic()
+        return next((lease.left_s for lease in self._of(run_id, (node_index,))), None)
 
-    def read(self) -> list[Lease]:
-        """All leases, each with ``live`` and ``age_s`` and ``left_s`` in seconds."""
-        found = []
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            lease = _read(path)
-            if lease is not None:
-                left_s = lease["expires_s"] - time.monotonic()
-                age_s = max(0.0, time.time() - lease["taken_at"])
-                found.append({**lease, "live": left_s > 0, "left_s": left_s, "age_s": age_s})
-        return found
+    def read(self, beginning: str = "") -> list[Lease]:
+        """All leases whose files are called so."""
+        paths = sorted(self._folder.glob(f"{beginning}*{SUFFIX}"))
+        return [lease for lease in map(_read, paths) if lease is not None]
 
-    def _of(self, run_id: str) -> list[Lease]:
-        paths = sorted(self._folder.glob(f"{run_id}.*{SUFFIX}"))
-        found = [lease for lease in map(_read, paths) if lease is not None]
-        return [lease for lease in found if lease["run_id"] == run_id]
+    def _of(self, run_id: str, nodes: tuple[int, ...] | None = None) -> list[Lease]:
+        own = [lease for lease in self.read(f"{run_id}.") if lease.run_id == run_id]
+        return [lease for lease in own if nodes is None or lease.node_index in nodes]
 
     def _path(self, lease: Lease) -> Path:
-        return self._folder / f"{lease['run_id']}.{lease['node_index']}{SUFFIX}"
+        return self._folder / f"{lease.run_id}.{lease.node_index}{SUFFIX}"
 
     def _write(self, lease: Lease, ttl_s: float) -> None:
         path = self._path(lease)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(lease))
+        temporary.write_text(lease.to_json())
         temporary.chmod(0o644)
         _set_expiry(temporary, ttl_s)
         temporary.replace(path)
 
     def _remove_if_empty(self) -> None:
-        """The lock's holder may: whoever waited for it finds it gone, and makes another."""
+        """Only for the lock's holder: others that wait for the lock make a new one."""
         if os.listdir(self._folder) == [LOCK]:
             (self._folder / LOCK).unlink()
             self._folder.rmdir()
@@ -138,7 +122,7 @@ class LeaseBook:
             os.close(lock)
 
     def _try_lock(self) -> int | None:
-        """The lock's descriptor; None where another has it, or removed it meanwhile."""
+        """The lock's descriptor; None while another process has it, or when it was removed."""
         self._make_folder()
         try:
             lock = self._open_lock()
@@ -156,7 +140,7 @@ class LeaseBook:
             return
         temporary = self._folder.with_name(f".{self._folder.name}.{os.getpid()}")
         temporary.mkdir(parents=True, exist_ok=True)
-        # As /tmp: everybody takes leases, nobody removes another's.
+        # Like /tmp: all users take leases, and nobody can remove another user's.
         temporary.chmod(0o1777)
         try:
             temporary.rename(self._folder)
@@ -165,10 +149,10 @@ class LeaseBook:
 
     def _open_lock(self) -> int:
         lock = self._folder / LOCK
-        # Everybody's from its first moment: one who dies before a chmod would shut others out.
+        # Writable for all from the start: a process that dies before a chmod would lock others out.
         usual = os.umask(0)
         try:
-            # O_EXCL, as kernels refuse O_CREAT alone for another's file in a folder like /tmp.
+            # Without O_EXCL kernels refuse to open another user's file in a folder like /tmp.
             with suppress(FileExistsError):
                 os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666))
         finally:
@@ -183,7 +167,8 @@ def _set_expiry(path: Path, ttl_s: float) -> None:
 
 def _read(path: Path) -> Lease | None:
     with suppress(OSError, ValueError), path.open() as file:
-        lease = json.load(file)
-        if isinstance(lease, dict) and "run_id" in lease:
-            return {**lease, "expires_s": os.fstat(file.fileno()).st_mtime_ns / 1e9}
+        lease = Lease.from_json(json.load(file))
+        expires_s = os.fstat(file.fileno()).st_mtime_ns / 1e9
+        left_s, age_s = expires_s - time.monotonic(), max(0.0, time.time() - lease.taken_at)
+        return lease.having(expires_s=expires_s, live=left_s > 0, left_s=left_s, age_s=age_s)
     return None

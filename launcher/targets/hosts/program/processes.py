@@ -1,4 +1,4 @@
-"""Processes of this host by the variables that label them, never by a pattern of names."""
+"""Finds processes of this host by their environment, never by a pattern of names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.process_stat import is_stopped, parent_of
 
 KEEPER = "LAUNCHER_KEEPER"
-"""Set for a node's keeper alone."""
+"""Only a node's keeper has this variable."""
 _RUN_ID = protocol.RUN_ID.encode()
 _NODE_INDEX = protocol.NODE_INDEX.encode()
 _KEEPER = KEEPER.encode()
@@ -20,7 +21,7 @@ _KEEPER = KEEPER.encode()
 def find(
     run_id: str, nodes: tuple[int, ...] | None = None, *, keepers: bool = False
 ) -> tuple[int, ...]:
-    """Pids of a run's living processes, of ``nodes`` alone if given: keepers, or all others."""
+    """Pids of a run's processes, only of ``nodes`` if given: keepers, or all others."""
     wanted = None if nodes is None else {str(index).encode() for index in nodes}
     return tuple(
         pid
@@ -32,7 +33,7 @@ def find(
 
 
 def roots(pids: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of the processes whose parent is none of them."""
+    """The processes whose parent is not among them."""
     return tuple(pid for pid in pids if parent_of(pid) not in pids)
 
 
@@ -44,40 +45,14 @@ def send(pids: tuple[int, ...], signum: int) -> None:
 
 
 def end(pids: tuple[int, ...]) -> None:
-    """Kills, the stopped ones too."""
+    """Kills processes, even stopped ones."""
     send(pids, signal.SIGKILL)
 
 
 def wake(pid: int) -> None:
     """Continues a process that a signal has stopped."""
-    if _stat(pid)[:1] == ["T"]:
+    if is_stopped(pid):
         send((pid,), signal.SIGCONT)
-
-
-def parent_of(pid: int) -> int | None:
-    """The pid of a process' parent; None where it has ended."""
-    fields = _stat(pid)
-    return int(fields[1]) if fields else None
-
-
-def start_of(pid: int) -> str | None:
-    """What tells a process from all others that ever had its pid; None where it has ended."""
-    fields = _stat(pid)
-    if not fields or fields[0] in ("Z", "X"):
-        return None
-    return f"{boot_id()}:{fields[19]}"
-
-
-def boot_id() -> str:
-    """Another one after each start of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _stat(pid: int) -> list[str]:
-    with suppress(OSError):
-        # The name, in parentheses, may hold spaces.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
 
 
 def _environments() -> Iterator[tuple[int, dict[bytes, bytes]]]:

@@ -1,4 +1,4 @@
-"""What a launcher may ask of this host. Each function takes plain data and returns plain data."""
+"""What a launcher may ask of this host: one function for each request."""
 
 from __future__ import annotations
 
@@ -7,159 +7,103 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.targets.hosts.program import commands, examine, keeper, processes, revive
-from launcher.targets.hosts.program.facts import read_facts
+from launcher.targets.hosts.program import commands, examine, facts, keeper, messages, processes
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
+from launcher.targets.hosts.program.messages import Completed, RunOnHost, YesOrNo
+from launcher.targets.hosts.program.records import Record
 from launcher.targets.hosts.program.watch import is_followed
-
-Asked = dict[str, Any]
 
 KEPT_ARCHIVES = 4
 ENGINE_LIMIT_S = 10.0
-"""Within which an engine lists containers; whoever asks waits for a run's end."""
+"""Within which an engine must list its containers while a run is ended."""
+TAKE_UP_LIMIT_S = 30.0
+"""Within which a launcher must take up a request."""
 RUNS_DIR = "runs"
 PLAN_FILE = protocol.PLAN_FILE
 CODE_DIR = "code"
 
 
 class RequestError(Exception):
-    """What was asked cannot be done; the launcher tells it with this host's name in front."""
+    """The request cannot be done; the launcher shows this after the host's name."""
 
 
-def facts(asked: Asked, blob: bytes) -> Asked:
-    return read_facts(asked)
-
-
-def clock(asked: Asked, blob: bytes) -> Asked:
-    return examine.read_clock(asked)
-
-
-def probe(asked: Asked, blob: bytes) -> Asked:
-    """Runs the program in ``blob`` and brings what it says."""
-    return examine.run_program(asked, blob.decode())
-
-
-def engine(asked: Asked, blob: bytes) -> Asked:
-    return examine.read_engine(asked)
-
-
-def tokens(asked: Asked, blob: bytes) -> Asked:
-    return examine.read_tokens(asked)
-
-
-def take(asked: Asked, blob: bytes) -> Asked:
-    """Takes leases, all or none: ``leases``, ``ttl_s``, ``slots_limit``, ``lease_dir``."""
-    book = LeaseBook(asked["lease_dir"])
-    taken = []
+def take_lease(asked: messages.TakeLease) -> messages.Taken:
     try:
-        for lease in asked["leases"]:
-            book.take(lease, asked["ttl_s"], asked["slots_limit"])
-            taken.append(lease)
+        LeaseBook(asked.lease_dir).take(asked.lease, asked.ttl_s, asked.slots_limit)
     except HeldError as error:
-        for lease in taken:
-            book.release(lease["run_id"], (lease["node_index"],))
-        return {"held": error.leases}
-    return {}
+        return messages.Taken(held=error.leases)
+    return messages.Taken()
 
 
-def release(asked: Asked, blob: bytes) -> Asked:
-    nodes = asked.get("nodes")
-    LeaseBook(asked["lease_dir"]).release(asked["run_id"], None if nodes is None else tuple(nodes))
-    return {}
+def _archive(asked: messages.HasCode | messages.StoreCode) -> Path:
+    return Path(asked.state_dir, "code", f"{asked.hash}.tar.gz")
 
 
-def leases(asked: Asked, blob: bytes) -> Asked:
-    found = LeaseBook(asked["lease_dir"]).read()
-    return {"leases": found, "facts": read_facts(asked)}
+def store_code(asked: messages.StoreCode, archive: bytes) -> Completed:
+    """Keeps an archive of code by its hash, and removes the oldest ones."""
+    path = _archive(asked)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, archive)
+    kept = sorted(path.parent.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for old in kept[:-KEPT_ARCHIVES]:
+        old.unlink(missing_ok=True)
+    return Completed()
 
 
-def has(asked: Asked, blob: bytes) -> Asked:
-    """Which archives of code are here, of ``hashes``."""
-    folder = Path(asked["state_dir"]) / "code"
-    return {"have": [name for name in asked["hashes"] if (folder / f"{name}.tar.gz").exists()]}
-
-
-def store(asked: Asked, blob: bytes) -> Asked:
-    """Keeps an archive of code by its hash; the oldest go."""
-    folder = Path(asked["state_dir"]) / "code"
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"{asked['hash']}.tar.gz", blob)
-    kept = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
-    for path in kept[:-KEPT_ARCHIVES]:
-        path.unlink(missing_ok=True)
-    return {}
-
-
-def prepare(asked: Asked, blob: bytes) -> Asked:
-    """Makes a run's folder: ``folders``, ``files`` (path, text), the agent (blob), the code."""
-    run_dir = Path(asked["run_dir"])
-    for folder in (run_dir, *map(Path, asked["folders"])):
+def prepare_run(asked: messages.PrepareRun, agent: bytes) -> Completed:
+    run_dir = Path(asked.run_dir)
+    for folder in (run_dir, *map(Path, asked.folders)):
         folder.mkdir(parents=True, exist_ok=True)
-    if asked["agent"] and not Path(asked["agent"]).exists():
-        _write(Path(asked["agent"]), blob)
+    if asked.agent and not Path(asked.agent).exists():
+        _write(Path(asked.agent), agent)
     code = run_dir / CODE_DIR
-    if asked["code"] and not code.exists():
-        archive = Path(asked["state_dir"]) / "code" / f"{asked['code']}.tar.gz"
+    if asked.code and not code.exists():
+        archive = Path(asked.state_dir, "code", f"{asked.code}.tar.gz")
         temporary = run_dir / f".code.{os.getpid()}"
         unpack(archive.read_bytes(), temporary)
         with suppress(OSError):
             temporary.rename(code)
         shutil.rmtree(temporary, ignore_errors=True)
-    for path, text in asked["files"]:
+    for path, text in asked.files:
         _write(Path(path), text.encode("utf-8", "surrogateescape"))
-    missing = [path for path in asked["needed"] if not os.path.exists(path)]
+    missing = [path for path in asked.needed if not os.path.exists(path)]
     if missing:
         raise RequestError(f"{missing[0]} is not there")
-    return {}
+    return Completed()
 
 
-def start(asked: Asked, blob: bytes) -> Asked:
-    """Starts the keepers of ``nodes``; an earlier incarnation of the same node is ended first."""
-    for spec in asked["nodes"]:
-        in_containers = bool(spec.get("container"))
-        end_nodes(spec["run_id"], (spec["node_index"],), 0.0, in_containers=in_containers)
-        revive.start(spec, asked["program"])
-    return {}
-
-
-def stop(asked: Asked, blob: bytes) -> Asked:
-    """Ends a run's nodes, or ``nodes`` of them; ``tell_launcher`` lets one that follows end too."""
-    nodes = None if asked["nodes"] is None else tuple(asked["nodes"])
-    if asked["tell_launcher"]:
+def stop_nodes(asked: messages.StopNodes) -> Completed:
+    nodes = None if asked.nodes is None else tuple(asked.nodes)
+    if asked.tell_launcher:
         with suppress(OSError):
-            _write(Path(asked["run_dir"], protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
-    end_nodes(asked["run_id"], nodes, asked["grace_s"], in_containers=asked["containers"])
-    LeaseBook(asked["lease_dir"]).release(asked["run_id"], nodes)
-    return {}
+            _write(Path(asked.run_dir, protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
+    end_nodes(asked.run_id, nodes, asked.grace_s, in_containers=asked.containers)
+    LeaseBook(asked.lease_dir).release(asked.run_id, nodes)
+    return Completed()
 
 
-def remove(asked: Asked, blob: bytes) -> Asked:
-    """Removes what a run wrote here, and its checkpoint folder where that is empty.
-
-    What it wrote among its code goes to ``outputs_dir``, if one is named; ``kept`` is how many
-    files.
-    """
-    run_dir, outputs = Path(asked["run_dir"]), Path(asked["outputs_dir"])
-    written = list(outputs_among(run_dir / CODE_DIR)) if asked["outputs_dir"] else []
+def remove_run(asked: messages.RemoveRun) -> messages.Kept:
+    run_dir, outputs = Path(asked.run_dir), Path(asked.outputs_dir)
+    written = list(outputs_among(run_dir / CODE_DIR)) if asked.outputs_dir else []
     for path in written:
         target = outputs / path.relative_to(run_dir / CODE_DIR)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
     shutil.rmtree(run_dir, ignore_errors=True)
-    if asked["checkpoint_dir"]:
+    if asked.checkpoint_dir:
         with suppress(OSError):
-            Path(asked["checkpoint_dir"]).rmdir()
-    return {"kept": len(written), "folder": str(outputs)}
+            Path(asked.checkpoint_dir).rmdir()
+    return messages.Kept(count=len(written), folder=str(outputs))
 
 
 def outputs_among(code: Path) -> Iterator[Path]:
-    """Files that were made or changed since the code was unpacked, whose own have no time."""
+    """Files written since the code was unpacked: the code's own have the time 0."""
     for folder, folders, names in os.walk(code):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in (Path(folder, name) for name in names):
@@ -167,69 +111,86 @@ def outputs_among(code: Path) -> Iterator[Path]:
                 yield path
 
 
-def image(asked: Asked, blob: bytes) -> Asked:
-    """The id of an image in this host's engine; empty where it has none by that name."""
-    argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked["image"])
-    return {"id": (commands.read_output(argv) or "").strip()}
+def find_image(asked: messages.HasImage) -> messages.ImageFound:
+    argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
+    return messages.ImageFound(id=(commands.read_output(argv) or "").strip())
 
 
-def pull(asked: Asked, blob: bytes) -> Asked:
-    """Pulls an image."""
-    if told := commands.feed(("docker", "pull", "--quiet", asked["image"]), ()):
-        raise RequestError(f"image {asked['image']} could not be pulled: {told.splitlines()[-1]}")
-    return {}
+def pull_image(asked: messages.PullImage) -> Completed:
+    if told := commands.feed(("docker", "pull", "--quiet", asked.image), ()):
+        raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
+    return Completed()
 
 
-def load(asked: Asked, blob: bytes) -> Asked:
+def load_image(chunks: Iterator[bytes]) -> Completed:
     """Takes an image as ``docker save`` wrote it."""
-    if told := commands.feed(("docker", "load", "--quiet"), asked["chunks"]):
+    if told := commands.feed(("docker", "load", "--quiet"), chunks):
         raise RequestError(told.splitlines()[-1])
-    return {}
+    return Completed()
 
 
-def ask(asked: Asked, blob: bytes) -> Asked:
-    """Leaves a request for the launcher that follows a run. Refused where none does."""
-    run_dir = Path(asked["run_dir"])
-    if asked["name"] not in protocol.RUN_REQUESTS or not is_followed(run_dir):
-        raise RequestError(f"nobody follows {run_dir.name}")
-    _write(run_dir / asked["name"], asked["text"].encode())
-    return {}
+def ask_launcher(asked: messages.AskLauncher) -> YesOrNo:
+    path = Path(asked.run_dir, asked.name)
+    if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
+        raise RequestError(f"no launcher follows {path.parent.name}")
+    _write(path, asked.text.encode())
+    deadline = time.monotonic() + TAKE_UP_LIMIT_S
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return YesOrNo(yes=not path.exists())
 
 
-def is_asked(asked: Asked, blob: bytes) -> Asked:
-    """Whether a request still waits to be taken up."""
-    return {"waits": Path(asked["run_dir"], asked["name"]).exists()}
+def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
+    folder = Path(os.path.expanduser(asked.state_dir)) / RUNS_DIR
+    paths = sorted(folder.glob(f"*/{PLAN_FILE}"))
+    found = [_read_run(path) for path in paths if path.parent.name.startswith(asked.run_id)]
+    return messages.RunsFound(runs=found)
 
 
-def runs(asked: Asked, blob: bytes) -> Asked:
-    """Runs that this host knows, with their plans and which of their nodes are here."""
-    found = []
-    folder = Path(os.path.expanduser(asked["state_dir"])) / RUNS_DIR
-    for path in sorted(folder.glob(f"*/{PLAN_FILE}")):
-        run_id = path.parent.name
-        if run_id.startswith(asked["run_id"]):
-            nodes = list((path.parent / protocol.NODES_DIR).glob("[0-9]*/[0-9]*"))
-            states = [keeper.read_state(node)["state"] for node in nodes]
-            told = {
-                "run_id": run_id,
-                "plan": path.read_text(),
-                "nodes": sorted({int(node.parent.name) for node in nodes}),
-                "lives": "running" in states or "pending" in states or is_followed(path.parent),
-                "began_at": min((_first_change(node) for node in nodes), default=0.0),
-            }
-            found.append(told)
-    return {"runs": found}
+def _read_run(plan: Path) -> RunOnHost:
+    nodes = list((plan.parent / protocol.NODES_DIR).glob("[0-9]*/[0-9]*"))
+    states = [keeper.read_state(node).state for node in nodes]
+    return RunOnHost(
+        run_id=plan.parent.name,
+        plan=plan.read_text(),
+        nodes=sorted({int(node.parent.name) for node in nodes}),
+        lives="running" in states or "pending" in states or is_followed(plan.parent),
+        began_at=min((_first_change(node) for node in nodes), default=0.0),
+    )
 
 
 def _first_change(folder: Path) -> float:
-    """Of what lies in a folder, seconds since the epoch."""
+    """The oldest time of change in a folder, in seconds since the epoch."""
     return min((path.stat().st_mtime for path in folder.iterdir()), default=time.time())
+
+
+Handlers = dict[type[Record], Callable[[Any], Record]]
+HANDLERS: Handlers = {
+    messages.ReadHost: facts.read_host,
+    messages.ReadClock: lambda asked: messages.ClockTime(at=time.time()),
+    messages.ReadEngine: examine.read_engine,
+    messages.FindTokens: examine.find_tokens,
+    messages.TakeLease: take_lease,
+    messages.HasCode: lambda asked: YesOrNo(yes=_archive(asked).exists()),
+    messages.StopNodes: stop_nodes,
+    messages.RemoveRun: remove_run,
+    messages.HasImage: find_image,
+    messages.PullImage: pull_image,
+    messages.AskLauncher: ask_launcher,
+    messages.ListRuns: list_runs,
+}
+HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], Record]] = {
+    messages.RunProbe: lambda asked, program: examine.run_program(asked, program.decode()),
+    messages.StoreCode: store_code,
+    messages.PrepareRun: prepare_run,
+}
+"""Requests that bring bytes along."""
 
 
 def end_nodes(
     run_id: str, nodes: tuple[int, ...] | None, grace_s: float, *, in_containers: bool
 ) -> None:
-    """Asks the keepers, which ask their agents; kills what is left after the grace."""
+    """Ends a run's nodes: asks their keepers, and kills what is left after the grace."""
     keepers = processes.find(run_id, nodes, keepers=True)
     answers = _remove_containers(run_id, nodes) if in_containers and not keepers else True
     for pid in keepers:
@@ -255,14 +216,14 @@ def end_nodes(
         time.sleep(0.02)
         was_killed = True
     if in_containers and was_killed and keepers:
-        # They could not remove their containers themselves.
+        # A killed keeper could not remove its container.
         answers = _remove_containers(run_id, nodes)
     if not answers:
-        raise RequestError(f"the Docker engine does not answer: containers of {run_id} may go on")
+        raise RequestError(f"the Docker engine does not answer: {run_id} may still run there")
 
 
 def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
-    """Those whose keeper is gone, of a run in containers; False where the engine is silent."""
+    """Removes containers whose keeper is gone; False if the engine does not answer."""
     label = f"label={protocol.LABEL_RUN_ID}={run_id}"
     fields = '{{.ID}} {{.Label "' + protocol.LABEL_NODE_INDEX + '"}}'
     listed = commands.read_output(
@@ -273,7 +234,7 @@ def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
         return False
     for id, _, index in (line.partition(" ") for line in listed.splitlines()):
         if nodes is None or int(index) in nodes:
-            commands.read_output(("docker", "rm", "--force", "--volumes", id))
+            keeper.remove_container(id)
     return True
 
 
@@ -284,8 +245,8 @@ def _write_grace(pid: int, grace_s: float) -> None:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Unpacks an archive of this project's own; nothing may leave the folder."""
-    import tarfile  # here, as each session would wait for it, and one in a run needs it
+    """Unpacks an archive of code; refuses members outside of ``folder``."""
+    import tarfile  # here, as its import would delay each session
 
     folder.mkdir(parents=True)
     root = os.path.realpath(folder)

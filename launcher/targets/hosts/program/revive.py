@@ -1,7 +1,7 @@
-"""Gives a detached run's container its keeper back after the host was started anew.
+"""Starts the keeper of a detached run's container again after a reboot of the host.
 
-Docker's restart policy brings the container back, and its agent joins the others again. Keeper and
-lease went with the power; whoever looks at the host next restores them.
+Docker's restart policy starts the container, and its agent joins the others again. The next session
+on the host restores its keeper and lease.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD, read_record, write_record
+from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program import commands, keeper, processes
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
+from launcher.targets.hosts.program.messages import KeeperSpec
 
 PATTERN = f"runs/*/{protocol.NODES_DIR}/[0-9]*/[0-9]*/{keeper.SPEC}"
 TAKEN_CODE = 137
 
 
 def revive(state_dir: Path, program: str) -> None:
-    """Looks at all nodes whose keeper is gone; ``program`` starts a keeper. Does not wait."""
+    """Restores the keepers that are gone; ``program`` starts a keeper. Does not wait."""
     for path in state_dir.glob(PATTERN):
-        if keeper.read_state(path.parent)["state"] == "pending":
+        if keeper.read_state(path.parent).state == "pending":
             with suppress(OSError, ValueError), path.open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another session may have done it before this one had the lock.
-                if keeper.read_state(path.parent)["state"] == "pending":
-                    _revive(json.load(file), program)
+                # Another session may have restored it before this one had the lock.
+                if keeper.read_state(path.parent).state == "pending":
+                    _revive(KeeperSpec.from_json(json.load(file)), program)
 
 
-def _revive(spec: dict[str, Any], program: str) -> None:
-    folder = Path(spec["node_dir"])
-    found = keeper.inspect(spec["container"])
+def _revive(spec: KeeperSpec, program: str) -> None:
+    folder = Path(spec.node_dir)
+    found = keeper.inspect(spec.container)
     if found is None:
         _wait_for_engine(folder)
     elif found.is_running:
@@ -52,36 +53,38 @@ def _wait_for_engine(folder: Path) -> None:
     _mark(folder, waits_since=since, gone=time.time() - since > keeper.BACK_LIMIT_S)
 
 
-def _mark(folder: Path, **told: Any) -> None:
+def _mark(folder: Path, **told: object) -> None:
     write_record(folder, {**read_record(folder), **told})
 
 
-def _keep_again(spec: dict[str, Any], program: str) -> None:
+def _keep_again(spec: KeeperSpec, program: str) -> None:
     try:
-        LeaseBook(spec["lease_dir"]).take(spec["lease"], keeper.DETACHED_TTL_S, spec["slots_limit"])
+        if spec.lease is not None:
+            book = LeaseBook(spec.lease_dir)
+            book.take(spec.lease, keeper.DETACHED_TTL_S, spec.slots_limit)
     except HeldError as error:
-        keeper.remove_container(spec["container"])
-        taker = error.leases[0]["run_id"]
+        keeper.remove_container(spec.container)
+        taker = error.leases[0].run_id
         detail = f"while its host was away, {taker} took what it had there"
-        _mark(Path(spec["node_dir"]), exit_code=TAKEN_CODE, detail=detail)
+        _mark(Path(spec.node_dir), exit_code=TAKEN_CODE, detail=detail)
         return
     start(keeper.attached(spec), program)
 
 
-def start(spec: dict[str, Any], program: str) -> None:
-    """Starts a node's keeper, and writes down which process that is."""
+def start(spec: KeeperSpec, program: str) -> None:
+    """Starts a node's keeper, and records its process."""
     env = {
         **os.environ,
-        protocol.RUN_ID: spec["run_id"],
-        protocol.NODE_INDEX: str(spec["node_index"]),
+        protocol.RUN_ID: spec.run_id,
+        protocol.NODE_INDEX: str(spec.node_index),
         processes.KEEPER: "1",
     }
-    folder = Path(spec["node_dir"])
+    folder = Path(spec.node_dir)
     for stale in (RECORD, keeper.GRACE_FILE):
         (folder / stale).unlink(missing_ok=True)
-    if spec["comes_back"]:
+    if spec.comes_back:
         keeper.write_spec(spec)
     argv = (sys.executable, "-S", program, "keep")
-    pid = commands.start_keeper(argv, env, json.dumps(spec).encode(), folder / "keeper.log")
-    # Else an observer that is quick would find no record, and take the node for lost.
-    write_record(folder, {"pid": pid, "start": processes.start_of(pid)})
+    pid = commands.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log")
+    # The keeper writes this too, but later: until then the node would count as lost.
+    write_record(folder, {"pid": pid, "start": start_of(pid)})

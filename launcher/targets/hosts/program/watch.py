@@ -1,6 +1,6 @@
-"""Sends what a run writes on this host, byte by byte from where the launcher has it, as it comes.
+"""Sends what a run writes on this host as it comes, from where the launcher's copy ends.
 
-The launcher's heartbeats come the other way; each renews the lease of a run that it follows.
+Each beat of the launcher renews the leases of a run that it follows.
 """
 
 from __future__ import annotations
@@ -12,52 +12,51 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program.frames import ENOUGH, write_frame
 from launcher.targets.hosts.program.keeper import read_state
 from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program.messages import (
+    FilePart,
+    HostBeat,
+    NodeSeen,
+    NodesSeen,
+    WatchEnd,
+    WatchRun,
+)
 
 POLL_S = 0.1
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
-"""After that much silence of the launcher this session ends: a cut connection may never do."""
+"""This session ends after so much silence: a cut connection may never be reported."""
 FOLLOWED_S = 10.0
 """How long a run counts as followed after its launcher's last beat."""
 CHUNK_BYTES = 1 << 17
 LEFT_OUT = ("code", protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR)
-"""In the run folder itself; deeper down a folder by such a name is the training's."""
+"""Only in the run folder itself: below it, folders with such names belong to the training."""
 REWRITTEN_BYTES = 1 << 16
-"""A file up to this size that changes without growing is sent whole."""
+"""A file of at most this size that changes without growing is sent whole."""
 
 
 class Watch:
-    """One launcher's view of one run on this host.
+    """One launcher's view of one run; ``revive`` is called now and then while a node is pending."""
 
-    ``have`` is the size of each file that the launcher has, by its path in the run folder;
-    ``revive`` is called now and then while a node is on its way back.
-    """
-
-    def __init__(self, asked: dict[str, Any], out: IO[bytes], revive: Callable[[], None]) -> None:
-        self._revive = revive
-        self._run_id = asked["run_id"]
-        self._run_dir = Path(asked["run_dir"])
-        self._nodes = tuple(asked["nodes"])
-        self._once, self._follows = asked["once"], asked["follows"]
-        self._book = LeaseBook(asked["lease_dir"])
-        self._ttl_s = asked["ttl_s"]
-        self._out = out
+    def __init__(self, asked: WatchRun, out: IO[bytes], revive: Callable[[], None]) -> None:
+        self._asked, self._out, self._revive = asked, out, revive
+        self._run_dir = Path(asked.run_dir)
+        self._book = LeaseBook(asked.lease_dir)
         self._seen: dict[str, tuple[int, int, int]] = {}
-        self._sent: dict[str, int] = dict(asked["have"])
-        self._states: dict[str, Any] = {}
+        self._sent = dict(asked.have)
+        self._states: dict[str, NodeSeen] = {}
         self._stdin: int | None = None
         self._goes_on, self._had_enough = True, False
 
     def run(self, stdin: int) -> bool:
-        """Blocks until the launcher has had enough (True), closes its end or falls silent."""
+        """Blocks until the launcher ends the watch (True), or the connection (False)."""
         beat_at = float("-inf")
-        if self._once:
+        if self._asked.once:
             self.send_new()
             self._tell_done()
             return True
@@ -68,15 +67,15 @@ class Watch:
             self.send_new()
             if time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
-                write_frame(self._out, {"beat": time.time()})
-                if any(state["state"] == "pending" for state in self._states.values()):
+                write_frame(self._out, HostBeat())
+                if any(state.state == "pending" for state in self._states.values()):
                     self._revive()
         if self._had_enough:
             self._tell_done()
         return self._had_enough
 
     def _hear(self, wait_s: float) -> None:
-        """Listens to the launcher, also between the parts of a file that takes long to send."""
+        """Reads what the launcher says; also called between the parts of a large file."""
         if self._stdin is None or not select.select([self._stdin], [], [], wait_s)[0]:
             return
         said = os.read(self._stdin, 4096)
@@ -85,33 +84,33 @@ class Watch:
         if not self._goes_on:
             return
         signal.alarm(SILENCE_LIMIT_S)
-        if self._follows:
+        if self._asked.follows:
             mark_followed(self._run_dir)
-        if self._ttl_s:
-            self._book.renew(self._run_id, self._ttl_s, self._nodes)
+        if self._asked.ttl_s:
+            self._book.renew(self._asked.run_id, self._asked.ttl_s, tuple(self._asked.nodes))
 
     def _tell_done(self) -> None:
-        write_frame(self._out, {"done": True, "followed": is_followed(self._run_dir)})
+        write_frame(self._out, WatchEnd(followed=is_followed(self._run_dir)))
 
     def send_new(self) -> None:
         """Everything that changed since the last call: files first, then how nodes ended."""
         states = {
             f"{index}.{folder.name}": read_state(folder)
-            for index in self._nodes
+            for index in self._asked.nodes
             for folder in (self._run_dir / protocol.NODES_DIR / str(index)).glob("[0-9]*")
         }
         for path in sorted(_files(self._run_dir, LEFT_OUT)):
             is_request = path.parent == self._run_dir and path.name in protocol.RUN_REQUESTS
             with suppress(OSError):
-                if self._follows or not is_request:
+                if self._asked.follows or not is_request:
                     self._send_file(path)
                 if not self._goes_on:
                     return
-                if self._follows and is_request:
+                if self._asked.follows and is_request:
                     path.unlink()
         if states != self._states:
             self._states = states
-            write_frame(self._out, {"nodes": states})
+            write_frame(self._out, NodesSeen(nodes=states))
 
     def _send_file(self, path: Path) -> None:
         name = str(path.relative_to(self._run_dir))
@@ -123,14 +122,14 @@ class Watch:
                 return
             offset = self._offset(name, before, mark)
             file.seek(offset)
-            # Without a byte, a new file and one that was emptied are news too.
+            # A new file and one that was emptied are sent although they have no bytes.
             first = self._sent.get(name, -1) not in range(offset + 1)
             while (data := file.read(CHUNK_BYTES)) or first:
                 self._hear(0.0)
                 if not self._goes_on:
                     return
-                told = {"file": name, "offset": offset, "new": offset == 0, "at": stat.st_mtime}
-                write_frame(self._out, told, data)
+                part = FilePart(file=name, offset=offset, new=offset == 0, at=stat.st_mtime)
+                write_frame(self._out, part, data)
                 offset += len(data)
                 first = False
         self._seen[name] = mark
@@ -139,7 +138,7 @@ class Watch:
     def _offset(
         self, name: str, before: tuple[int, int, int] | None, now: tuple[int, int, int]
     ) -> int:
-        """Where the launcher's copy ends, or 0 where the file is another one by now."""
+        """Where the launcher's copy ends; 0 if the file was replaced since."""
         sent = self._sent.get(name, 0)
         replaced = before is not None and before[0] != now[0]
         rewritten = sent >= now[1] and now[1] <= REWRITTEN_BYTES and before is not None
@@ -148,7 +147,7 @@ class Watch:
 
 
 def mark_followed(run_dir: Path) -> None:
-    """Notes that a launcher has just been heard."""
+    """Records that a launcher was heard now."""
     path = run_dir / protocol.FOLLOWED_FILE
     with suppress(OSError):
         path.touch()

@@ -13,9 +13,10 @@ from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts import doctor_judge
-from launcher.targets.hosts.doctor_answers import EngineFacts, HostAnswer
+from launcher.targets.hosts.doctor_answers import HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import Address, decide_unshared
+from launcher.targets.hosts.program.messages import EngineFacts, HostReport, Lease
 from launcher.targets.hosts.reach import Met
 from launcher.targets.hosts.settings import Host
 
@@ -28,7 +29,7 @@ EVERY_WAY = frozenset(
     if source != to
     for port in (0, 1)
 )
-LEASE = {"run_id": "digits-1", "owner": "anna@desk", "gpus": ["0"], "slots": 0, "live": True}
+LEASE = Lease(run_id="digits-1", node_index=0, owner="anna@desk", gpus=["0"], slots=0, live=True)
 
 
 def known(names: dict[str, list[str]]) -> NodeAnswer:
@@ -48,8 +49,8 @@ def met(**fields: Any) -> Met:
 
 
 def answer(host: Host, *, engine: EngineFacts | None = None, **found: Any) -> HostAnswer:
-    usual = {"gpus": ["0", "1"], "leases": [], "host_name": host.name, "interfaces": []}
-    return HostAnswer(host=host, found={**usual, **found}, engine=engine)
+    usual = HostReport(gpus=["0", "1"], host_name=host.name)
+    return HostAnswer(host=host, found=usual.having(**found), engine=engine)
 
 
 @pytest.mark.parametrize(

@@ -8,32 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from launcher.targets.hosts.program.examine import (
-    Token,
-    read_clock,
-    read_engine,
-    read_tokens,
-    run_program,
+from launcher.targets.hosts.program.examine import Token, find_tokens, read_engine, run_program
+from launcher.targets.hosts.program.messages import (
+    EngineFacts,
+    FindTokens,
+    ProbeResult,
+    ReadClock,
+    ReadEngine,
+    RunProbe,
 )
+from launcher.targets.hosts.program.requests import HANDLERS
 
-ASKED = {"python": sys.executable, "arguments": [], "env": {}, "wait_s": 20.0}
+ASKED = RunProbe(python=sys.executable, arguments=[], env={}, wait_s=20.0, checkpoint_dir="")
 
 
-def run(source: str, folder: Path, **asked: object) -> dict[str, object]:
-    return run_program({**ASKED, "checkpoint_dir": str(folder), **asked}, source)
+def run(source: str, folder: Path, **asked: object) -> ProbeResult:
+    return run_program(ASKED.having(checkpoint_dir=str(folder), **asked), source)
 
 
 def test_a_program_is_told_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
     source = "import json, os; print('hello'); print(json.dumps(os.environ['CHECKPOINT_DIR']))"
-    assert run(source, tmp_path) == {"answer": str(tmp_path), "has_folder": True}
+    assert run(source, tmp_path) == ProbeResult(answer=str(tmp_path), has_folder=True)
     missing = tmp_path / "not" / "there"
-    assert run(source, missing) == {"answer": str(tmp_path), "has_folder": False}
+    assert run(source, missing) == ProbeResult(answer=str(tmp_path), has_folder=False)
 
 
 def test_a_program_has_the_jobs_variables_and_its_arguments(tmp_path: Path) -> None:
     source = "import json, os, sys; print(json.dumps([os.environ['A'], sys.argv[1:]]))"
     told = run(source, tmp_path, env={"A": "1 2"}, arguments=["node"])
-    assert told["answer"] == ["1 2", ["node"]]
+    assert told.answer == ["1 2", ["node"]]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +59,8 @@ def test_a_program_that_tells_nothing_is_an_error(
 def test_tokens_are_seen_and_go_with_the_folders_that_were_made_for_them(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     token = Token(str(folder), "one")
-    seen = read_tokens({"folder": str(folder), "names": ["one", "two"], "wait_s": 0.2})
-    assert seen == {"seen": ["one"]}
+    found = find_tokens(FindTokens(folder=str(folder), names=["one", "two"], wait_s=0.2))
+    assert found.names == ["one"]
     assert [path.name for path in folder.iterdir()] == ["one"]
     token.remove(folders=True)
     assert list(tmp_path.iterdir()) == []
@@ -72,16 +75,17 @@ def test_a_folder_that_was_there_or_is_in_use_stays(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_shows_no_tokens(tmp_path: Path) -> None:
-    asked = {"folder": str(tmp_path / "none"), "names": ["one"], "wait_s": 0.0}
-    assert read_tokens(asked) == {"seen": []}
+    asked = FindTokens(folder=str(tmp_path / "none"), names=["one"], wait_s=0.0)
+    assert find_tokens(asked).names == []
 
 
 def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    told = read_engine({"image": "a:1"})
-    assert told == {"version": "", "runtimes": [], "hook": False, "image_id": "", "digests": []}
+    told = read_engine(ReadEngine(image="a:1"))
+    assert told == EngineFacts(version="", runtimes=[], hook=False, digests=[])
 
 
 def test_the_clock_is_the_wall_clock() -> None:
     before = time.time()
-    assert before <= read_clock({})["at"] <= time.time()
+    answer = HANDLERS[ReadClock](ReadClock())
+    assert before <= vars(answer)["at"] <= time.time()

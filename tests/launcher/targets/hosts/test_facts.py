@@ -24,6 +24,7 @@ from launcher.targets.hosts.program.facts import (
     read_rdma_devices,
     read_reachable,
 )
+from launcher.targets.hosts.program.messages import HostReport
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
@@ -144,15 +145,12 @@ def test_no_limit_of_locked_memory_holds_for_whoever_may_lock_all(tmp_path: Path
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
 
 
-FIT = {
-    "python": "/usr/bin/python3",
-    "torch_version": "2.13.0",
-    "docker": "27.1",
-    "gpus": [],
-    "leases": [],
-    "rdma_devices": {"/dev/infiniband/uverbs0": True},
-    "memlock_bytes": None,
-}
+FIT = HostReport(
+    python="/usr/bin/python3",
+    torch_version="2.13.0",
+    docker="27.1",
+    rdma_devices={"/dev/infiniband/uverbs0": True},
+)
 CLOSED = {"/dev/infiniband/uverbs0": False}
 
 
@@ -173,9 +171,9 @@ def test_a_host_without_what_rdma_needs_is_refused_with_the_fix(
     make_job: Callable[..., JobSpec], runtime: str, found: dict[str, Any], why: str, fix: str
 ) -> None:
     job = make_job(hosts={"runtime": runtime}, resources={"rdma": True})
-    told = why_not(Host(name="gpu1"), {**FIT, **found}, job)
+    told = why_not(Host(name="gpu1"), FIT.having(**found), job)
     assert bool(told) == bool(why)
     assert why in told
     assert fix in told
     without = make_job(hosts={"runtime": runtime})
-    assert why_not(Host(name="gpu1"), {**FIT, **found}, without) == ""
+    assert why_not(Host(name="gpu1"), FIT.having(**found), without) == ""

@@ -8,23 +8,15 @@ import stat
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.targets.hosts.program.leases import LOCK, HeldError, LeaseBook
+from launcher.targets.hosts.program.messages import Lease
 
 
-def lease(run_id: str, *gpus: str, node_index: int = 0, slots: int = 0) -> dict[str, Any]:
-    return {
-        "run_id": run_id,
-        "node_index": node_index,
-        "owner": "me@here",
-        "launcher": "1",
-        "gpus": list(gpus),
-        "slots": slots,
-        "detached": False,
-    }
+def lease(run_id: str, *gpus: str, node_index: int = 0, slots: int = 0) -> Lease:
+    return Lease(run_id=run_id, node_index=node_index, owner="me@here", gpus=gpus, slots=slots)
 
 
 @pytest.fixture
@@ -36,9 +28,9 @@ def test_what_is_held_is_not_given_again(book: LeaseBook) -> None:
     book.take(lease("a", "0", "1"), 10, None)
     with pytest.raises(HeldError) as error:
         book.take(lease("b", "1", "2"), 10, None)
-    assert [held["run_id"] for held in error.value.leases] == ["a"]
+    assert [held.run_id for held in error.value.leases] == ["a"]
     book.take(lease("b", "2"), 10, None)
-    assert [(le["run_id"], le["live"]) for le in book.read()] == [("a", True), ("b", True)]
+    assert [(le.run_id, le.live) for le in book.read()] == [("a", True), ("b", True)]
 
 
 def test_slots_are_counted_up_to_the_hosts_limit(book: LeaseBook) -> None:
@@ -52,7 +44,7 @@ def test_slots_are_counted_up_to_the_hosts_limit(book: LeaseBook) -> None:
 
 def test_an_expired_lease_holds_nothing_and_is_shown_as_stale(book: LeaseBook) -> None:
     book.take(lease("a", "0"), -1, None)
-    assert [le["live"] for le in book.read()] == [False]
+    assert [le.live for le in book.read()] == [False]
     book.take(lease("b", "0"), 10, None)
 
 
@@ -68,7 +60,7 @@ def test_a_renewal_that_comes_too_late_takes_nothing_from_another(book: LeaseBoo
     book.take(lease("a", "0"), -1, None)
     book.take(lease("b", "0"), 10, None)
     book.renew("a", 10)
-    assert [(le["run_id"], le["live"]) for le in book.read()] == [("a", False), ("b", True)]
+    assert [(le.run_id, le.live) for le in book.read()] == [("a", False), ("b", True)]
 
 
 def test_only_the_runs_own_nodes_are_given_back(book: LeaseBook) -> None:
@@ -76,7 +68,7 @@ def test_only_the_runs_own_nodes_are_given_back(book: LeaseBook) -> None:
     book.take(lease("a", "1", node_index=1), 10, None)
     book.release("a", (1,))
     book.release("a-longer-name")
-    assert [le["node_index"] for le in book.read()] == [0]
+    assert [le.node_index for le in book.read()] == [0]
     assert book.renew("a", 10, (1,)) == 0
 
 
@@ -84,11 +76,11 @@ def test_the_last_lease_takes_its_folder_with_it(book: LeaseBook, tmp_path: Path
     book.take(lease("a", "0"), 10, None)
     book.take(lease("b", "1"), 10, None)
     book.release("a")
-    assert [le["run_id"] for le in book.read()] == ["b"]
+    assert [le.run_id for le in book.read()] == ["b"]
     book.release("b")
     assert list(tmp_path.iterdir()) == []
     book.take(lease("c", "0"), 10, None)
-    assert [le["run_id"] for le in book.read()] == ["c"]
+    assert [le.run_id for le in book.read()] == ["c"]
 
 
 def test_a_renewal_does_not_bring_a_released_lease_back(
@@ -97,8 +89,10 @@ def test_a_renewal_does_not_bring_a_released_lease_back(
     book.take(lease("a", "0"), 10, None)
     read = LeaseBook._of
 
-    def read_then_release(self: LeaseBook, run_id: str) -> list[dict[str, Any]]:
-        found = read(self, run_id)
+    def read_then_release(
+        self: LeaseBook, run_id: str, nodes: tuple[int, ...] | None
+    ) -> list[Lease]:
+        found = read(self, run_id, nodes)
         monkeypatch.setattr(LeaseBook, "_of", read)
         book.release("a")
         return found
@@ -113,7 +107,7 @@ def take_and_release(folder: str, run_id: str) -> bool:
     for _ in range(40):
         book.take(lease(run_id, run_id), 10, None)
         book.renew(run_id, 10)
-        if [le["run_id"] for le in book.read()].count(run_id) != 1:
+        if [le.run_id for le in book.read()].count(run_id) != 1:
             return False
         book.release(run_id)
     return True
@@ -180,7 +174,7 @@ def hold_and_give_back(book: LeaseBook) -> None:
     """What one user does while ``root`` holds GPU 0."""
     with pytest.raises(HeldError) as error:
         book.take(lease("theirs", "0"), 10, None)
-    assert [held["run_id"] for held in error.value.leases] == ["roots"]
+    assert [held.run_id for held in error.value.leases] == ["roots"]
     book.take(lease("theirs", "1"), 10, None)
     assert book.renew("theirs", 20) == 1
     assert (book.seconds_left("theirs", 0) or 0) > 15
@@ -193,9 +187,9 @@ def test_two_users_hold_what_each_has_taken(everybodys: Path) -> None:
     as_nobody(lambda: hold_and_give_back(book))
     with pytest.raises(HeldError) as error:
         book.take(lease("more", "1"), 10, None)
-    assert [held["run_id"] for held in error.value.leases] == ["theirs"]
+    assert [held.run_id for held in error.value.leases] == ["theirs"]
     as_nobody(lambda: book.release("theirs"))
-    assert [le["run_id"] for le in book.read()] == ["roots"]
+    assert [le.run_id for le in book.read()] == ["roots"]
     book.take(lease("more", "1"), 10, None)
 
 
@@ -204,7 +198,7 @@ def test_a_user_gives_back_no_lease_of_another(everybodys: Path) -> None:
     book = LeaseBook(str(everybodys))
     book.take(lease("roots", "0"), 10, None)
     as_nobody(lambda: book.release("roots"))
-    assert [(le["run_id"], le["live"]) for le in book.read()] == [("roots", True)]
+    assert [(le.run_id, le.live) for le in book.read()] == [("roots", True)]
 
 
 @needs_root
@@ -214,7 +208,7 @@ def test_what_the_first_user_makes_is_everybodys(everybodys: Path) -> None:
     assert stat.S_IMODE(everybodys.stat().st_mode) == 0o1777
     book.take(lease("roots", "1"), 10, None)
     as_nobody(lambda: book.take(lease("more", "2"), 10, None))
-    assert [le["run_id"] for le in book.read()] == ["more", "roots", "theirs"]
+    assert [le.run_id for le in book.read()] == ["more", "roots", "theirs"]
 
 
 @needs_root
@@ -223,7 +217,7 @@ def test_a_user_takes_what_anothers_expired_lease_held(everybodys: Path) -> None
     book.take(lease("roots", "0"), -1, None)
     as_nobody(lambda: book.take(lease("theirs", "0"), 10, None))
     book.renew("roots", 10)
-    assert [(le["run_id"], le["live"]) for le in book.read()] == [
+    assert [(le.run_id, le.live) for le in book.read()] == [
         ("roots", False),
         ("theirs", True),
     ]
@@ -237,7 +231,7 @@ def test_the_last_user_leaves_no_folder_that_nobody_can_use(everybodys: Path) ->
     book.release("roots")
     as_nobody(lambda: book.release("theirs"))
     as_nobody(lambda: book.take(lease("again", "0"), 10, None))
-    assert [le["run_id"] for le in book.read()] == ["again"]
+    assert [le.run_id for le in book.read()] == ["again"]
 
 
 @needs_root
@@ -255,4 +249,4 @@ def test_one_who_dies_while_the_lock_is_made_shuts_nobody_out(everybodys: Path) 
 
     as_nobody(take)
     as_nobody(lambda: book.take(lease("second", "1"), 10, None), uid=NOBODY - 1)
-    assert "second" in [le["run_id"] for le in book.read()]
+    assert "second" in [le.run_id for le in book.read()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +15,10 @@ import pytest
 from launcher.targets.code import pack
 from launcher.targets.hosts.program import requests
 from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program.messages import KeeperSpec, Kept, Lease, RemoveRun
 
 ROOT = Path(__file__).parents[4]
-LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": ["0"], "slots": 0}
+LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
 IGNORES_THE_SIGNAL = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
 
 
@@ -44,17 +44,17 @@ def run_dir(tmp_path: Path) -> Path:
     return run_dir
 
 
-def remove(run_dir: Path) -> dict[str, object]:
+def remove(run_dir: Path) -> Kept:
     outputs = run_dir.parents[1] / "outputs/r"
-    asked = {"run_dir": str(run_dir), "checkpoint_dir": "", "outputs_dir": str(outputs)}
-    return requests.remove(asked, b"")
+    asked = RemoveRun(run_dir=str(run_dir), checkpoint_dir="", outputs_dir=str(outputs))
+    return requests.remove_run(asked)
 
 
 def test_a_run_goes_without_a_trace(run_dir: Path) -> None:
-    assert remove(run_dir)["kept"] == 0
+    assert remove(run_dir).count == 0
     assert not run_dir.exists()
     assert not (run_dir.parents[1] / "outputs").exists()
-    assert remove(run_dir)["kept"] == 0
+    assert remove(run_dir).count == 0
 
 
 def test_what_a_training_wrote_beside_its_code_is_kept_and_named(run_dir: Path) -> None:
@@ -64,34 +64,34 @@ def test_what_a_training_wrote_beside_its_code_is_kept_and_named(run_dir: Path) 
     log.write_text("loss\n0.5\n")
     (run_dir / "code/train.py").write_text("print(2)")
     answer = remove(run_dir)
-    folder = Path(str(answer["folder"]))
+    folder = Path(answer.folder)
     kept = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     assert kept == ["lightning_logs/version_0/metrics.csv", "train.py"]
-    assert answer["kept"] == 2
+    assert answer.count == 2
     assert not run_dir.exists()
 
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Of a node that ends at no request, and has long to do so."""
-    spec = {
-        "run_id": "r",
-        "node_index": 0,
-        "node_dir": str(tmp_path),
-        "lease_dir": str(tmp_path / "leases"),
-        "argv": ["sh", "-c", IGNORES_THE_SIGNAL],
-        "cwd": "/",
-        "unset": [],
-        "env": {},
-        "secrets": {},
-        "comes_back": False,
-        "detached": False,
-        "stop_grace_s": 60,
-    }
+    spec = KeeperSpec(
+        run_id="r",
+        node_index=0,
+        node_dir=str(tmp_path),
+        lease_dir=str(tmp_path / "leases"),
+        argv=["sh", "-c", IGNORES_THE_SIGNAL],
+        cwd="/",
+        unset=[],
+        env={},
+        secrets={},
+        comes_back=False,
+        detached=False,
+        stop_grace_s=60,
+    )
     command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
     keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
     assert keeper.stdin is not None
-    keeper.stdin.write(json.dumps(spec).encode())
+    keeper.stdin.write(spec.to_json().encode())
     keeper.stdin.close()
     yield keeper
     keeper.kill()
@@ -102,7 +102,7 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(
     tmp_path: Path, keeper: subprocess.Popen[bytes]
 ) -> None:
     book = LeaseBook(str(tmp_path / "leases"))
-    # Short, as the launcher's that has just asked for the end: it beats no more.
+    # Short, as a launcher that has asked for the end renews it no more.
     book.take(LEASE, 6.0, None)
     wait_until(lambda: b"ready" in read(tmp_path / "console.log"))
     os.kill(keeper.pid, signal.SIGTERM)

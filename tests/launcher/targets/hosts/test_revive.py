@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from launcher.contract.keeper_record import read_record, write_record
-from launcher.targets.hosts.program import commands, keeper, processes, revive
+from launcher.contract.process_stat import start_of
+from launcher.targets.hosts.program import commands, keeper, revive
 from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program.messages import KeeperSpec, Lease
 
-LEASE = {"run_id": "r", "node_index": 0, "owner": "me", "gpus": ["0"], "slots": 0}
+LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
 
 
 class Node:
@@ -24,24 +26,27 @@ class Node:
         self.folder.mkdir(parents=True)
         self.book = LeaseBook(str(state_dir / "leases"))
         write_record(self.folder, {"pid": os.getpid(), "start": "another boot:1"})
-        self.spec: dict[str, Any] = {
-            "run_id": "r",
-            "node_index": 0,
-            "node_dir": str(self.folder),
-            "lease_dir": str(state_dir / "leases"),
-            "lease": LEASE,
-            "slots_limit": None,
-            "container": "r-0",
-            "comes_back": True,
-            "argv": ["docker", "run"],
-            "cwd": "/",
-            "secrets": {"TOKEN": "hush"},
-        }
-        keeper.write_spec(self.spec)
+        spec = KeeperSpec(
+            run_id="r",
+            node_index=0,
+            node_dir=str(self.folder),
+            lease_dir=str(state_dir / "leases"),
+            lease=LEASE,
+            container="r-0",
+            comes_back=True,
+            detached=True,
+            stop_grace_s=1.0,
+            argv=["docker", "run"],
+            cwd="/",
+            env={},
+            unset=[],
+            secrets={"TOKEN": "hush"},
+        )
+        keeper.write_spec(spec)
 
     @property
     def state(self) -> str:
-        return str(keeper.read_state(self.folder)["state"])
+        return keeper.read_state(self.folder).state
 
 
 @pytest.fixture
@@ -77,9 +82,9 @@ def test_a_container_that_came_back_gets_keeper_and_lease_again(node: Node, engi
     revive.revive(node.state_dir, "program")
     (spec,) = engine.started
     assert spec["argv"] == ["docker", "attach", "--no-stdin", "--sig-proxy=false", "r-0"]
-    assert [lease["live"] for lease in node.book.read()] == [True]
+    assert [lease.live for lease in node.book.read()] == [True]
     assert node.state == "running"
-    assert processes.start_of(os.getpid()) == read_record(node.folder)["start"]
+    assert start_of(os.getpid()) == read_record(node.folder)["start"]
 
 
 def test_a_node_waits_for_its_engine_and_not_for_ever(node: Node, engine: Engine) -> None:
@@ -99,13 +104,13 @@ def test_a_container_that_is_gone_is_not_waited_for(node: Node, engine: Engine) 
 
 
 def test_what_another_has_taken_meanwhile_stays_theirs(node: Node, engine: Engine) -> None:
-    node.book.take({**LEASE, "run_id": "other"}, 10, None)
+    node.book.take(LEASE.having(run_id="other"), 10, None)
     engine.found = keeper.ContainerState(is_there=True, is_running=True)
     revive.revive(node.state_dir, "program")
     assert engine.removed == ["r-0"]
     assert engine.started == []
     told = keeper.read_state(node.folder)
-    assert (told["state"], told["detail"]) == (
+    assert (told.state, told.detail) == (
         "exited",
         "while its host was away, other took what it had there",
     )

@@ -13,6 +13,7 @@ import pytest
 from launcher.contract.errors import TargetError
 from launcher.targets import proc
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.program.messages import ReadClock
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 
@@ -44,7 +45,7 @@ def hosts(tmp_path: Path) -> list[Host]:
 
 
 def answers(session: Session) -> bool:
-    return "at" in session.call("clock")
+    return session.call(ReadClock()).at > 0
 
 
 def test_conversations_that_are_kept_are_used_by_the_next_block(

@@ -1,0 +1,45 @@
+"""What Linux tells of a process in ``/proc``, for the launcher, the agent and the hosts.
+
+Standard library only, and no newer than Python 3.9: hosts import it with a Python of their own.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+ENDED = ("Z", "X")
+"""States of a process that has ended, which its parent has not noticed yet."""
+
+
+def read_stat(pid: int) -> list[str]:
+    """The fields after the name, which begin with the state; empty where there is no process."""
+    with suppress(OSError):
+        # The name, in parentheses, may hold spaces.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def parent_of(pid: int) -> int | None:
+    """The pid of a process' parent; None where there is no such process."""
+    fields = read_stat(pid)
+    return int(fields[1]) if fields else None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it; stopped by a debugger does not count."""
+    return read_stat(pid)[:1] == ["T"]
+
+
+def start_of(pid: int) -> str | None:
+    """Tells a process from earlier ones with the same pid: the boot and the tick of its start.
+
+    None where there is no such process, or it has ended.
+    """
+    fields = read_stat(pid)
+    return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ENDED else None
+
+
+def boot_id() -> str:
+    """Another one after each start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,400 @@
+"""What the launcher and the program on a host say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from launcher.targets.hosts.program.records import Record
+
+IDLE_LIMIT_S = 3600.0
+"""A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
+Answer = TypeVar("Answer", bound=Record)
+
+
+class HostRequest(Record, Generic[Answer]):
+    """What a host is asked to do, and with which record it answers.
+
+    The conversation ends when the host needs longer than ``limit_s``.
+    """
+
+    limit_s: float = IDLE_LIMIT_S
+
+
+class Completed(Record): ...
+
+
+class Refusal(Record):
+    """It cannot be done. ``errno`` is the name of the operating system's error, if that was it."""
+
+    error: str
+    errno: str = ""
+
+
+class YesOrNo(Record):
+    yes: bool
+
+
+# -- leases and nodes ------------------------------------------------------------------------------
+
+
+class Lease(Record):
+    """What a node of a run holds of a host: ``gpus`` by their ids, or ``slots``.
+
+    ``taken_at`` is in seconds since the epoch, ``expires_s`` since the host's start. A lease that
+    was read also says whether it is ``live``, its age, and how long it lasts.
+    """
+
+    run_id: str
+    node_index: int
+    owner: str
+    launcher: str = ""
+    gpus: Sequence[str]
+    slots: int
+    detached: bool = False
+    taken_at: float = 0.0
+    expires_s: float = 0.0
+    live: bool = False
+    left_s: float = 0.0
+    age_s: float = 0.0
+
+
+class TakeLease(HostRequest["Taken"]):
+    lease: Lease
+    lease_dir: str
+    ttl_s: float
+    slots_limit: int | None
+    """How many slots the host has in all; None for no limit."""
+
+
+class Taken(Record):
+    """``held`` are the leases in the way, if any."""
+
+    held: Sequence[Lease] = ()
+
+
+class KeeperSpec(Record):
+    """What a node's keeper starts and renews.
+
+    ``comes_back``: Docker's restart policy starts ``container`` again after a reboot.
+    """
+
+    run_id: str
+    node_index: int
+    node_dir: str
+    lease_dir: str
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    unset: Sequence[str]
+    secrets: Mapping[str, str]
+    container: str = ""
+    comes_back: bool
+    detached: bool
+    stop_grace_s: float
+    slots_limit: int | None = None
+    lease: Lease | None = None
+
+
+class StartNode(HostRequest[Completed]):
+    """Starts a node's keeper; an earlier incarnation of the node is ended first."""
+
+    node: KeeperSpec
+
+
+class StopNodes(HostRequest[Completed]):
+    """Ends a run's ``nodes``, or all of them, and releases their leases.
+
+    ``tell_launcher`` also ends the launcher that follows the run.
+    """
+
+    run_id: str
+    nodes: Sequence[int] | None
+    grace_s: float
+    run_dir: str
+    tell_launcher: bool
+    lease_dir: str
+    containers: bool
+
+
+class NodeSeen(Record):
+    """How a node is: ``state`` is a value of ``NodeState``; the rest is of one that has exited."""
+
+    state: str
+    exit_code: int | None = None
+    out_of_memory: bool = False
+    detail: str = ""
+
+
+# -- runs and their files --------------------------------------------------------------------------
+
+
+class HasCode(HostRequest[YesOrNo]):
+    state_dir: str
+    hash: str
+
+
+class StoreCode(HostRequest[Completed]):
+    """Keeps the archive that comes with the message."""
+
+    state_dir: str
+    hash: str
+
+
+class PrepareRun(HostRequest[Completed]):
+    """Makes a run's folder, with ``files`` (path, text), code, and the agent from the message.
+
+    Refused where something that is ``needed`` is missing.
+    """
+
+    run_dir: str
+    state_dir: str
+    folders: Sequence[str]
+    files: Sequence[Sequence[str]]
+    agent: str | None
+    code: str | None
+    needed: Sequence[str]
+
+
+class RemoveRun(HostRequest["Kept"]):
+    """Removes a run's folder, and its checkpoint folder if that is empty.
+
+    Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named.
+    """
+
+    run_dir: str
+    checkpoint_dir: str
+    outputs_dir: str
+
+
+class Kept(Record):
+    count: int
+    folder: str
+
+
+class HasImage(HostRequest["ImageFound"]):
+    image: str
+
+
+class ImageFound(Record):
+    id: str
+    """Empty where the host's engine has no such image."""
+
+
+class PullImage(HostRequest[Completed]):
+    image: str
+
+
+class LoadImage(HostRequest[Completed]):
+    """Takes an image from the bytes of the messages that follow."""
+
+
+class ImageChunk(Record): ...
+
+
+class ImageEnd(Record):
+    """``complete`` is False where reading the image failed."""
+
+    complete: bool
+
+
+class AskLauncher(HostRequest[YesOrNo]):
+    """Leaves the request ``name`` for the launcher that follows a run; yes once it is taken up.
+
+    Refused where none follows it.
+    """
+
+    run_dir: str
+    name: str
+    text: str
+
+
+class ListRuns(HostRequest["RunsFound"]):
+    state_dir: str
+    run_id: str
+    """The beginning of an id."""
+
+
+class RunOnHost(Record):
+    run_id: str
+    plan: str
+    nodes: Sequence[int]
+    lives: bool
+    began_at: float
+
+
+class RunsFound(Record):
+    runs: Sequence[RunOnHost]
+
+
+class WatchRun(HostRequest["WatchEnd"]):
+    """Sends what a run writes there as it comes, and its nodes' states.
+
+    ``have`` is the size of each file that the launcher has, by its path in the run folder. Each
+    beat of the launcher renews the leases for ``ttl_s``, unless that is 0. ``once`` sends what is
+    there and ends; ``follows`` is set by the launcher that drives the run.
+    """
+
+    run_id: str
+    run_dir: str
+    lease_dir: str
+    nodes: Sequence[int]
+    have: Mapping[str, int]
+    ttl_s: float = 0.0
+    once: bool = False
+    follows: bool = False
+
+
+class HostBeat(Record): ...
+
+
+class FilePart(Record):
+    """Bytes of a file from ``offset`` on. ``new``: they replace whatever is there by that name.
+
+    ``at`` is the host's time of the file's last change.
+    """
+
+    file: str
+    offset: int
+    new: bool
+    at: float
+
+
+class NodesSeen(Record):
+    nodes: Mapping[str, NodeSeen]
+    """By ``index.incarnation``."""
+
+
+class WatchEnd(Record):
+    followed: bool
+    """Whether a launcher somewhere drives the run."""
+
+
+# -- what a host is --------------------------------------------------------------------------------
+
+
+class ReadClock(HostRequest["ClockTime"]): ...
+
+
+class ClockTime(Record):
+    at: float
+
+
+class ReadEngine(HostRequest["EngineFacts"]):
+    image: str
+
+
+class ReadHost(HostRequest["HostReport"]):
+    """``ports`` are tried; ``image``, or ``own_image`` for the host's kind, is looked up."""
+
+    state_dir: str
+    lease_dir: str
+    python: str | None
+    ports: Sequence[int]
+    gpus: bool
+    runtime: str
+    image: str = ""
+    own_image: str = ""
+
+
+class HostReport(Record):
+    """What a host has; empty values for what it lacks.
+
+    ``interfaces`` are (interface, address, Mbit/s). ``rdma_devices`` says of each device whether
+    its user may open it; ``memlock_bytes`` is None without a limit. ``clock_offset_s`` is added by
+    the launcher: the host's clock minus its own.
+    """
+
+    host_name: str = ""
+    cpu_count: int = 0
+    gpus: Sequence[str] = ()
+    python: str = ""
+    python_version: str = ""
+    torch_version: str = ""
+    interfaces: Sequence[Sequence[Any]] = ()
+    state_dir: str = ""
+    user: str = ""
+    free_ports: Sequence[int] = ()
+    leases: Sequence[Lease] = ()
+    rdma_devices: Mapping[str, bool] = {}
+    memlock_bytes: int | None = None
+    docker: str = ""
+    image: str | None = None
+    labels: str = ""
+    clock_offset_s: float = 0.0
+
+
+class EngineFacts(Record):
+    """A host's Docker engine; empty values for what is not there.
+
+    ``hook``: NVIDIA's older way to give GPUs to containers is installed.
+    """
+
+    version: str
+    runtimes: Sequence[str]
+    hook: bool
+    image_id: str = ""
+    digests: Sequence[str] = ()
+
+
+class RunProbe(HostRequest["ProbeResult"]):
+    """Runs the Python program that comes with the message, which prints JSON.
+
+    ``checkpoint_dir`` need not be there yet: the program is given the nearest folder that is.
+    """
+
+    python: str
+    arguments: Sequence[str]
+    env: Mapping[str, str]
+    checkpoint_dir: str
+    wait_s: float
+
+
+class ProbeResult(Record):
+    answer: Any
+    has_folder: bool
+
+
+class Listen(HostRequest["Listening"]):
+    """Opens ``port``, or one that the kernel chooses for 0; it greets callers with ``token``."""
+
+    token: str
+    port: int
+
+
+class Listening(Record):
+    port: int
+
+
+class CallHosts(HostRequest["Reached"]):
+    """Which of the calls (address, port, token) are answered with their token, by place."""
+
+    calls: Sequence[Sequence[Any]]
+    wait_s: float
+
+
+class Reached(Record):
+    places: Sequence[int]
+
+
+class LeaveToken(HostRequest[Completed]):
+    """Makes a file, which stays as long as the conversation."""
+
+    folder: str
+    name: str
+
+
+class RemoveTokens(HostRequest[Completed]):
+    """Removes all files that ``LeaveToken`` made, and the folders that were made for them."""
+
+
+class FindTokens(HostRequest["TokensFound"]):
+    """Which of ``names`` are in ``folder``; waits for all of them, ``wait_s`` at most."""
+
+    folder: str
+    names: Sequence[str]
+    wait_s: float
+
+
+class TokensFound(Record):
+    names: Sequence[str]

@@ -1,0 +1,72 @@
+"""Records that launcher and hosts exchange: what is read is what was written, or is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.targets.hosts.program.messages import (
+    KeeperSpec,
+    Lease,
+    NodeSeen,
+    NodesSeen,
+    StartNode,
+    Taken,
+)
+from launcher.targets.hosts.program.records import Record, decode, encode
+
+LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
+SPEC = KeeperSpec(
+    run_id="r",
+    node_index=0,
+    node_dir="/runs/r",
+    lease_dir="/leases",
+    argv=["true"],
+    cwd="/",
+    env={"Lease": "KeeperSpec"},
+    unset=[],
+    secrets={},
+    comes_back=False,
+    detached=False,
+    stop_grace_s=5.0,
+    lease=LEASE,
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        LEASE,
+        Taken(held=[LEASE, LEASE.having(node_index=1)]),
+        StartNode(node=SPEC, limit_s=3.0),
+        StartNode(node=SPEC.having(lease=None)),
+        NodesSeen(nodes={"0.0": NodeSeen(state="exited", exit_code=137, detail="\udcff")}),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_is_read_as_it_was_written(message: Record) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_a_record_of_another_version_is_read_where_it_has_what_is_needed() -> None:
+    data = json.loads(SPEC.to_json())
+    assert KeeperSpec.from_json({**data, "news": 1}) == SPEC
+    del data["container"]
+    assert KeeperSpec.from_json(data) == SPEC
+    del data["argv"]
+    with pytest.raises(ValueError, match="KeeperSpec without argv"):
+        KeeperSpec.from_json(data)
+
+
+@pytest.mark.parametrize("data", [None, [], "text", {"run_id": "r"}])
+def test_what_is_no_record_is_refused(data: object) -> None:
+    with pytest.raises(ValueError, match="Lease"):
+        Lease.from_json(data)
+
+
+def test_a_field_that_is_missing_or_misspelt_is_an_error_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="NodeSeen without state"):
+        NodeSeen(exit_code=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="NodeSeen has no code"):
+        NodeSeen(state="exited", code=1)  # type: ignore[call-arg]
