@@ -184,17 +184,23 @@ def _failed_at(folder: Path, *, otherwise: float) -> float:
 
 def _read_message(folder: Path, exit_code: int) -> str:
     """The uncaught exception's line; else the last on stderr, of an abort or of a full disk."""
-    try:
-        message = json.loads((folder / protocol.ERROR_FILE).read_text())["message"]
-        text = message["message"] if isinstance(message, dict) else message
-        return str(text).partition("\n")[0][:500]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    if error := read_error(folder):
+        return error[:500]
     # Faulthandler's stacks follow, whose last line says nothing.
     told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition(_FATAL)
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     last = lines[-1][:500] if lines else ""
     return last if exit_code == -6 or disk.says_full(last) else ""
+
+
+def read_error(folder: Path) -> str:
+    """The first line of a worker's uncaught exception; empty where it wrote none."""
+    try:
+        message = json.loads((folder / protocol.ERROR_FILE).read_text())["message"]
+        text = message["message"] if isinstance(message, dict) else message
+        return str(text).strip().partition("\n")[0]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from launcher.follow.table import render_columns
-from launcher.runs.records import Jsonable
+from launcher.plan.records import Jsonable
 
 
 class Status(enum.Enum):

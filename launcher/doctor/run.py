@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from launcher.follow.loop import Follower, create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.records import Record, parse_record
 from launcher.runs.outcome import Outcome
-from launcher.runs.records import Record, parse_record
 
 PROGRAM = Path(__file__).with_name("program.py")
 MOUNTED_PROGRAM = "/mnt/launcher-doctor.py"
@@ -32,12 +32,18 @@ OWN_FOLDER = ".doctor"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeAnswers:
-    """The nodes' answers by index; None where a node gave none. ``failure`` is the first cause."""
+    """The nodes' answers by the nodes' names.
 
-    nodes: Mapping[int, NodeAnswer | None]
-    shared: Mapping[int, bool]
+    ``silent`` gave none; ``failure`` is the first cause, if the run failed; ``world`` is nodes x
+    workers of each.
+    """
+
+    nodes: Mapping[str, NodeAnswer]
+    silent: Sequence[str]
+    shared: Mapping[str, bool]
     all_reduce: AllReduce | None
     failure: str
+    world: str
 
 
 def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> JobSpec:
@@ -61,34 +67,38 @@ def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> Job
 def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     """Blocks for ``limit_s`` and the nodes' grace at most.
 
-    Raises ``LauncherError`` if the run cannot be started."""
+    Raises ``LauncherError`` if the run cannot be started.
+    """
     outcome = _run(plan, target, limit_s)
     found = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
-    shared = {index: _read(found / f"shared-{index}.json", bool) for index in indices}
+    names = {i: plan.machines[i].name if plan.machines else f"node {i}" for i in indices}
+    nodes = {name: _read(found / f"node-{i}.json", NodeAnswer) for i, name in names.items()}
+    shared = {name: _read(found / f"shared-{i}.json", bool) for i, name in names.items()}
+    first = outcome.failure.first if outcome.failure else None
+    cause = (first.exception if first else "") or outcome.detail or outcome.reason
     return ProbeAnswers(
-        nodes={index: _read(found / f"node-{index}.json", NodeAnswer) for index in indices},
-        shared={index: sees for index, sees in shared.items() if sees is not None},
+        nodes={name: facts for name, facts in nodes.items() if facts is not None},
+        silent=[name for name, facts in nodes.items() if facts is None],
+        shared={name: sees for name, sees in shared.items() if sees is not None},
         all_reduce=_read(found / "all-reduce.json", AllReduce),
-        failure=_first_cause(outcome) if outcome.failure else "",
+        failure=cause if outcome.failure else "",
+        world=f"{len(plan.nodes)} x {plan.nodes[0].nproc_per_node}",
     )
 
 
-def judge_start(answers: ProbeAnswers, names: Mapping[int, str], limit_s: float) -> list[Finding]:
+def judge_start(answers: ProbeAnswers, limit_s: float) -> Iterator[Finding]:
     """A finding for every node that did not answer."""
-    return [
-        failed("start", names[i], f"no answer within {limit_s:g} s", "see the last row")
-        for i, facts in answers.nodes.items()
-        if facts is None
-    ]
+    for name in answers.silent:
+        yield failed("start", name, f"no answer within {limit_s:g} s", "see the last row")
 
 
-def judge_speed(answers: ProbeAnswers, plan: LaunchPlan) -> Finding:
+def judge_speed(answers: ProbeAnswers) -> Finding:
     """The all-reduce, or why there was none."""
-    world = f"{len(plan.nodes)} x {plan.nodes[0].nproc_per_node}"
     if answers.all_reduce is None and answers.failure:
-        return failed("all-reduce", world, answers.failure, "launcher run shows all of it")
-    return judge_all_reduce(answers.all_reduce, world)
+        fix = "launcher run shows all of it"
+        return failed("all-reduce", answers.world, answers.failure, fix)
+    return judge_all_reduce(answers.all_reduce, answers.world)
 
 
 def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
@@ -106,11 +116,6 @@ def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
         return follower.follow()
     finally:
         timer.cancel()
-
-
-def _first_cause(outcome: Outcome) -> str:
-    first = outcome.failure.first if outcome.failure else None
-    return (first.exception if first else "") or outcome.detail or outcome.reason
 
 
 def _read(path: Path, kind: type[Record]) -> Record | None:

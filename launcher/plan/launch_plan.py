@@ -13,6 +13,7 @@ from launcher.contract.records import changed_fields, dump_record
 from launcher.plan.agent_task import plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices
 from launcher.plan.nodes import NodePlanner, plan_incarnation
+from launcher.plan.records import parse_record
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.target_settings import TargetSettings, dump_settings
 
@@ -177,9 +178,7 @@ def plan_replacement(plan: LaunchPlan, node_index: int) -> LaunchPlan:
 
 def parse_plan(text: str) -> LaunchPlan:
     """Reads what ``LaunchPlan.to_json`` wrote. Raises ``ValueError`` for anything else."""
-    from pydantic import TypeAdapter
-
     data = json.loads(text)
     if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
         raise ValueError(f"it is no plan of schema {SCHEMA}")
-    return TypeAdapter(LaunchPlan).validate_python(data)
+    return parse_record(LaunchPlan, data)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.agent.report import read_ends, read_tail
+from launcher.agent.report import read_ends, read_error, read_tail
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_signal
 from launcher.contract.keeper_record import RECORD, read_record
@@ -232,12 +231,10 @@ def _read_exception(run: RunFolder, worker: WorkerLog | None) -> tuple[str, floa
     if worker is None:
         return "", 0.0
     folder = run.path / worker.folder
-    error_file, stderr_file = folder / protocol.ERROR_FILE, folder / worker.streams[1]
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        message = json.loads(error_file.read_text())["message"]
-        text = str(message["message"] if isinstance(message, dict) else message).strip()
-        return text.partition("\n")[0], error_file.stat().st_mtime
+    stderr_file = folder / worker.streams[1]
     with contextlib.suppress(OSError):
+        if error := read_error(folder):
+            return error, (folder / protocol.ERROR_FILE).stat().st_mtime
         return _last_exception(read_tail(stderr_file, TAIL_BYTES)), stderr_file.stat().st_mtime
     return "", 0.0
 

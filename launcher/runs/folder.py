@@ -19,9 +19,9 @@ from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import boot_id, start_of
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
+from launcher.plan.records import parse_record
 from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
 from launcher.runs.outcome import Outcome
-from launcher.runs.records import parse_record
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
+from launcher.plan.records import Jsonable
 from launcher.runs.ledger import LedgerEvent
-from launcher.runs.records import Jsonable
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
 """productive: steps made for the first time. first step: until the end of a start's first step,

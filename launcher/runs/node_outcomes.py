@@ -12,9 +12,9 @@ from launcher.contract import protocol
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.records import parse_record
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
-from launcher.runs.records import parse_record
 
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import COLLATERAL
-from launcher.runs.records import Jsonable
+from launcher.plan.records import Jsonable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from launcher.contract import protocol
 from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, RunState
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.records import Jsonable
 from launcher.runs.failure import read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.goodput import Goodput, measure_goodput
@@ -22,7 +23,6 @@ from launcher.runs.ledger import (
 )
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.records import Jsonable
 from launcher.runs.story import NodeReport, Said, read_story
 from launcher.runs.summary import render_clocks, render_failure, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from launcher.plan.records import parse_record
 from launcher.runs.folder import RunFolder, write_atomically
-from launcher.runs.records import parse_record
 
 STORY_FILE = "story.json"
 """In a borrowed folder: what the target knows."""

@@ -52,12 +52,10 @@ def _probe_nodes(plan: LaunchPlan, target: Target, limit_s: float) -> Iterator[F
     except LauncherError as error:
         yield failed("start", f"{len(plan.nodes)} nodes", error.what, error.hint)
         return
-    names = {index: f"node {index}" for index in answers.nodes}
-    yield from judge_start(answers, names, limit_s)
-    answered = {names[i]: facts for i, facts in answers.nodes.items() if facts is not None}
-    yield from judge_nodes(answered, meets_others=len({n.local_addr for n in plan.nodes}) > 1)
-    yield from judge_shared({names[i]: sees for i, sees in answers.shared.items()})
-    yield judge_speed(answers, plan)
+    yield from judge_start(answers, limit_s)
+    yield from judge_nodes(answers.nodes, meets_others=len({n.local_addr for n in plan.nodes}) > 1)
+    yield from judge_shared(answers.shared)
+    yield judge_speed(answers)
 
 
 @contextlib.contextmanager

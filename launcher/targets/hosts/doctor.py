@@ -71,7 +71,7 @@ def diagnose_hosts(
 
 def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(finding.status is Status.FAILED for finding in findings):
-        return "mend what failed above"
+        return "correct what failed above"
     # To send or pull an image may take an hour, longer than any deadline here.
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
@@ -166,14 +166,12 @@ class _HostsProbe:
         except LauncherError as error:
             yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
             return
-        names = {node.node_index: plan.machines[node.node_index].name for node in plan.nodes}
-        yield from judge_start(answers, names, limit_s)
+        yield from judge_start(answers, limit_s)
         if self._job.hosts.runtime == "docker":
-            inside = {names[i]: facts for i, facts in answers.nodes.items() if facts is not None}
-            for where, facts in inside.items():
+            for where, facts in answers.nodes.items():
                 yield from judge.judge_environment(facts, where)
-            yield from judge.judge_equal(inside)
-        yield judge_speed(answers, plan)
+            yield from judge.judge_equal(answers.nodes)
+        yield judge_speed(answers)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
             hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
             yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
@@ -194,18 +192,18 @@ class _HostsProbe:
         """Measures each host with its two neighbours: one that is slow with both is the cause."""
         job = self._job.model_copy(update={"nnodes": replace(self._job.nnodes, min=2, max=2)})
 
-        def measure(pair: tuple[Host, Host]) -> ProbeAnswers | None:
+        def is_slow(pair: tuple[Host, Host]) -> bool:
             with contextlib.suppress(LauncherError):
-                return self._run(replace(self._inventory, hosts=pair), job, limit_s)[1]
-            return None
+                _, answers = self._run(replace(self._inventory, hosts=pair), job, limit_s)
+                return judge.is_slow(answers.all_reduce)
+            return True
 
         ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
-        found: dict[tuple[str, str], ProbeAnswers | None] = {}
+        slow: dict[tuple[str, str], bool] = {}
         for pairs in _disjoint(ring):
+            names = [(one.name, other.name) for one, other in pairs]
             with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
-                for pair, answers in zip(pairs, pool.map(measure, pairs), strict=True):
-                    found[pair[0].name, pair[1].name] = answers
-        slow = {p: a is None or judge.is_slow(a.all_reduce) for p, a in found.items()}
+                slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
         yield from doctor_judge.judge_neighbours([host.name for host in hosts], slow)
 
 

@@ -10,7 +10,7 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
-from launcher.runs.records import parse_record
+from launcher.plan.records import parse_record
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder
 from launcher.targets.hosts.program.messages import EngineFacts, HostReport, ReadEngine, RunProbe
 from launcher.targets.hosts.settings import Host

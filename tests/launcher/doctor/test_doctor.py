@@ -15,7 +15,7 @@ from launcher.doctor.judge import judge_all_reduce, judge_machine, judge_nodes, 
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
-from launcher.runs.records import parse_record
+from launcher.plan.records import parse_record
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
+from launcher.plan.records import parse_record
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
-from launcher.runs.records import parse_record
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
 
 
