@@ -9,11 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fabric_train.environment import make_deterministic  # exact
-from fabric_train.randomness import seed_generators  # exact
-from fabric_train.reduction import ExactReduction, align  # exact
-from fabric_train.sampler import GlobalBatchSampler  # exact
-from fabric_train.state import digest_weights
+from fabric_train import (  # exact
+    ExactReduction,
+    GlobalBatchSampler,
+    align,
+    digest_weights,
+    make_deterministic,
+    seed_generators,
+)
 
 STEPS = 12
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fabric_train.sampler import GlobalBatchSampler, ShardSampler, fingerprint_tensors
     from fabric_train.saver import Saver
     from fabric_train.state import TrainState, digest_weights
-    from fabric_train.strategies import check_world, gather, launch_fabric, leave_world
+    from fabric_train.strategies import check_world, launch_fabric, leave_world
     from fabric_train.stream import SampleSource, StreamShards
     from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
 
@@ -72,7 +72,6 @@ __all__ = [
     "exit_on_sigterm",
     "fingerprint_tensors",
     "finish_before_exit",
-    "gather",
     "launch_fabric",
     "leave_world",
     "make_deterministic",
@@ -100,7 +99,7 @@ _NAMES = {
     "sampler": "GlobalBatchSampler ShardSampler fingerprint_tensors",
     "saver": "Saver",
     "state": "TrainState digest_weights",
-    "strategies": "check_world gather launch_fabric leave_world",
+    "strategies": "check_world launch_fabric leave_world",
     "stream": "SampleSource StreamShards",
     "worker_env": "WorkerEnv World parse_worker_env",
 }

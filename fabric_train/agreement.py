@@ -1,4 +1,4 @@
-"""What all ranks want, agreed on at one step, for next to nothing."""
+"""Lets all ranks agree on small numbers while they compute a step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 
 class Agreement:
-    """A few small numbers for which all ranks learn the highest of anybody's, a step later.
+    """Tells every rank the highest of all ranks' numbers, one step later.
 
-    The exchange runs beside the step between ``propose`` and ``settle``, on a CPU group of its own:
-    nobody waits for it, and nobody decides alone. All ranks must make one and call it as often.
+    The exchange runs beside the step, between ``propose`` and ``settle``, on its own CPU group, so
+    no rank waits for it. All ranks must make one and call it equally often.
     """
 
     def __init__(self, size: int) -> None:
@@ -23,7 +23,7 @@ class Agreement:
         self._work: dist.Work | None = None
 
     def propose(self, wishes: Sequence[int]) -> None:
-        """Begins an exchange; the one before must be settled."""
+        """Starts an exchange; ``settle`` must have ended the one before."""
         self._numbers = torch.tensor(wishes, dtype=torch.int64)
         if self._group is not None:
             self._work = dist.all_reduce(
@@ -31,7 +31,7 @@ class Agreement:
             )
 
     def settle(self) -> tuple[int, ...]:
-        """The highest of what all ranks proposed last, zeros at first; leaves nothing under way."""
+        """Ends the exchange and gives the highest numbers; zeros if nothing was proposed."""
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -1,4 +1,4 @@
-"""Augmentation whose draws belong to a sample and an epoch, not to the process that makes them."""
+"""Augmentation whose random draws depend on the sample and the epoch, not on the process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils.data import Dataset
 from fabric_train.randomness import derive_seed
 
 Transform = Callable[..., tuple[torch.Tensor, ...]]
-"""Takes a generator and one sample's tensors, and gives them changed; draws from nothing else."""
+"""Takes a generator and one sample's tensors, and returns them changed; draws only from it."""
 
 
 class Lookup(Protocol):
-    """A data set that is looked up by a list of indices at once."""
+    """A data set that takes a list of indices."""
 
     def __len__(self) -> int: ...
 
@@ -23,11 +23,11 @@ class Lookup(Protocol):
 
 
 class Augmented(Dataset[Any]):
-    """Changes every sample by draws that follow from (seed, epoch, sample).
+    """Changes every sample by random draws that follow from (seed, epoch, sample).
 
-    Each epoch sees a sample anew, and the same on whichever rank, in whichever worker process and
-    after any number of restarts. To be looked up by the pairs that ``GlobalBatchSampler`` yields
-    with ``with_epochs``.
+    A sample changes in each epoch, and changes alike on every rank, in every worker process and
+    after restarts. Takes the (epoch, sample) pairs that ``GlobalBatchSampler`` yields with
+    ``with_epochs``.
     """
 
     def __init__(self, dataset: Lookup, transform: Transform, *, seed: int) -> None:

@@ -1,8 +1,8 @@
-"""Checkpoints on the disk: each a folder that is committed as a whole and proves its own bytes.
+"""Checkpoints on the disk: each is a folder that is committed as a whole, with checksums.
 
 A checkpoint folder holds ``step-<step>-g<generation>-a<attempt>`` folders, a symbolic link
-``latest`` for people and tools, and the notes of ``lineage``. All else is left over from a killed
-writer and never read.
+``latest`` for people and tools, and the notes of ``lineage``. Anything else was left by a killed
+writer and is never read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAME = re.compile(r"step-(\d{10})-g(\d+)-a(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A committed checkpoint; its files agreed with ``manifest`` when it was found."""
+    """A committed checkpoint whose files matched ``manifest`` when it was found."""
 
     path: Path
     manifest: CheckpointManifest
@@ -55,8 +55,8 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one training, in one folder that several groups may write into.
 
-    Only rank 0 may use it, and in this order: ``open``, ``read_newest``, ``begin``; then ``stage``
-    and ``commit`` for each checkpoint.
+    Only rank 0 may use it, in this order: ``open``, ``read_newest``, ``begin``, then ``stage`` and
+    ``commit`` for each checkpoint.
     """
 
     def __init__(self, folder: Path, *, keep: Keep | None = None) -> None:
@@ -67,13 +67,13 @@ class CheckpointStore:
 
     @property
     def writer(self) -> Writer:
-        """Under what name this start commits; only after ``begin``."""
+        """The name under which this start commits; only after ``begin``."""
         if self._writer is None:
-            raise RuntimeError("begin() comes first")
+            raise RuntimeError("call begin() first")
         return self._writer
 
     def open(self) -> None:
-        """Makes the folder; raises InputError where nothing can be written to it."""
+        """Makes the folder; raises InputError if it cannot be written to."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = staging_path(self.folder / "probe")
@@ -86,13 +86,13 @@ class CheckpointStore:
             ) from error
 
     def read_starts(self) -> tuple[Start, ...]:
-        """Every start of the training in this folder, by any group, oldest first."""
+        """All starts of the training in this folder, oldest first."""
         return self._lineage.read_starts()
 
     def read_newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest undamaged checkpoint of the history, and a note on each that was skipped.
 
-        Reads every byte of it. Raises InputError for one that only a newer program can read.
+        Reads every byte of it. Raises InputError for one of another format.
         """
         skipped: list[str] = []
         starts = self.read_starts()
@@ -110,42 +110,42 @@ class CheckpointStore:
         return None, skipped
 
     def begin(self, generation: int | None, base: Checkpoint | None) -> Writer:
-        """Goes on from ``base`` as the group of ``generation``, or of a new one where None.
+        """Continues from ``base`` as the group of ``generation``; None takes a new generation.
 
-        From here on no earlier group's commit counts any more. Raises FencedError where a later
-        group has begun, InputError where nothing can be written.
+        Commits of earlier groups no longer count from here on. Raises FencedError if a later group
+        has begun, InputError if the folder cannot be written to.
         """
         try:
             self._writer = self._lineage.begin(generation, base.commit if base else None)
         except OSError as error:
             raise InputError(
-                f"nothing can be written to {self.folder}: {error.strerror}",
+                f"checkpoints cannot be written to {self.folder}: {error.strerror}",
                 "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
             ) from error
         self._remove_leftovers()
         return self._writer
 
     def check(self) -> None:
-        """Raises FencedError where a later group has begun; reads two folders' names."""
+        """Raises FencedError if a later group has begun; lists two folders."""
         self._lineage.check(self.writer)
 
     def path_of(self, step: int) -> Path:
-        """Where this start's checkpoint of ``step`` is, or will be."""
+        """The path of this start's checkpoint of ``step``, which may not exist yet."""
         writer = self.writer
         return self.folder / f"step-{step:010d}-g{writer.generation}-a{writer.attempt}"
 
     def stage(self, step: int) -> Path:
-        """A new folder for the files of ``step``, which becomes the checkpoint by ``commit``."""
+        """A new folder for the files of ``step``; ``commit`` makes it the checkpoint."""
         staging = staging_path(self.path_of(step))
         staging.mkdir()
         return staging
 
     def commit(self, staging: Path, manifest: CheckpointManifest) -> Path:
-        """Makes a staged folder the newest checkpoint and deletes what is not kept; blocks.
+        """Makes a staged folder the newest checkpoint and deletes those not kept; blocks.
 
-        The files must be on the disk already. The earlier one stays readable at every instant,
-        also through a power cut. Raises FencedError, and OSError where the disk refuses; the
-        staged folder is gone then.
+        The files must be on the disk already. The earlier checkpoint stays readable throughout,
+        even after a power cut. Raises FencedError, and OSError for a disk error, and deletes the
+        staged folder then.
         """
         path = self.path_of(manifest.step)
         try:
@@ -163,7 +163,7 @@ class CheckpointStore:
         return path
 
     def discard(self, staging: Path) -> None:
-        """Deletes a folder that will not be committed; never raises."""
+        """Deletes a staged folder; never raises."""
         shutil.rmtree(staging, ignore_errors=True)
 
     def _committed(self) -> Iterator[tuple[Commit, Path]]:
@@ -174,7 +174,7 @@ class CheckpointStore:
 
     def _point_latest_at(self, path: Path) -> None:
         link = staging_path(self.folder / LATEST_LINK)
-        # Resuming does not need it, and some file systems have no links.
+        # Resuming does not need the link, and some file systems have none.
         with contextlib.suppress(OSError):
             link.symlink_to(path.name)
             os.replace(link, self.folder / LATEST_LINK)
@@ -185,7 +185,7 @@ class CheckpointStore:
         paths: dict[Commit, Path] = {}
         found = []
         for commit, path in self._committed():
-            # Strangers and damaged ones are left to people: counted, they would push out good ones.
+            # Strangers and damaged ones are kept for people, and do not count as kept checkpoints.
             if commit.step > newest.step or find_stranger(commit, starts):
                 continue
             with contextlib.suppress(DamagedError, InputError):
@@ -198,7 +198,7 @@ class CheckpointStore:
     def _remove_leftovers(self) -> None:
         for path in self.folder.glob(f"{STAGING_PREFIX}*"):
             owner = parse_name(path.name.removeprefix(STAGING_PREFIX).rpartition("-")[0])
-            # A group that has begun after this one may be writing already.
+            # A group that began after this one may be writing it.
             if owner and owner.writer > self.writer:
                 continue
             if path.is_dir() and not path.is_symlink():
@@ -208,7 +208,7 @@ class CheckpointStore:
 
 
 def parse_name(name: str) -> Commit | None:
-    """What a checkpoint's folder name says; None where it is none. Pure."""
+    """The commit that a folder name stands for; None for any other name. Pure."""
     found = NAME.fullmatch(name)
     return (
         Commit(step=int(found[1]), writer=Writer(int(found[2]), int(found[3]))) if found else None

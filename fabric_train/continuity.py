@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fabric_train.agreement import Agreement
 from fabric_train.commit import SaveResult
@@ -48,10 +47,8 @@ class Continuity:
         state = self._state
         found = self.saver.resume(state.model, state.optimizer)
         if found:
-            state.step, state.sample = found.step, found.trainer["sample"]
-            state.train_loss = _number(found.trainer["train_loss"])
-            state.epoch_loss = found.trainer["epoch_loss"]
-            state.epoch_steps = found.trainer["epoch_steps"]
+            state.step = found.step
+            state.load_json(found.trainer)
         self._preemption.announce()
         self._ledger.write(Loaded(step=state.step))
         return self.saver.newest
@@ -84,12 +81,7 @@ class Continuity:
             state.step,
             state.model,
             state.optimizer,
-            trainer={
-                "train_loss": state.train_loss if math.isfinite(state.train_loss) else None,
-                "sample": state.sample,
-                "epoch_loss": state.epoch_loss,
-                "epoch_steps": state.epoch_steps,
-            },
+            trainer=state.to_json(),
             score=score,
             block=block,
         )
@@ -142,7 +134,3 @@ def check_finite(loss: float, step: int) -> float:
             "Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
         )
     return loss
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)

@@ -1,7 +1,7 @@
-"""Files that are either wholly there or not there, whatever is killed or loses power.
+"""Files that are complete or absent, even after a kill or a power cut.
 
-``fabric.save`` is not that: it stages in the temporary folder, moves across devices and never
-asks for the bytes to reach the disk.
+``fabric.save`` cannot promise that: it stages in the temporary folder, moves across devices and
+does not sync the bytes to the disk.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 STAGING_PREFIX = ".staging-"
-"""Names that are being written or deleted; no reader takes them for finished."""
+"""Starts the name of a file or folder that is being written or deleted; readers skip it."""
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Replaces ``path`` with what ``write`` puts into the file it is handed; blocks on the disk.
+    """Replaces ``path`` with what ``write`` puts into the file it is given; blocks on the disk.
 
     A reader sees the old bytes or the new ones, never a mixture.
     """
@@ -33,7 +33,7 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file of a folder that is not yet visible, and waits until it is on the disk."""
+    """Writes a file of a staged folder, and waits until it is on the disk."""
     with path.open("wb") as file:
         write(file)
         file.flush()
@@ -41,7 +41,7 @@ def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Deletes a folder so that no half of it is ever seen under its name; absent is fine."""
+    """Renames a folder, then deletes it, so that nobody sees half of it; it may be absent."""
     doomed = staging_path(path)
     try:
         os.rename(path, doomed)
@@ -51,12 +51,12 @@ def remove_folder(path: Path) -> None:
 
 
 def staging_path(path: Path) -> Path:
-    """A name of its own beside ``path``: a rename is atomic only within one file system."""
+    """A new name beside ``path``: a rename is atomic only within one file system."""
     return path.with_name(f"{STAGING_PREFIX}{path.name}-{uuid.uuid4().hex}")
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in ``folder`` are on the disk; a rename is not, otherwise."""
+    """Waits until the names in ``folder`` are on the disk; a rename alone does not."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

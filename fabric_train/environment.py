@@ -1,4 +1,4 @@
-"""What the bits of a result depend on beside options and data, and how to hold it still."""
+"""What the bits of a result depend on besides options and data, and how to fix it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 def make_deterministic() -> None:
-    """Refuses kernels whose result depends on timing; for the rest of this process.
+    """Makes torch refuse kernels whose result depends on timing, in this process from now on.
 
-    To be called before anything is computed: cuBLAS reads its variable once.
+    Call it before anything is computed: cuBLAS reads its variable once.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -20,9 +20,9 @@ def make_deterministic() -> None:
 
 
 def read_environment(device: torch.device) -> dict[str, str]:
-    """What an exact training must find again when it resumes, by name; plain text, all of it.
+    """What must be the same when an exact training resumes, by name, as plain text.
 
-    torch's version is of a type of its own, which a checkpoint could not be read back with.
+    torch's version is converted, because checkpoints are read without its special type.
     """
     on_cuda = device.type == "cuda"
     return {

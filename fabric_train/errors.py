@@ -1,13 +1,13 @@
-"""The errors of the training that a person can act on."""
+"""The errors of a training that a person can act on."""
 
 from __future__ import annotations
 
 
 class InputError(Exception):
-    """What was given is wrong or does not fit; told without a stack trace, exit code 2.
+    """The input is wrong: shown without a stack trace, exit code 2.
 
     ``what`` names what was given and what is wrong with it; ``fix`` is what to do about it.
-    Survives pickling, because rank 0 hands its refusal to the other ranks.
+    Can be pickled, because rank 0 sends its refusal to the other ranks.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
@@ -22,10 +22,10 @@ class InputError(Exception):
 class WorldMismatchError(RuntimeError):
     """Fabric built another world than torchrun's environment describes.
 
-    Never a warning: processes that each believe to be rank 0 train separate models, overwrite
-    each other's checkpoints and end with exit code 0.
+    An error and not a warning: processes that each believe to be rank 0 train separate models,
+    overwrite each other's checkpoints and end with exit code 0.
     """
 
 
 class DivergedError(RuntimeError):
-    """The training loss is not a finite number; raised before a checkpoint would record it."""
+    """The training loss is not a finite number; raised before a checkpoint records it."""

@@ -27,12 +27,12 @@ LINEAGE_DIR = "lineage"
 
 
 class FencedError(RuntimeError):
-    """A later group has taken over; this one may commit nothing any more."""
+    """A later group has taken over, so this one may not commit any more."""
 
 
 @dataclass(frozen=True, order=True)
 class Writer:
-    """Who commits: the group of one generation, in its ``attempt``-th start (0-based)."""
+    """Who commits: the group of a generation, in its ``attempt``-th start (0-based)."""
 
     generation: int
     attempt: int
@@ -51,7 +51,7 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start's note: what it went on from (None: from nothing) and when (epoch seconds)."""
+    """One start's note: what it continued from (None: nothing), and when (epoch seconds)."""
 
     writer: Writer
     base: Commit | None
@@ -59,14 +59,14 @@ class Start:
 
 
 class Lineage:
-    """The notes and generations of one checkpoint folder; for rank 0 alone."""
+    """The notes and generations of one checkpoint folder; for rank 0 only."""
 
     def __init__(self, folder: Path) -> None:
         self._generations = folder / GENERATIONS_DIR
         self._notes = folder / LINEAGE_DIR
 
     def read_starts(self) -> tuple[Start, ...]:
-        """All notes, oldest writer first; one that was cut off is none: it committed nothing."""
+        """All notes, oldest writer first; skips damaged ones, whose writers committed nothing."""
         found = []
         for path in self._list(self._notes):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -74,9 +74,9 @@ class Lineage:
         return tuple(sorted(found, key=lambda start: start.writer))
 
     def begin(self, generation: int | None, base: Commit | None) -> Writer:
-        """Notes that a start goes on from ``base``; without a generation it takes the next.
+        """Notes that a start continues from ``base``; without a generation it takes the next.
 
-        Raises FencedError where a later generation exists, OSError where nothing can be written.
+        Raises FencedError if a later generation exists, OSError if the folder cannot be written.
         """
         if generation is None or not self._generation_path(generation).exists():
             generation = self._take_generation()
@@ -99,7 +99,7 @@ class Lineage:
                 "no more checkpoints and has to end"
             )
         if self._newest_attempt(writer.generation) > writer.attempt:
-            raise FencedError(f"a later start than {writer} goes on: this one has to end")
+            raise FencedError(f"a later start than {writer} has taken over: this one has to end")
 
     def _take_generation(self) -> int:
         self._generations.mkdir(parents=True, exist_ok=True)
@@ -124,9 +124,9 @@ class Lineage:
 
 
 def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
-    """Why a commit is not of the history that the newest start leads to; None where it is.
+    """Why a commit does not belong to the newest start's history; None if it does.
 
-    A folder without any note, such as a copy of one checkpoint, has one history. Pure.
+    In a folder without notes, such as a copy of one checkpoint, all commits belong to it. Pure.
     """
     if not starts:
         return None
@@ -137,17 +137,17 @@ def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
         base = current.base
         current, last_step = (by_writer.get(base.writer), base.step) if base else (None, 0)
         if base and current is None:
-            # Its note is gone; its commits up to the base are still the history.
+            # Its note is gone; its commits up to the base still belong to the history.
             current = Start(writer=base.writer, base=None, at=0.0)
     if current is None or current.writer != commit.writer:
-        return f"no later group went on from {commit.writer}"
+        return f"no later group continued from {commit.writer}"
     if last_step is not None and commit.step > last_step:
-        return f"the group that followed {commit.writer} went on from step {last_step}"
+        return f"the group that followed {commit.writer} continued from step {last_step}"
     return None
 
 
 def _create(path: Path, content: Mapping[str, Any]) -> bool:
-    """Makes a file that must not exist yet; False where somebody was faster."""
+    """Makes a new file; False if it exists already."""
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
@@ -156,7 +156,7 @@ def _create(path: Path, content: Mapping[str, Any]) -> bool:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
-    # Some file systems refuse to sync a folder, and then keep names in order by themselves.
+    # File systems that refuse to sync a folder keep names in order by themselves.
     with contextlib.suppress(OSError):
         sync_folder(path.parent)
     return True

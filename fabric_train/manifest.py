@@ -1,4 +1,4 @@
-"""What makes a folder a checkpoint: a manifest that names every file by its size and checksum.
+"""The manifest of a checkpoint, which names every file with its size and checksum.
 
 Standard library only, so that tools can read it where torch is not installed.
 """
@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fabric_train.errors import InputError
 
 FORMAT = 2
-"""Raised when an older program could misread what a newer one wrote."""
+"""Increased when an older program could misread what a newer one writes."""
 MANIFEST_FILE = "manifest.json"
 
 
@@ -23,21 +23,28 @@ class DamagedError(Exception):
     """A checkpoint whose bytes are not those that were committed."""
 
 
+class FileEntry(TypedDict):
+    """One file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """A checkpoint's own description, JSON values throughout.
+    """The description of a checkpoint, in JSON values.
 
-    ``files``: name -> ``{"bytes", "sha256"}`` of all files but this one. ``tensors``: name ->
-    shape, unsharded. ``trainer``: the state that is not a tensor, as the training gave it.
-    ``config``: what the training that resumes must have in common. ``score``: lower is better.
-    ``world_size``, ``versions``: of the writers; a reader's may differ.
+    ``files``: by name, all files but this one. ``tensors``: name -> unsharded shape. ``trainer``:
+    the state that is not a tensor, as the training gave it. ``config``: what a training that
+    resumes must have in common. ``score``: lower is better. ``world_size`` and ``versions`` are the
+    writers'; a reader's may differ.
     """
 
     step: int
     generation: int
     attempt: int
     world_size: int
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, FileEntry]
     tensors: Mapping[str, list[int]] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -47,11 +54,11 @@ class CheckpointManifest:
     @property
     def total_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(int(entry["bytes"]) for entry in self.files.values())
+        return sum(entry["bytes"] for entry in self.files.values())
 
 
 def render_manifest(manifest: CheckpointManifest) -> bytes:
-    """The file's content; ``config_sha256`` lets people compare trainings at a glance."""
+    """The file's content, with ``config_sha256`` to compare trainings by."""
     content = {
         "format": FORMAT,
         **asdict(manifest),
@@ -63,10 +70,10 @@ def render_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of a checkpoint, its files not yet compared with it.
+    """The manifest of a checkpoint, without a look at its files.
 
-    Raises DamagedError where it cannot be read, and InputError for one that only a newer program
-    can read: skipping it would train again, without a word, what had been trained.
+    Raises DamagedError if it cannot be read, and InputError for another format: skipping such a
+    checkpoint would silently repeat its training.
     """
     try:
         content = json.loads((folder / MANIFEST_FILE).read_bytes())
@@ -82,11 +89,11 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         content.pop("config_sha256")
         return CheckpointManifest(**content)
     except (KeyError, TypeError) as error:
-        raise DamagedError(f"{MANIFEST_FILE} lacks what it has to say") from error
+        raise DamagedError(f"{MANIFEST_FILE} lacks keys") from error
 
 
-def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of files that are wholly written."""
+def describe_files(folder: Path, names: list[str]) -> dict[str, FileEntry]:
+    """Size and SHA-256 of complete files."""
     return {
         name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)}
         for name in names
@@ -96,7 +103,7 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 def check_files(folder: Path, manifest: CheckpointManifest) -> None:
     """Compares every byte with the manifest; raises DamagedError that names the first bad file.
 
-    torch reads a file with flipped bits without complaint, a digest does not.
+    The digest finds flipped bits, which torch would load without an error.
     """
     for name, entry in manifest.files.items():
         path = folder / name
@@ -105,7 +112,7 @@ def check_files(folder: Path, manifest: CheckpointManifest) -> None:
             if size != entry["bytes"]:
                 raise DamagedError(f"{name} has {size} bytes, not {entry['bytes']}")
             if digest(path) != entry["sha256"]:
-                raise DamagedError(f"{name} is not what {MANIFEST_FILE} says")
+                raise DamagedError(f"{name} does not match {MANIFEST_FILE}")
         except OSError as error:
             raise DamagedError(f"{name}: {error.strerror}") from error
 

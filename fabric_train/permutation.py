@@ -1,4 +1,4 @@
-"""A shuffle that is computed by index, so that no list of a data set's indices is ever held."""
+"""A shuffle that is computed by index, so that no list of all indices is held in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 8
-"""Four give a strong permutation in theory; more make up for a round function that is quick."""
+"""Four are enough in theory; more make up for the simple round function."""
 
 
 class KeyedPermutation:
@@ -25,9 +25,9 @@ class KeyedPermutation:
         self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
 
     def take(self, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """What lies at these positions, each in [0, size); any shape."""
+        """The permuted values at these positions, each in [0, size); any shape."""
         found = self._encrypt(positions.astype(np.uint64))
-        # The network covers less than four times the range: few values walk, and not for long.
+        # The network covers less than four times the range, so few values walk, and few steps.
         while (outside := found >= self._size).any():
             found[outside] = self._encrypt(found[outside])
         return found

@@ -1,8 +1,8 @@
-"""Leaving in time: the conversation with the node agent before a stop, and SIGTERM without one.
+"""Stopping: requests of the node agent, and SIGTERM without one.
 
 The agent writes ``stop-request`` into the node's folder; the training commits a checkpoint at a
-step that all ranks agreed on and answers in ``stop-ack``; SIGTERM follows. SIGTERM without a
-request means: exit now. Imports nothing but the standard library.
+step that all ranks agreed on and answers in ``stop-ack``; then comes SIGTERM. SIGTERM without a
+request means: exit now. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from fabric_train.worker_env import (
 )
 
 EXIT_PREEMPTED = 143
-"""Worth a retry, as schedulers see it: 128 + SIGTERM."""
+"""128 + SIGTERM, which schedulers retry."""
 LOOK_INTERVAL_S = 0.1
-"""Between two looks for a request: folders on a network are slow to ask."""
+"""Seconds between two looks for a request, because network folders are slow."""
 GRACE_S = 1.0
-"""What a commit in flight gets after a SIGTERM that nobody announced."""
+"""What a save in flight gets after a SIGTERM without a request."""
 LAST_WORD_S = 1.0
-"""Of a deadline, what is left for leaving after the commit."""
+"""Of a deadline, what is reserved for exiting after the commit."""
 WAIT_FOR_SIGTERM_S = 30.0
-"""How long a rank whose node was not asked to stop waits to be ended."""
+"""How long a rank whose node was not asked to stop waits for SIGTERM."""
 
 
 class PreemptedError(Exception):
-    """The training was asked to stop and has committed what it could; exit code 143."""
+    """The training was asked to stop and has committed; exit code 143."""
 
 
 class Wish(enum.IntEnum):
-    """What a rank's node asks for; the highest of all ranks' counts."""
+    """What a node asks for; the highest of all ranks' wishes decides."""
 
     NOTHING = 0
     COMMIT = 1
-    """A checkpoint, because nodes wait to come in; the training goes on."""
+    """A checkpoint, because nodes wait to join; the training continues."""
     STOP = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the agent asked; ``deadline`` in seconds since the epoch."""
+    """A request of the agent; ``at`` and ``deadline`` in seconds since the epoch."""
 
     reason: str
     at: float
@@ -62,20 +62,18 @@ class Request:
 
     @property
     def wish(self) -> Wish:
-        """What it comes to for the training."""
+        """What the training has to do."""
         return Wish.COMMIT if self.reason == STOP_REASON_RESIZE else Wish.STOP
 
 
 def _tell(path: Path, content: bytes) -> None:
-    # A disk that has no room for the word must not end the training that gives it.
+    # A full disk must not end the training.
     with contextlib.suppress(OSError):
         write_file(path, lambda file: file.write(content))
 
 
 class Preemption:
-    """One rank's part of the conversation; ``node_dir`` None, or any but the node's first rank,
-    hears nothing and says nothing.
-    """
+    """Reads and answers the agent's requests; give ``node_dir`` to each node's first rank only."""
 
     def __init__(
         self,
@@ -91,12 +89,12 @@ class Preemption:
         self._committed: tuple[int, Path | None] = (0, None)
 
     def announce(self) -> None:
-        """Tells the agent that requests will be answered."""
+        """Tells the agent that this training answers requests."""
         if self._node_dir is not None:
             _tell(self._node_dir / STOP_READY_FILE, b"")
 
     def look(self) -> Wish:
-        """What is asked for and not answered yet; cheap enough for every step."""
+        """The request that is not answered yet; cheap enough for every step."""
         now = self._clock()
         if now - self._looked_at >= LOOK_INTERVAL_S:
             self._looked_at = now
@@ -104,7 +102,7 @@ class Preemption:
         return self._request.wish if self._request else Wish.NOTHING
 
     def answer(self, step: int, checkpoint: Path | None) -> None:
-        """Tells the agent, if it asked, what was committed; None: nothing could be, be silent."""
+        """Tells the agent, if it asked, what was committed; None: nothing, so send no answer."""
         self._committed = step, checkpoint
         self._answer()
 
@@ -119,14 +117,14 @@ class Preemption:
             _tell(self._node_dir / STOP_ACK_FILE, text)
 
     def time_left_s(self) -> float:
-        """Until the deadline of the present request; 0 where there is none."""
+        """Seconds until the current request's deadline; 0 without a request."""
         request = read_request(self._node_dir)
         return max(0.0, request.deadline - self._wall_clock()) if request else 0.0
 
     def wait_for_sigterm(self) -> None:
-        """Waits to be ended by SIGTERM; raises PreemptedError if nobody does.
+        """Waits for SIGTERM; raises PreemptedError if none comes in time.
 
-        A node that is asked later than its peers gets its answer here: the commit was everybody's.
+        Also answers a request that reaches this node later than its peers: all ranks committed.
         """
         limit = time.monotonic() + WAIT_FOR_SIGTERM_S
         while left_s := max(
@@ -142,7 +140,7 @@ class Preemption:
 
 
 def read_request(node_dir: Path | None) -> Request | None:
-    """The agent's present request; None where there is none that can be read."""
+    """The agent's current request; None if there is none or it cannot be read."""
     if node_dir is None:
         return None
     try:
@@ -154,12 +152,12 @@ def read_request(node_dir: Path | None) -> Request | None:
         return None
 
 
-# Weak: a saver that is done must not keep its process group from ending.
+# Weak, so that a finished saver does not keep its process group alive.
 _unfinished: list[weakref.WeakMethod[Callable[[float], object]]] = []
 
 
 def finish_before_exit(finish: Callable[[float], object]) -> None:
-    """Has a method called before SIGTERM ends the process, with the seconds that it may take."""
+    """Registers a method to call before SIGTERM ends the process, with the seconds it may take."""
     _unfinished.append(weakref.WeakMethod(finish))
 
 
@@ -170,12 +168,11 @@ def _finish_all(limit_s: float) -> None:
 
 
 def exit_on_sigterm(node_dir: Path | None = None) -> None:
-    """From now on SIGTERM ends this process with 143, also while it is stuck in C code.
+    """Makes SIGTERM end this process with 143, even while it is stuck in C code.
 
-    What is to be finished before gets the rest of a deadline where a stop was requested, else
-    ``GRACE_S``. Only from the main thread. A handler that sets a flag would wait for the next step,
-    which never comes where a peer has died. Children are left alone: they have no part in this, and
-    SIGTERM ends them as ever.
+    Methods of ``finish_before_exit`` get the rest of the deadline after a stop request, else
+    ``GRACE_S``. Call it from the main thread. A handler that sets a flag would wait for the next
+    step, which never comes if a peer has died. SIGTERM ends child processes as usual.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -187,7 +184,7 @@ def exit_on_sigterm(node_dir: Path | None = None) -> None:
         limit_s = GRACE_S
         if request and request.wish is Wish.STOP:
             limit_s = max(GRACE_S, request.deadline - time.time() - LAST_WORD_S)
-        # In a thread of its own: whatever it waits for, the end must not wait for it.
+        # In another thread, because this one must not wait longer than the limit.
         last = threading.Thread(target=_finish_all, args=(limit_s,), daemon=True)
         last.start()
         last.join(limit_s)
@@ -198,8 +195,8 @@ def exit_on_sigterm(node_dir: Path | None = None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    # The byte is written by the interpreter's own C handler, in whatever thread the signal comes:
-    # a blocked signal and sigwait would do too, but children would inherit the block.
+    # The interpreter's C handler writes the byte, whichever thread gets the signal. sigwait would
+    # need a blocked signal, which children inherit.
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.register_at_fork(after_in_child=forget)

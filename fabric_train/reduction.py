@@ -1,7 +1,7 @@
-"""How the virtual shards' gradients become the one that the optimizer steps along.
+"""How the gradients of the virtual shards become one gradient.
 
-``fast`` lets DDP average them: equal to rounding at any world size. ``exact`` adds them up in one
-order that the world size has no say in: equal bit for bit.
+``fast`` lets DDP average them: equal up to rounding at any world size. ``exact`` adds them up in an
+order that does not depend on the world size: equal bit for bit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fabric_train.errors import InputError
 from fabric_train.sampler import plan_rank_shards
 
 Node = tuple[int, int]
-"""The sum over the virtual shards [first, stop): one node of the tree."""
+"""A node of the tree: the sum over the virtual shards [first, stop)."""
 
 ALIGNMENT_BYTES = 64
-"""What torch's CPU allocator gives; CUDA's gives 512."""
+"""Of torch's CPU allocator; CUDA's aligns to 512."""
 
 
 class FastReduction:
     """The mean over the virtual shards, by DDP's all-reduce in a rank's last backward pass.
 
-    ``model`` is the one to call: a DistributedDataParallel, or any other in a world of one.
+    ``model`` is the one to call: a DistributedDataParallel, or any model in a world of one.
     """
 
     def __init__(self, model: nn.Module, *, virtual_shards: int, world_size: int) -> None:
@@ -40,23 +40,23 @@ class FastReduction:
         (loss * self._weight).backward()
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
-        """Around the forward and backward pass of a shard: only the rank's last one is sent."""
+        """Around a shard's forward and backward pass: only the last shard sends gradients."""
         if last or not isinstance(self._model, DistributedDataParallel):
             return nullcontext()
         return self._model.no_sync()
 
     def finish(self) -> None:
-        """Nothing is left to do: DDP has put the mean into the gradients."""
+        """Does nothing: DDP has put the mean into the gradients."""
 
 
 class ExactReduction:
     """The mean over the virtual shards, added up as one balanced binary tree at any world size.
 
-    A rank adds up what it holds whole subtrees of. The few sums that are left go by all_to_all,
-    each rank finishes the tree for a piece of the gradient, and all_gather hands these to all.
-    Where the world size divides V and both are powers of two, that is a ring all-reduce's traffic.
+    A rank adds up the subtrees that it holds completely. all_to_all exchanges the remaining sums,
+    each rank finishes the tree for a piece of the gradient, and all_gather distributes the pieces.
+    If the world size divides V and both are powers of two, the traffic is a ring all-reduce's.
 
-    ``model`` is the bare one, not wrapped by DDP. All ranks must call ``finish``.
+    ``model`` must not be wrapped by DDP. All ranks must call ``finish``.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class ExactReduction:
     def backward(self, loss: Tensor, shard: int) -> None:
         """Adds one virtual shard's gradients; ``loss`` is the shard's mean."""
         for parameter in self._parameters:
-            parameter.grad = None  # never accumulated in place: that would be another order
+            parameter.grad = None  # adding up in place would be another order
         loss.backward()
         self._sums.add((shard, shard + 1), flatten_gradients(self._parameters))
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
-        """Nothing to hold back: gradients travel in ``finish`` alone."""
+        """Does nothing: only ``finish`` sends gradients."""
         return nullcontext()
 
     def finish(self) -> None:
-        """Puts the mean into the parameters' gradients, each in memory of its own."""
+        """Puts the mean into the parameters' gradients, each in its own memory."""
         sums, self._sums = self._sums, TreeSum(self._virtual_shards)
         cover = self._covers[self._rank]
         total = (
@@ -100,7 +100,7 @@ class ExactReduction:
         piece = -(-length // world_size)
         padded = own[0].new_zeros(len(own), world_size * piece)
         padded[:, :length] = torch.stack(own)
-        # [nodes, world, piece] to [world, nodes, piece]: what one rank gets lies together.
+        # [nodes, world, piece] to [world, nodes, piece], so that each rank's part is contiguous.
         sent = padded.view(len(own), world_size, piece).transpose(0, 1).contiguous().view(-1)
         counts = [len(cover) for cover in self._covers]
         received = sent.new_empty(sum(counts) * piece)
@@ -117,14 +117,14 @@ class ExactReduction:
 
 
 class TreeSum:
-    """Adds up shards along one tree, whatever the order they come in; holds few sums at a time."""
+    """Adds up shards along one tree, in whichever order they come; holds few sums at a time."""
 
     def __init__(self, virtual_shards: int) -> None:
         self._parents = plan_parents(virtual_shards)
         self._sums: dict[Node, Tensor] = {}
 
     def add(self, node: Node, value: Tensor) -> None:
-        """Takes the sum of one node, and of every parent that this completes."""
+        """Takes the sum of a node, and adds up every parent that it completes."""
         while node in self._parents:
             parent, left, right = self._parents[node]
             sibling = self._sums.pop(right if node == left else left, None)
@@ -135,12 +135,12 @@ class TreeSum:
         self._sums[node] = value
 
     def take(self, node: Node) -> Tensor:
-        """The sum of a node that is complete; KeyError where a shard is missing."""
+        """The sum of a complete node; KeyError if a shard is missing."""
         return self._sums.pop(node)
 
 
 def plan_parents(virtual_shards: int) -> dict[Node, tuple[Node, Node, Node]]:
-    """For each node but the root: its parent, and that one's left and right child."""
+    """For each node but the root: its parent, and the parent's left and right child."""
     parents: dict[Node, tuple[Node, Node, Node]] = {}
     waiting = [(0, virtual_shards)]
     while waiting:
@@ -172,7 +172,7 @@ def plan_cover(shards: range, virtual_shards: int) -> list[Node]:
 def align(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copies that are contiguous and start at an allocator's boundary.
 
-    A view into a larger tensor may start anywhere, and kernels round differently at other offsets:
+    A view into a larger tensor may start anywhere, and kernels round differently at some offsets:
     Linear(64, 10) gave other bits at 12 of 16 offsets of its input (torch 2.13, CPU).
     """
     return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
@@ -189,7 +189,7 @@ def flatten_gradients(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def assign_gradients(parameters: Iterable[nn.Parameter], flat: Tensor) -> None:
-    """The reverse of ``flatten_gradients``, in fresh memory."""
+    """The reverse of ``flatten_gradients``, into new memory."""
     start = 0
     for parameter in parameters:
         part = flat[start : start + parameter.numel()].view(parameter.shape)
@@ -204,7 +204,7 @@ def check_alignment(parameters: Iterable[nn.Parameter]) -> None:
             raise InputError(
                 f"--reduction exact: a parameter of shape {tuple(parameter.shape)} is not a "
                 "contiguous tensor of its own",
-                "build the model's parameters apart from each other, or --reduction fast",
+                "give each parameter memory of its own, or --reduction fast",
             )
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and how often one is written: rules without effects."""
+"""Rules for which checkpoints are kept and how often one is written; pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from fabric_train.lineage import Commit, Start
 
 MTBF_BEFORE_FAILURES_S = 24 * 3600.0
-"""What is taken for the mean time between failures until one has been seen."""
+"""The mean time between failures that is assumed before the first failure."""
 LEAST_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """``last`` newest, the one with the lowest score, and those of a multiple of ``every``."""
+    """What is kept: the ``last`` newest, the one with the lowest score if ``best``, and those whose
+    step is a multiple of ``every_steps``.
+    """
 
     last: int = 3
     best: bool = False
@@ -24,7 +26,7 @@ class Keep:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A committed checkpoint and how good it is, lower being better; None: not known."""
+    """A committed checkpoint and its score; lower is better, None is unknown."""
 
     commit: Commit
     score: float | None
@@ -44,7 +46,7 @@ def decide_removals(found: Sequence[Scored], keep: Keep) -> tuple[Commit, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """When a checkpoint is due: after ``steps``, after ``seconds``, or by Young's formula.
+    """When a checkpoint is due: after ``steps``, after ``seconds``, else by Young's formula.
 
     ``mtbf_s``: the mean time between failures for Young's formula; None: as observed.
     """
@@ -55,27 +57,27 @@ class Interval:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the interval is left to Young's formula."""
+        """Whether Young's formula chooses the interval."""
         return self.steps is None and self.seconds is None
 
 
 def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """Seconds between checkpoints that lose least (Young 1974): sqrt(2 * cost * MTBF).
+    """Seconds between checkpoints that lose the least time (Young 1974): sqrt(2 * cost * MTBF).
 
-    ``cost_s`` is what a checkpoint keeps the training from its work, not how long it is written.
+    ``cost_s`` is how long a checkpoint blocks the training, not how long it takes to write.
     """
     return max(LEAST_INTERVAL_S, math.sqrt(2 * cost_s * mtbf_s))
 
 
 def observe_mtbf_s(starts: Sequence[Start], now: float) -> float:
-    """Seconds between the starts of this training so far; each but the first followed a failure."""
+    """Mean seconds between starts; each start but the first followed a failure."""
     if len(starts) < 2:
         return MTBF_BEFORE_FAILURES_S
     return max(1.0, (now - min(start.at for start in starts)) / (len(starts) - 1))
 
 
 class Timer:
-    """Says when the next checkpoint is due; ranks' clocks differ, so one must decide for all."""
+    """When the next checkpoint is due; ranks' clocks differ, so one rank must decide for all."""
 
     def __init__(self, interval: Interval, mtbf_s: float, clock: Callable[[], float]) -> None:
         self._interval, self._clock = interval, clock
@@ -84,23 +86,23 @@ class Timer:
         self._saved_at = clock()
 
     def is_step_due(self, step: int) -> bool:
-        """Whether the interval in steps ends with ``step``: all ranks know it without a clock."""
+        """Whether the interval in steps ends with ``step``; the same on all ranks."""
         return self._interval.steps is not None and step % self._interval.steps == 0
 
     def is_time_due(self) -> bool:
-        """Whether the interval in seconds is over, by this rank's clock and its costs."""
+        """Whether the interval in seconds is over, by this rank's clock and measured costs."""
         seconds = self.seconds
         return seconds is not None and self._clock() - self._saved_at >= seconds
 
     @property
     def seconds(self) -> float | None:
-        """The interval in seconds; None where it is set in steps alone."""
+        """The interval in seconds; None if it is given in steps alone."""
         if self._interval.is_chosen:
             return young_interval_s(self._cost_s, self._mtbf_s)
         return self._interval.seconds
 
     def on_saved(self, blocked_s: float) -> None:
-        """A checkpoint has been begun, which kept the training for so long."""
+        """A save has begun, and blocked the training for so long."""
         self._saved_at = self._clock()
-        # A slow moment of the disk counts for a while, and is forgotten again.
+        # One slow save lengthens the interval for a while only.
         self._cost_s = max(self._cost_s / 2, blocked_s)

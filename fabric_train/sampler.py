@@ -1,10 +1,9 @@
-"""Which samples each rank takes, as a function of seed and step alone."""
+"""Which samples each rank takes; a function of seed and step."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,17 @@ from fabric_train.permutation import KeyedPermutation
 
 
 def plan_rank_shards(virtual_shards: int, rank: int, world_size: int) -> range:
-    """The virtual shards of one rank; raises InputError where a rank would have none."""
+    """The virtual shards of one rank; raises InputError if a rank would have none."""
     if world_size > virtual_shards:
         raise InputError(
             f"{world_size} processes cannot share virtual_shards={virtual_shards}",
-            f"--virtual_shards {world_size}, for a training that starts anew, or fewer processes",
+            f"--virtual_shards {world_size} for a new training, or fewer processes",
         )
     return range(virtual_shards * rank // world_size, virtual_shards * (rank + 1) // world_size)
 
 
 EXACT_SHARDS = 16
-"""A default that does not depend on the world: any number of processes up to it computes alike."""
+"""The default for exact results: a fixed number, so that worlds of up to 16 compute alike."""
 
 
 def plan_virtual_shards(
@@ -34,9 +33,9 @@ def plan_virtual_shards(
 ) -> int:
     """How many equal parts each global batch is cut into.
 
-    ``given``, or EXACT_SHARDS where results must not depend on the world, or the fewest that
-    ``largest_world`` processes can share: each part costs a forward and a backward pass of its
-    own. Raises InputError where the batch cannot be cut so.
+    ``given``, else EXACT_SHARDS if ``exact``, else the fewest that ``largest_world`` processes can
+    share, because each part costs a forward and a backward pass. Raises InputError if the batch
+    cannot be cut into so many.
     """
     if given is None and exact:
         given = EXACT_SHARDS
@@ -48,7 +47,7 @@ def plan_virtual_shards(
 
 
 def plan_shard_size(global_batch_size: int, virtual_shards: int) -> int:
-    """Samples of one virtual shard; raises InputError where the shards would differ."""
+    """Samples of one virtual shard; raises InputError if the shards would differ in size."""
     if global_batch_size % virtual_shards:
         below = global_batch_size - global_batch_size % virtual_shards
         raise InputError(
@@ -60,7 +59,7 @@ def plan_shard_size(global_batch_size: int, virtual_shards: int) -> int:
 
 
 def fingerprint_tensors(tensors: Iterable[torch.Tensor]) -> str:
-    """SHA-256 of a data set that lies in CPU memory: types, shapes and bytes, in order."""
+    """SHA-256 of a data set in CPU memory: types, shapes and bytes, in order."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
@@ -69,7 +68,7 @@ def fingerprint_tensors(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def split_at_epochs(start: int, stop: int, size: int) -> Iterator[tuple[int, range]]:
-    """The span [start, stop) of an endless row of epochs: each epoch's number, and its places."""
+    """Cuts the span [start, stop) of an endless row of epochs into (epoch, places) pairs."""
     while start < stop:
         epoch, place = divmod(start, size)
         end = min(stop, (epoch + 1) * size)
@@ -80,16 +79,16 @@ def split_at_epochs(start: int, stop: int, size: int) -> Iterator[tuple[int, ran
 class GlobalBatchSampler(Sampler[list[Any]]):
     """Yields one list of indices for each virtual shard of this rank, step after step.
 
-    With ``with_epochs`` the lists hold pairs (epoch, index), for what draws at random by both.
+    With ``with_epochs`` the lists hold pairs (epoch, index), for augmentation that depends on both.
 
-    Step `s` takes the samples `[s*G, (s+1)*G)` of an endless row of epochs, each a permutation of
-    its own; a batch that an epoch does not fill goes on in the next, so every epoch visits every
-    sample once. A batch is cut into ``virtual_shards`` runs of consecutive samples, and the world
-    size decides only which rank takes which of them: nothing is padded.
+    Step `s` takes the samples `[s*G, (s+1)*G)` of an endless row of epochs, each with its own
+    permutation; a batch may reach into the next epoch, so every epoch visits every sample once. A
+    batch is cut into ``virtual_shards`` runs of consecutive samples; the world size only decides
+    which rank takes which run. Nothing is padded.
 
-    Holds no position that moves: worker processes iterate ahead of the training, so the loop
-    counts its steps and calls ``seek``. Has no ``set_epoch``: Fabric would call it with a count
-    that starts at 0 after every restart.
+    Keeps no position, because worker processes iterate ahead of the training: the loop counts its
+    steps and calls ``seek``. Has no ``set_epoch``, because Fabric would call it with a count that
+    starts at 0 after every restart.
     """
 
     def __init__(
@@ -109,7 +108,6 @@ class GlobalBatchSampler(Sampler[list[Any]]):
                 f"--global_batch_size {size - size % virtual_shards} or less",
             )
         self.virtual_shards = virtual_shards
-        self.batches_per_epoch = Fraction(size, global_batch_size)
         self.shards = plan_rank_shards(virtual_shards, rank, world_size)
         self._shard_size = plan_shard_size(global_batch_size, virtual_shards)
         self._size = size
@@ -120,10 +118,10 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         self._origin = 0
 
     def seek(self, *, first_step: int, stop_step: int, first_sample: int | None = None) -> None:
-        """Makes the next iteration cover these steps; takes no longer for a late one.
+        """Makes the next iteration cover these steps; equally fast for every step.
 
-        ``first_sample`` is where the first of them begins, counted over all epochs: given where
-        earlier steps were of another global batch size.
+        ``first_sample`` is where the first of them begins, counted over all epochs; needed if
+        earlier steps had another global batch size.
         """
         self._steps = range(first_step, stop_step)
         by_steps = first_step * self._global_batch_size
@@ -139,7 +137,7 @@ class GlobalBatchSampler(Sampler[list[Any]]):
                 yield visits if self._with_epochs else [sample for _, sample in visits]
 
     def read_visits(self, step: int, shard: int) -> list[tuple[int, int]]:
-        """The (epoch, sample) pairs of one virtual shard, at whichever rank it is."""
+        """The (epoch, sample) pairs of one virtual shard, of any rank."""
         start = self._origin + step * self._global_batch_size + shard * self._shard_size
         visits: list[tuple[int, int]] = []
         for epoch, span in split_at_epochs(start, start + self._shard_size, self._size):
@@ -149,15 +147,14 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         return visits
 
     def read_shard(self, step: int, shard: int) -> list[int]:
-        """The samples alone of one virtual shard."""
+        """The samples of one virtual shard, of any rank."""
         return [sample for _, sample in self.read_visits(step, shard)]
 
 
 class ShardSampler(Sampler[list[int]]):
-    """Yields batches of this rank's share of all samples, each sample on exactly one rank.
+    """Yields batches of this rank's share of all samples; each sample is on exactly one rank.
 
-    Shares may differ by one sample, so nothing that all ranks must do together belongs into a loop
-    over it.
+    Shares may differ by one sample, so a loop over it must not contain collectives.
     """
 
     def __init__(self, *, size: int, batch_size: int, rank: int, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Saves a training beside its work, and resumes it: for any loop, replicated (DDP) or sharded.
+"""Saves and resumes the training of any loop, replicated (DDP) or sharded, in the background.
 
 saver = Saver(Path("checkpoints"), config={"width": 64})
 resumed = saver.resume(model, optimizer)
@@ -17,9 +17,8 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +29,8 @@ from torch.distributed.tensor import DTensor
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.commit import Save, SaveResult
 from fabric_train.errors import InputError
-from fabric_train.lineage import FencedError
 from fabric_train.manifest import CheckpointManifest, find_differences
+from fabric_train.ranks import Ranks
 from fabric_train.retention import Interval, Keep, Timer, observe_mtbf_s
 from fabric_train.snapshot import (
     Snapshot,
@@ -41,17 +40,17 @@ from fabric_train.snapshot import (
     restore,
 )
 
-T = TypeVar("T")
 GROUP_TIMEOUT_S = 600.0
-"""How long a rank waits for the others' files; a slow disk is no failure."""
+"""How long a rank waits for the others' files; a slow disk is not a failure."""
 
 
 class Saver:
     """The checkpoints of one training; every rank makes one, and calls the same methods.
 
     ``config``: what a run must have in common with the checkpoint that it resumes. ``generation``:
-    as the node agent assigned it. A replicated state is read and written by rank 0 alone, so that
-    other nodes need not see the folder; a sharded one by all. Host memory: one copy of the state.
+    as the node agent assigned it. Rank 0 alone reads and writes a replicated state, so the other
+    nodes need not see the folder; all ranks read and write a sharded one. Takes host memory for one
+    copy of the state.
     """
 
     def __init__(
@@ -71,15 +70,8 @@ class Saver:
         self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-        # A group of its own: a save in the background must not meet the training's collectives.
-        self._group = (
-            dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
-            if ranks > 1
-            else None
-        )
-        self._world_size = ranks
-        self._leads = not dist.is_initialized() or dist.get_rank() == 0
+        self.ranks = Ranks.of_world(GROUP_TIMEOUT_S)
+        self._leads = self.ranks.leads
         self._stager: DefaultStager | None = None
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
         self._thread: threading.Thread | None = None
@@ -87,24 +79,24 @@ class Saver:
         self._found: Checkpoint | None = None
         self._committed_step: int | None = None
         self.blocked_s = 0.0
-        """What the last ``save`` kept the training from its work, waiting included."""
+        """How long the last ``save`` blocked the training, waiting included."""
         self.newest: Path | None = None
-        """The last checkpoint that was committed or resumed from, where this rank knows it."""
+        """The last checkpoint that was committed or loaded, if this rank knows it."""
 
     # -- resuming ------------------------------------------------------------------------------
 
     def resume(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> CheckpointManifest | None:
-        """Continues from the newest checkpoint of the history; None where there is none.
+        """Loads the newest checkpoint of the history; None if there is none.
 
-        Blocks; says which checkpoints were skipped, and why. Raises, on all ranks, InputError for a
-        checkpoint of another training, and FencedError where a later group has begun.
+        Blocks; prints which checkpoints were skipped, and why. Raises, on all ranks, InputError for
+        a checkpoint of another training, and FencedError if a later group has begun.
         """
         found = self._found = self._found or self._look()
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
-        self._from_rank_zero(lambda: self._begin(found, shapes))
+        self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
             return None
@@ -112,7 +104,7 @@ class Saver:
         if sharded:
             self._check_shared(found.path)
             live = capture(model, optimizer, whole=True)
-            read_shards(live.tensors, found.path, self._group)
+            read_shards(live.tensors, found.path, self.ranks.group)
             tensors = live.tensors
         else:
             tensors = self._spread(read_tensors(found.path) if self._leads else {})
@@ -121,10 +113,10 @@ class Saver:
         return found.manifest
 
     def look(self) -> CheckpointManifest | None:
-        """What ``resume`` will continue from, for whatever has to be known before the model is.
+        """What ``resume`` will load, for decisions that come before the model is built.
 
-        Blocks, and reads every byte of it; says which checkpoints were skipped, and why. All ranks
-        must call it or none.
+        Blocks, and reads every byte of it; prints which checkpoints were skipped, and why. Either
+        all ranks call it or none.
         """
         self._found = self._look()
         return self._found.manifest if self._found else None
@@ -137,7 +129,7 @@ class Saver:
                 self._say(note)
             return found
 
-        return self._from_rank_zero(read)
+        return self.ranks.from_rank_zero(read)
 
     def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> None:
         if found:
@@ -145,7 +137,7 @@ class Saver:
             differences += find_differences(found.manifest.tensors, shapes)
             if differences:
                 raise InputError(
-                    f"the checkpoint {found.path} is of another training: "
+                    f"the checkpoint {found.path} belongs to another training: "
                     + "; ".join(differences),
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
@@ -155,11 +147,11 @@ class Saver:
         return observe_mtbf_s(self.store.read_starts() if self._leads else (), time.time())
 
     def _check_shared(self, path: Path) -> None:
-        seen = self._gather(path.is_dir())
+        seen = self.ranks.gather(path.is_dir())
         if not all(seen):
             raise InputError(
-                f"rank {seen.index(False)} does not see {path}, but a sharded state is read by all",
-                "let checkpoint_dir be a folder that all nodes share",
+                f"rank {seen.index(False)} does not see {path}, but all ranks read a sharded state",
+                "set checkpoint_dir to a folder that all nodes share",
             )
 
     # -- saving --------------------------------------------------------------------------------
@@ -167,8 +159,8 @@ class Saver:
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint should follow ``step``, for a loop that saves a replicated state.
 
-        With an interval in seconds only rank 0 ever says so, which then saves alone. Where all
-        ranks have to take part, let them agree: see ``is_time_due``.
+        With an interval in seconds only rank 0 says so, and then saves alone. If all ranks must
+        take part, let them agree on ``is_time_due``.
         """
         return self.is_step_due(step) or self.is_time_due()
 
@@ -177,17 +169,18 @@ class Saver:
         return self._timer.is_step_due(step)
 
     def is_time_due(self) -> bool:
-        """Whether the interval in seconds is over; False on all ranks but 0, whose clock counts."""
+        """Whether the interval in seconds is over; always False on ranks other than 0."""
         return self._leads and self._timer.is_time_due()
 
     def settle(self) -> tuple[int, Path] | None:
-        """Waits for the save in flight; step and place of the newest checkpoint, on all ranks.
+        """Waits for the save in flight; step and path of the newest checkpoint, on all ranks.
 
-        A collective: all ranks must call it.
+        All ranks must call it.
         """
         self.wait()
         step, path = self._committed_step, self.newest
-        return self._from_rank_zero(lambda: None if step is None or path is None else (step, path))
+        newest = None if step is None or path is None else (step, path)
+        return self.ranks.from_rank_zero(lambda: newest)
 
     def save(
         self,
@@ -199,12 +192,11 @@ class Saver:
         score: float | None = None,
         block: bool = False,
     ) -> SaveResult | None:
-        """Commits the state after ``step`` steps, beside the training unless ``block``.
+        """Commits the state after ``step`` steps, in the background unless ``block``.
 
-        Returns how the save before it ended, where that is not told yet; with ``block`` how this
-        one did. A step that is committed already is not saved again. A full disk is told, not
-        raised. All ranks must call it; waits for the save before it. Raises FencedError where a
-        later group has begun.
+        Waits for the save before it, and returns how that one ended if no call has returned it yet;
+        with ``block`` how this one ended. Does not save a step twice. Prints a full disk, and does
+        not raise it. All ranks must call it. Raises FencedError if a later group has begun.
         """
         began_at = self._clock()
         before = self.wait()
@@ -221,17 +213,17 @@ class Saver:
         return before
 
     def wait(self) -> SaveResult | None:
-        """Waits for the save in flight, if any; gives how it ended, once."""
+        """Waits for the save in flight, if any; returns how it ended, once."""
         self.join(None)
         return self.poll()
 
     def join(self, limit_s: float | None) -> None:
-        """Lets the save in flight go on, for at most ``limit_s``; from any thread, never raises."""
+        """Waits up to ``limit_s`` for the save in flight; from any thread, never raises."""
         if self._thread is not None:
             self._thread.join(limit_s)
 
     def poll(self) -> SaveResult | None:
-        """How the last save ended, once, without waiting; raises FencedError where it was that."""
+        """How the last save ended, once, without waiting; raises FencedError if it was fenced."""
         if self._thread is not None and self._thread.is_alive():
             return None
         outcome, self._outcome = self._outcome, None
@@ -270,7 +262,7 @@ class Saver:
             # Only rank 0 knows who writes; only its manifest is written.
             generation=self.store.writer.generation if self._leads else 0,
             attempt=self.store.writer.attempt if self._leads else 0,
-            world_size=self._world_size,
+            world_size=self.ranks.size,
             files={},
             tensors=snapshot.shapes,
             trainer={**trainer, "optimizer": dict(snapshot.values)},
@@ -278,7 +270,7 @@ class Saver:
             versions={"torch": torch.__version__, "python": platform.python_version()},
             score=score,
         )
-        work = Save(self.store, self._group if sharded else None, manifest, staged, self._leads)
+        work = Save(self.store, self.ranks if sharded else Ranks(), manifest, staged)
         blocked_s = self._clock() - began_at
 
         def run() -> None:
@@ -287,47 +279,19 @@ class Saver:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
-    # -- between the ranks ---------------------------------------------------------------------
-
-    def _gather(self, value: T) -> list[T]:
-        if self._group is None:
-            return [value]
-        values: list[Any] = [None] * self._world_size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
-
-    def _from_rank_zero(self, decide: Callable[[], T]) -> T:
-        """What ``decide`` gives on rank 0, on all; its refusals too, or the others would wait."""
-        outcome: list[Any] = [None]
-        if self._leads:
-            try:
-                outcome = [decide()]
-            except (InputError, FencedError) as error:
-                outcome = [error]
-        if self._group is not None:
-            dist.broadcast_object_list(outcome, src=0, group=self._group)
-        if isinstance(outcome[0], InputError) and not self._leads:
-            raise InputError(f"rank 0 refuses: {outcome[0].what}")
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]  # type: ignore[no-any-return]
-
     def _spread(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if self._group is None:
+        if self.ranks.group is None:
             return dict(tensors)
         known = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        known = self._from_rank_zero(lambda: known)
+        known = self.ranks.from_rank_zero(lambda: known)
         spread = dict(tensors) or {
             name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in known.items()
         }
         for tensor in spread.values():
-            dist.broadcast(tensor, src=0, group=self._group)
+            dist.broadcast(tensor, src=0, group=self.ranks.group)
         return spread
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of the weights, as under FSDP2, and not copies."""
+    """Whether ranks hold parts of the weights, as under FSDP2, instead of copies."""
     return any(isinstance(weight, DTensor) for weight in model.parameters())
-
-
-__all__ = ["Interval", "Keep", "SaveResult", "Saver"]

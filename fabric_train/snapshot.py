@@ -1,7 +1,7 @@
-"""Model and optimizer as named tensors, and those tensors as files that any world can read.
+"""Model and optimizer as named tensors, and these as files that any world size can read.
 
-Built on ``torch.distributed.checkpoint`` (DCP): a replicated state is written by one rank, a
-sharded one (FSDP2) by all, and both load at every world size.
+Built on ``torch.distributed.checkpoint`` (DCP): one rank writes a replicated state, all ranks write
+a sharded one (FSDP2), and both load at every world size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """``tensors`` by name, live or staged; ``values``: the optimizer's numbers, fit for JSON."""
+    """``tensors`` by name, live or staged; ``values``: the optimizer's numbers, as JSON values."""
 
     tensors: Mapping[str, torch.Tensor]
     values: Mapping[str, Any]
@@ -54,10 +54,10 @@ class Snapshot:
 
 
 def capture(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> Snapshot:
-    """The present state by reference; wrappers such as DDP leave no trace in the names.
+    """The current state by reference, under names that do not depend on wrappers such as DDP.
 
-    An optimizer that has made no step yet is left out: torch would have to make one to tell its
-    state, which ``whole`` lets it do, for a state that is overwritten afterwards.
+    Leaves out an optimizer that has made no step: torch would have to make one to know its state.
+    ``whole`` lets it do that, for a state that is overwritten afterwards.
     """
     weights, moments = get_state_dict(
         model, optimizer if whole or optimizer.state else [], options=_OPTIONS
@@ -72,7 +72,7 @@ def capture(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool =
 
 
 def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Puts a state back; its tensors must be shaped and sharded as those of ``capture``."""
+    """Loads a state; its tensors must be shaped and sharded as those of ``capture``."""
     flat: dict[str, Any] = {**snapshot.tensors, **snapshot.values}
     set_model_state_dict(model, _below(flat, MODEL))
     # JSON has no tuples, and torch compares some of these by type.
@@ -87,9 +87,9 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimiz
 def write_tensors(
     tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None
 ) -> list[str]:
-    """Writes the files of a state and waits for the disk; gives the names of this rank's files.
+    """Writes a state's files, waits for the disk, and returns the names of this rank's files.
 
-    ``group``: the CPU group of all ranks that hold shards; None where one rank holds all.
+    ``group``: the CPU group of all ranks that hold shards; None if one rank holds the whole state.
     """
     before = set(folder.iterdir()) if group is None else set()
     save(
@@ -106,7 +106,7 @@ def write_tensors(
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, whole, in CPU memory; by one rank, whoever wrote them."""
+    """All tensors of a checkpoint, unsharded, in CPU memory; one rank may call it alone."""
     reader = SafeReader(folder)
     entries = reader.read_metadata().state_dict_metadata
     tensors = {
@@ -121,7 +121,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def read_shards(
     tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None
 ) -> None:
-    """Fills these tensors, each rank its own shards, in place; all ranks must call it."""
+    """Loads this rank's shards into ``tensors``, in place; all ranks must call it."""
     reader = SafeReader(folder)
     known = reader.read_metadata().state_dict_metadata
     wanted = {name: tensor for name, tensor in tensors.items() if name in known}
@@ -129,10 +129,10 @@ def read_shards(
 
 
 class SafeReader(FileSystemReader):
-    """Reads DCP's index without running what a stranger may have put into its pickle."""
+    """Reads DCP's index without running code that its pickle may hold."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Raises DamagedError for an index that needs more than DCP's own types."""
+        """Raises DamagedError for an index that needs other types than DCP's."""
         content = (Path(self.path) / ".metadata").read_bytes()
         try:
             metadata = _SafeUnpickler(io.BytesIO(content)).load()
@@ -156,7 +156,7 @@ class _SafeUnpickler(pickle.Unpickler):
 
 
 def _member(owner: Any, name: str) -> Any:
-    """Some versions of Python (3.11.2, for one) pickle a member of an enum as a getattr."""
+    """Some versions of Python, such as 3.11.2, pickle a member of an enum as a getattr."""
     if not (isinstance(owner, type) and issubclass(owner, enum.Enum)):
         raise pickle.UnpicklingError(f"getattr of {owner!r} does not belong there")
     return owner[name]

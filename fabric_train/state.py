@@ -1,9 +1,12 @@
-"""The training state: what changes with every step, and all that a resumed run needs."""
+"""The training state: what changes with every step and is saved in checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +16,10 @@ from torch import nn
 class TrainState:
     """What changes while training; everything else follows from the config.
 
-    ``model`` and ``optimizer`` are the bare ones, so that a checkpoint does not depend on what
-    Fabric wraps around them. ``step`` counts optimizer steps since the very first start, ``sample``
-    the samples that they took; epoch and place within it follow from that. ``train_loss`` is the
-    mean of the newest whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the present one.
+    ``model`` and ``optimizer`` are not wrapped, so that a checkpoint does not depend on Fabric's
+    wrappers. ``step`` counts optimizer steps and ``sample`` counts samples since the first start;
+    the epoch and the place in it follow from ``sample``. ``train_loss`` is the mean of the last
+    whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the current one.
     """
 
     model: nn.Module
@@ -27,11 +30,27 @@ class TrainState:
     epoch_loss: float = 0.0
     epoch_steps: int = 0
 
+    def to_json(self) -> dict[str, float | None]:
+        """What a checkpoint keeps beside the tensors and the step; JSON has no NaN."""
+        return {
+            "train_loss": self.train_loss if math.isfinite(self.train_loss) else None,
+            "sample": self.sample,
+            "epoch_loss": self.epoch_loss,
+            "epoch_steps": self.epoch_steps,
+        }
+
+    def load_json(self, values: Mapping[str, Any]) -> None:
+        """The reverse of ``to_json``."""
+        loss = values["train_loss"]
+        self.train_loss = math.nan if loss is None else loss
+        self.sample, self.epoch_loss = values["sample"], values["epoch_loss"]
+        self.epoch_steps = values["epoch_steps"]
+
 
 def digest_weights(model: nn.Module) -> str:
     """SHA-256 over a replicated model's weights and buffers: names, types, shapes and bytes.
 
-    In the order of names, so that neither the world nor the strategy has a say in it.
+    Sorted by name, so that it depends on neither the world nor the strategy.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):

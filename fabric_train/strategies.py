@@ -1,9 +1,9 @@
-"""Fabric, built from the world that torchrun describes and from nothing else."""
+"""Fabric, built from the world that torchrun describes."""
 
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,11 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from fabric_train.errors import InputError, WorldMismatchError
 from fabric_train.worker_env import WorkerEnv, World
 
-T = TypeVar("T")
 Accelerator = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32-true", "bf16-mixed"]
 
-# Lightning announces every process that joins; the hardware table says it once for all of them.
-# Two loggers: rank-zero messages go to whichever of its packages was imported last.
+# Lightning announces every process that joins. Rank-zero messages go to whichever of these two
+# packages was imported last.
 for package in ("lightning.fabric", "lightning.pytorch"):
     logging.getLogger(package).setLevel(logging.WARNING)
 
@@ -28,19 +27,19 @@ for package in ("lightning.fabric", "lightning.pytorch"):
 def launch_fabric(
     env: WorkerEnv, *, accelerator: Accelerator = "auto", precision: Precision = "32-true"
 ) -> Fabric:
-    """Fabric with its process group, which is left out without torchrun.
+    """Fabric with its process group; without torchrun Fabric for one device, and no group.
 
-    Blocks until all workers of the world are there. Raises WorldMismatchError where what came about
-    is not the world of ``env``.
+    Blocks until all workers of the world are there. Raises WorldMismatchError if Fabric built
+    another world than ``env`` describes.
     """
     world = env.world
     chosen = choose_accelerator(accelerator, world)
     if chosen == "cpu" and env.omp_num_threads is None:
-        # As torchrun does for several workers: else the number of cores changes the result, and on
-        # a busy machine threads that wait for each other make small models several times slower.
+        # As torchrun does for several workers: otherwise the result depends on the number of cores,
+        # and on a busy machine waiting threads make small models several times slower.
         torch.set_num_threads(1)
     if world is None:
-        # The environment is explicit, or Fabric would follow a batch system's leftover variables.
+        # Explicit, because Fabric would follow variables that a batch system left behind.
         fabric = Fabric(
             accelerator=chosen,
             devices=1,
@@ -62,18 +61,18 @@ def launch_fabric(
 
 
 def build_ddp(accelerator: Literal["cpu", "cuda"]) -> DDPStrategy:
-    """Data-parallel training of a model that uses all its weights in every step."""
+    """DDP for a model that uses all its weights in every step."""
     return DDPStrategy(
         process_group_backend="nccl" if accelerator == "cuda" else "gloo",
         gradient_as_bucket_view=True,
-        # No static_graph: with it, a first step that holds syncs back fails an assertion of torch.
-        # The ranks' shares of the test set may differ by a batch; a broadcast would then hang.
+        # No static_graph: with it a first step under no_sync fails an assertion of torch.
+        # A broadcast would hang if the ranks' shares of the test set differ by a batch.
         forward_sync_buffers=False,
     )
 
 
 def choose_accelerator(asked: Accelerator, world: World | None) -> Literal["cpu", "cuda"]:
-    """``cuda`` or ``cpu``; raises InputError where a node has fewer CUDA devices than workers."""
+    """``cuda`` or ``cpu``; raises InputError if a node has fewer CUDA devices than workers."""
     devices = torch.cuda.device_count()
     if asked == "cpu" or (asked == "auto" and not devices):
         return "cpu"
@@ -89,8 +88,8 @@ def choose_accelerator(asked: Accelerator, world: World | None) -> Literal["cpu"
 def check_world(fabric: Fabric, world: World | None) -> None:
     """Raises WorldMismatchError unless Fabric and its process group agree with the environment.
 
-    Without this, ``Fabric(accelerator="cpu")`` under torchrun trains as many separate models as
-    there are workers, each of them rank 0, and ends with exit code 0.
+    Without this check ``Fabric(accelerator="cpu")`` under torchrun trains a separate model in each
+    worker, each as rank 0, and ends with exit code 0.
     """
     expected = (world.rank, world.local_rank, world.world_size) if world else (0, 0, 1)
     built = (fabric.global_rank, fabric.local_rank, fabric.world_size)
@@ -103,24 +102,14 @@ def check_world(fabric: Fabric, world: World | None) -> None:
         )
 
 
-def gather(value: T) -> list[T]:
-    """Every rank's value in the order of ranks; all ranks must call it."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values  # type: ignore[return-value]
-
-
 def leave_world() -> None:
-    """Ends the process group; nothing may be left that refers to a model wrapped by Fabric.
+    """Ends the process group; nothing may refer to a model wrapped by Fabric any more.
 
-    DistributedDataParallel's reducer is freed with the interpreter's lock held. If it is the last
-    to refer to a gloo group, the group's threads are joined under that lock while they wait for it:
-    the process hangs at its very end (torch 2.13; within a few tries where a barrier has just gone
-    by).
+    DistributedDataParallel's reducer is freed with the interpreter's lock held. If it holds the
+    last reference to a gloo group, the group's threads are joined under that lock while they wait
+    for it, and the process hangs at its end (torch 2.13; within a few tries after a barrier).
 
-    Only after success: while an error is on its way up, the other ranks may never arrive here.
+    Call it only after success: after an error the other ranks may never arrive here.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Virtual shards of data that is read in its own order and cannot be looked up by index."""
+"""Virtual shards of data that is read in order and has no random access by index."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from fabric_train.sampler import plan_rank_shards, plan_shard_size, split_at_epo
 
 
 class SampleSource(Protocol):
-    """Samples in a fixed order that can be entered anywhere, such as files with an offset table."""
+    """Samples in a fixed order with a seek, such as files with an offset table."""
 
     fingerprint: str
-    """Changes with the samples or their order; belongs into a checkpoint, to be compared."""
+    """Changes with the samples or their order; save it in checkpoints, and compare it."""
 
     def __len__(self) -> int:
         """Samples of one pass."""
 
     def read_from(self, position: int) -> Iterator[Any]:
-        """The samples from ``position`` in [0, len) to the end of the pass; seeks, reads no more.
+        """The samples from ``position`` in [0, len) to the end; seeks instead of reading.
 
-        Called anew for each pass and in each worker process.
+        Called for each pass, and in each worker process.
         """
 
 
 class StreamShards(IterableDataset[Any]):
     """Yields one collated batch for each virtual shard of this rank, as GlobalBatchSampler does.
 
-    Samples come in the source's order, pass after pass, with a batch that a pass does not fill
-    going on in the next. For ``DataLoader(..., batch_size=None)``, with any number of worker
-    processes: each takes every n-th shard, which is the order that the loader asks them in.
+    Samples come in the source's order, pass after pass; a batch may reach over the end of a pass.
+    For ``DataLoader(..., batch_size=None)`` with any number of worker processes: each takes every
+    n-th shard, which is the order in which the loader asks them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StreamShards(IterableDataset[Any]):
         self._steps = range(0)
 
     def seek(self, *, first_step: int, stop_step: int) -> None:
-        """Makes the next iteration cover these steps; what lies before is not read."""
+        """Makes the next iteration cover these steps; earlier samples are not read."""
         self._steps = range(first_step, stop_step)
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,9 +65,9 @@ class StreamShards(IterableDataset[Any]):
 
 
 class Reader:
-    """Reads spans of the endless row of passes; seeks only where a span does not follow the last.
+    """Reads spans of the endless sequence of passes; seeks only if a span does not follow the last.
 
-    Not for several threads.
+    Not thread-safe.
     """
 
     def __init__(self, source: SampleSource) -> None:

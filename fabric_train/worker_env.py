@@ -1,7 +1,7 @@
-"""What the environment says about this process, as typed values.
+"""The environment of a worker, as typed values.
 
-Repeats the names of ``launcher/contract/protocol.py`` because ``train`` never imports
-``launcher``; a test holds both equal.
+Repeats the names of ``launcher/contract/protocol.py``, because this package never imports
+``launcher``; a test checks that both are equal.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ WORLD_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""What torchrun gives every worker; none of them means that there is no torchrun."""
+"""What torchrun sets for every worker; without any of them there is no torchrun."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
     """This worker's place among all workers of the job, as torchrun assigned it.
 
-    ``master_addr`` and ``master_port`` are where rank 0 listens in this round, which is not the
-    rendezvous endpoint. ``restart_count`` counts torchrun's own restarts of the workers.
+    Rank 0 listens at ``master_addr`` and ``master_port`` in this round; that is not the rendezvous
+    endpoint. ``restart_count`` counts torchrun's own restarts of the workers.
     """
 
     rank: int
@@ -73,9 +73,9 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnv:
-    """All that the environment says: the world, and what the launcher adds to it.
+    """The whole environment: the world, and what the launcher adds; None for what is not set.
 
-    ``world`` is None without torchrun. The other fields are None where nothing is said.
+    ``world`` is None without torchrun.
     """
 
     world: World | None = None
@@ -103,118 +103,101 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
 
     Raises InputError that names every variable that is missing, malformed or in conflict.
     """
-    values = {name: value for name, value in environ.items() if value.strip()}
-    problems: list[str] = []
-    refuse_lightning_variables(values, problems)
-    world = parse_world(values, problems)
-    node_index = parse_optional_integer(values, NODE_INDEX, problems)
-    max_world_size = parse_optional_integer(values, MAX_WORLD_SIZE, problems, least=1)
-    threads = parse_optional_integer(values, OMP_NUM_THREADS, problems, least=1)
-    progress = parse_progress(values, problems)
-    generation = parse_optional_integer(values, GENERATION, problems)
-    incarnation = parse_optional_integer(values, INCARNATION, problems)
-    node_attempt = parse_optional_integer(values, NODE_ATTEMPT, problems)
-    if problems:
+    read = _Variables(environ)
+    env = WorkerEnv(
+        world=_parse_world(read),
+        run_dir=read.path(RUN_DIR),
+        checkpoint_dir=read.path(CHECKPOINT_DIR),
+        node_index=read.integer(NODE_INDEX),
+        max_world_size=read.integer(MAX_WORLD_SIZE, least=1),
+        rdzv_backend=read.values.get(RDZV_BACKEND),
+        rdzv_endpoint=read.values.get(RDZV_ENDPOINT),
+        progress=read.progress(),
+        omp_num_threads=read.integer(OMP_NUM_THREADS, least=1),
+        generation=read.integer(GENERATION),
+        node_dir=read.path(NODE_DIR),
+        incarnation=read.integer(INCARNATION),
+        node_attempt=read.integer(NODE_ATTEMPT),
+    )
+    # Fabric obeys LT_* silently, ahead of what the program asks it for.
+    stale = sorted(name for name in read.values if name.startswith("LT_"))
+    if stale:
+        read.problems.append(f"{', '.join(stale)} set, which Fabric would obey instead of torchrun")
+    if read.problems:
         raise InputError(
-            "the environment does not fit: " + "; ".join(problems),
+            "the environment does not fit: " + "; ".join(read.problems),
             "start the workers with torchrun or the launcher, or unset these variables "
             "to train on one device",
         )
-    return WorkerEnv(
-        world=world,
-        run_dir=parse_path(values, RUN_DIR),
-        checkpoint_dir=parse_path(values, CHECKPOINT_DIR),
-        node_index=node_index,
-        max_world_size=max_world_size,
-        rdzv_backend=values.get(RDZV_BACKEND),
-        rdzv_endpoint=values.get(RDZV_ENDPOINT),
-        progress=progress,
-        omp_num_threads=threads,
-        generation=generation,
-        node_dir=parse_path(values, NODE_DIR),
-        incarnation=incarnation,
-        node_attempt=node_attempt,
-    )
+    return env
 
 
-def parse_world(values: Mapping[str, str], problems: list[str]) -> World | None:
-    """The world, or None where there is none or ``problems`` was added to."""
-    present = [name for name in WORLD_VARIABLES if name in values]
-    # MASTER_* alone is what many shells and clusters leave behind; it describes no worker.
-    if not any(not name.startswith("MASTER_") for name in present):
+class _Variables:
+    """The variables that are not empty, and the ``problems`` found while reading them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.values = {name: value for name, value in environ.items() if value.strip()}
+        self.problems: list[str] = []
+
+    def integer(self, name: str, *, least: int = 0) -> int | None:
+        """The number, None if it is not set."""
+        return self.required(name, least=least) if name in self.values else None
+
+    def required(self, name: str, *, least: int = 0, most: int = 2**31) -> int:
+        """The number of a variable that is set; ``least`` if it is a problem."""
+        text = self.values[name]
+        # int() also takes "1_0" and other scripts' digits, which no launcher writes.
+        number = int(text) if text.isascii() and text.strip().isdigit() else None
+        if number is None or not least <= number <= most:
+            self.problems.append(f"{name}={text!r} is not a whole number from {least} to {most}")
+            return least
+        return number
+
+    def path(self, name: str) -> Path | None:
+        return Path(self.values[name]) if name in self.values else None
+
+    def progress(self) -> ProgressMode | None:
+        mode, modes = self.values.get(PROGRESS), get_args(ProgressMode)
+        if mode is not None and mode not in modes:
+            self.problems.append(f"{PROGRESS}={mode!r} is not one of {', '.join(modes)}")
+        return cast("ProgressMode | None", mode)
+
+
+def _parse_world(read: _Variables) -> World | None:
+    present = [name for name in WORLD_VARIABLES if name in read.values]
+    # Many shells and clusters leave MASTER_* behind, which describes no worker.
+    if all(name.startswith("MASTER_") for name in present):
         return None
-    missing = [name for name in WORLD_VARIABLES if name not in values]
+    missing = [name for name in WORLD_VARIABLES if name not in read.values]
     if missing:
-        problems.append(f"{', '.join(present)} set, but {', '.join(missing)} missing")
+        read.problems.append(f"{', '.join(present)} set, but {', '.join(missing)} missing")
         return None
-    before = len(problems)
+    before = len(read.problems)
     world = World(
-        rank=parse_integer(values, "RANK", problems),
-        local_rank=parse_integer(values, "LOCAL_RANK", problems),
-        world_size=parse_integer(values, "WORLD_SIZE", problems, least=1),
-        local_world_size=parse_integer(values, "LOCAL_WORLD_SIZE", problems, least=1),
-        master_addr=values["MASTER_ADDR"],
-        master_port=parse_integer(values, "MASTER_PORT", problems, least=1, most=65535),
-        restart_count=parse_optional_integer(values, RESTART_COUNT, problems) or 0,
+        rank=read.required("RANK"),
+        local_rank=read.required("LOCAL_RANK"),
+        world_size=read.required("WORLD_SIZE", least=1),
+        local_world_size=read.required("LOCAL_WORLD_SIZE", least=1),
+        master_addr=read.values["MASTER_ADDR"],
+        master_port=read.required("MASTER_PORT", least=1, most=65535),
+        restart_count=read.integer(RESTART_COUNT) or 0,
     )
-    if len(problems) == before:
-        problems += find_conflicts(world)
-    return world if len(problems) == before else None
+    if len(read.problems) == before:
+        read.problems += _find_conflicts(world)
+    return world
 
 
-def find_conflicts(world: World) -> list[str]:
-    """What no torchrun would assign, and what Fabric cannot express."""
+def _find_conflicts(world: World) -> list[str]:
+    """What torchrun would never assign, and what Fabric cannot express."""
     conflicts = []
-    if world.rank >= world.world_size:
-        conflicts.append(f"RANK={world.rank} is not below WORLD_SIZE={world.world_size}")
-    if world.local_rank >= world.local_world_size:
-        conflicts.append(
-            f"LOCAL_RANK={world.local_rank} is not below LOCAL_WORLD_SIZE={world.local_world_size}"
-        )
+    for name in ("RANK", "LOCAL_RANK"):
+        size_name = name.replace("RANK", "WORLD_SIZE")
+        rank, size = getattr(world, name.lower()), getattr(world, size_name.lower())
+        if rank >= size:
+            conflicts.append(f"{name}={rank} is not below {size_name}={size}")
     if world.world_size % world.local_world_size:
         conflicts.append(
             f"WORLD_SIZE={world.world_size} is no multiple of LOCAL_WORLD_SIZE="
             f"{world.local_world_size}: every node needs the same number of workers"
         )
     return conflicts
-
-
-def refuse_lightning_variables(values: Mapping[str, str], problems: list[str]) -> None:
-    """Fabric obeys LT_* silently, ahead of what the program asks it for."""
-    stale = sorted(name for name in values if name.startswith("LT_"))
-    if stale:
-        problems.append(f"{', '.join(stale)} set, which Fabric would obey instead of torchrun")
-
-
-def parse_integer(
-    values: Mapping[str, str], name: str, problems: list[str], least: int = 0, most: int = 2**31
-) -> int:
-    """The integer of a variable that is set; adds to ``problems`` and gives ``least`` if none."""
-    text = values[name]
-    # int() also takes "1_0" and other scripts' digits, which no launcher writes.
-    number = int(text) if text.isascii() and text.strip().isdigit() else None
-    if number is None or not least <= number <= most:
-        problems.append(f"{name}={text!r} is not a whole number from {least} to {most}")
-        return least
-    return number
-
-
-def parse_optional_integer(
-    values: Mapping[str, str], name: str, problems: list[str], least: int = 0
-) -> int | None:
-    """The integer of a variable, None where it is not set."""
-    return parse_integer(values, name, problems, least) if name in values else None
-
-
-def parse_path(values: Mapping[str, str], name: str) -> Path | None:
-    """The folder that a variable names."""
-    return Path(values[name]) if name in values else None
-
-
-def parse_progress(values: Mapping[str, str], problems: list[str]) -> ProgressMode | None:
-    """How progress is to be shown, None where the terminal decides."""
-    mode = values.get(PROGRESS)
-    if mode is not None and mode not in get_args(ProgressMode):
-        problems.append(f"{PROGRESS}={mode!r} is not one of {', '.join(get_args(ProgressMode))}")
-        return None
-    return cast("ProgressMode | None", mode)

@@ -1,8 +1,8 @@
 """The train extra of pyproject.toml: lists it, and installs it in the image.
 
-Standard library and pip only, since it runs before anything is installed. torch always goes
-first and pins its exact build for the rest: otherwise pip may trade a CPU build for the index's
-CUDA build of the same version, which is gigabytes larger.
+Needs only the standard library and pip, because it runs before anything is installed. torch is
+installed first and pins its exact build for the rest: otherwise pip may replace a CPU build by the
+index's CUDA build of the same version, which is gigabytes larger.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 DEFAULT_WHEELHOUSE = {"cpu": "wheelhouse", "cuda": "wheelhouse-cuda"}
-"""By flavor, since of two torch builds side by side pip would always take the CPU one."""
+"""By flavor, because of two torch builds in one folder pip always takes the CPU build."""
 
 
 class DependencyError(Exception):
-    """What is wrong, and after ``fix:`` on a second line what to type."""
+    """What is wrong; a second line says after ``fix:`` what to type."""
 
 
 def parse_requirements(pyproject: str) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def wheel_tags(filename: str) -> set[str]:
 
 
 def find_unfit_wheels(filenames: Iterable[str], accepted_tags: Iterable[str]) -> tuple[str, ...]:
-    """Wheels of the distributions of which not one wheel bears an accepted tag."""
+    """All wheels of each distribution that has no wheel with an accepted tag."""
     accepted = set(accepted_tags)
     by_distribution: dict[str, list[str]] = {}
     for filename in sorted(filenames):
@@ -64,7 +64,7 @@ def find_unfit_wheels(filenames: Iterable[str], accepted_tags: Iterable[str]) ->
 
 
 def require_fitting_wheels(wheels: Sequence[str]) -> None:
-    # Not a public name of pip, whose public answer is a table meant for people.
+    # A private name: pip's public command prints a table for people.
     from pip._vendor.packaging.tags import sys_tags
 
     unfit = find_unfit_wheels(wheels, map(str, sys_tags()))
@@ -81,12 +81,12 @@ def require_fitting_wheels(wheels: Sequence[str]) -> None:
 
 
 def pip(*arguments: str) -> None:
-    """Runs pip, its output going where ours does; raises DependencyError when it fails."""
+    """Runs pip on our stdout and stderr; raises DependencyError if it fails."""
     command = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
     if subprocess.run((*command, *arguments)).returncode != 0:
         raise DependencyError(
-            f"pip {arguments[0]} failed; what it said stands above\n"
-            "  fix: where the index can be reached, `make wheelhouse`; then build again"
+            f"pip {arguments[0]} failed; see its output above\n"
+            "  fix: run `make wheelhouse` on a machine that reaches the index, then build again"
         )
 
 
@@ -96,9 +96,9 @@ def torch_index() -> tuple[str, ...]:
 
 
 def require_torch_build(torch: str, source: Sequence[str], *, cuda: bool) -> str:
-    """The exact version that pip would take; refuses a CPU build for CUDA and the reverse.
+    """The exact version that pip would install; refuses a CPU build for CUDA and the reverse.
 
-    Installs nothing: the wrong build would cost minutes and gigabytes before it is noticed.
+    Installs nothing, because a wrong build costs minutes and gigabytes.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
@@ -110,11 +110,11 @@ def require_torch_build(torch: str, source: Sequence[str], *, cuda: bool) -> str
         return version
     if cuda:
         raise DependencyError(
-            f"torch {version} is a CPU build, and this is to have CUDA\n"
+            f"torch {version} is a CPU build, but CUDA is asked for\n"
             "  fix: wheels of a CUDA build; or CUDA_VERSION= (empty), if the CPU build is meant"
         )
     raise DependencyError(
-        f"torch {version} is a CUDA build of some gigabytes, and this is to have none\n"
+        f"torch {version} is a CUDA build of some gigabytes, but no CUDA is asked for\n"
         "  fix: TORCH_INDEX_URL=<PyTorch's index of CPU wheels>, or a wheelhouse of these; or "
         "CUDA_VERSION=<the build's CUDA>, if the CUDA build is meant"
     )

@@ -1,7 +1,7 @@
-"""Imports what training imports, in a freshly built image, and holds the labels to the facts.
+"""Imports what training imports, in a new image, and compares the labels with what it finds.
 
-Prints the versions found, as JSON. The planner reads the labels without starting the image, so
-a label that lies would choose flags that this torch does not have.
+Prints the versions as JSON. The planner reads the labels without starting the image, so a wrong
+label would choose flags that this torch does not have.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from train.config import parse_config
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the training and gives its exit code; an error in the training itself is raised."""
+    """Runs the training and returns its exit code; raises an error of the training itself."""
     try:
         config = parse_config(arguments)
         env = parse_worker_env(os.environ)
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         ledger = open_ledger(env)
         ledger.write(TrainStarted(world_size=env.world_size, generation=env.generation))
 
-        # Imported here: torch takes seconds, and a refused option should not have to wait for it.
+        # Imported here, because torch takes seconds, and a refused option must answer at once.
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from train.loop import train
@@ -39,10 +39,10 @@ def main(arguments: Sequence[str]) -> int:
             except (PreemptedError, FencedError) as error:
                 leave(f"train: {error}")
 
-        # record leaves the exception in the error.json that torchrun and the launcher read.
+        # record writes the exception to error.json, which torchrun and the launcher read.
         record(run)()
     except InputError as error:
-        # In one write: print would let other ranks' lines in before its newline.
+        # One write, because print writes the newline apart, after other ranks' lines.
         sys.stderr.write(f"train: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -52,11 +52,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def leave(text: str) -> NoReturn:
-    """Ends the process as preempted: worth a retry, and no failure to look into."""
+    """Ends the process as preempted, which is retried and no failure."""
     sys.stderr.write(f"{text}\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not by the interpreter's own way out: it may wait for peers that have gone.
+    # Not sys.exit, because the interpreter's shutdown may wait for lost peers.
     os._exit(EXIT_PREEMPTED)
 
 

@@ -1,4 +1,4 @@
-"""What a training works with, made from its options and its world."""
+"""Builds data, model and optimizer from the options and the world."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from train.workloads import WORKLOADS, Workload
 class Run:
     """What one start of the training works with, on this rank.
 
-    ``state`` holds the bare model; ``model`` is the one to call, which DDP may wrap.
+    ``state`` holds the model without wrappers; ``model`` is the one to call, which DDP may wrap.
     """
 
     config: TrainConfig
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank writes and speaks for all."""
+        """Whether this is rank 0, which prints and writes."""
         return self.fabric.global_rank == 0
 
     def say(self, text: str) -> None:
@@ -63,7 +63,7 @@ class Run:
 
 
 def say(text: str) -> None:
-    """Prints at once and in one piece, for whoever reads a pipe."""
+    """Prints and flushes in one write."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -76,8 +76,8 @@ def build(
     ledger: Ledger,
     virtual_shards: int,
 ) -> Run:
-    """Data and a fresh model; every rank starts with the same weights."""
-    if config.reduction != "scaled":  # whose shards follow the world and are no part of its course
+    """Data and a new model, with the same weights on every rank."""
+    if config.reduction != "scaled":  # whose shards follow the world
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
     workload = WORKLOADS[config.workload]
@@ -127,7 +127,7 @@ def build(
 
 
 def augment(config: TrainConfig, dataset: TensorDataset) -> Dataset[Any]:
-    """The training set as the loader looks it up; raises InputError where it cannot be shifted."""
+    """The training set, augmented if asked; raises InputError if it has no images."""
     if not config.shift_images:
         return dataset
     if config.workload != "digits":
@@ -140,20 +140,20 @@ def augment(config: TrainConfig, dataset: TensorDataset) -> Dataset[Any]:
 def build_reduction(
     config: TrainConfig, fabric: Fabric, model: nn.Module, shards: int
 ) -> tuple[nn.Module, FastReduction | ExactReduction]:
-    """The model to call, and what becomes of its gradients."""
+    """The model to call, and the reduction of its gradients."""
     world_size = fabric.world_size
     if config.reduction == "exact":
         make_deterministic()
         return model, ExactReduction(
             model, virtual_shards=shards, rank=fabric.global_rank, world_size=world_size
         )
-    # The strategy's and not Fabric's wrapper, whose backward is for one loss and one sync.
+    # Not Fabric's wrapper, which expects one backward pass and one sync in each step.
     model = fabric.strategy.setup_module(model)
     return model, FastReduction(model, virtual_shards=shards, world_size=world_size)
 
 
 def read_facts(config: TrainConfig, fabric: Fabric, dataset: TensorDataset) -> dict[str, str]:
-    """What a checkpoint must share with the run that resumes it, beside the options."""
+    """What a checkpoint and the run that resumes it must share besides the options."""
     facts = {"dataset": fingerprint_tensors(dataset.tensors)}
     if config.reduction == "exact":
         facts |= read_environment(fabric.device)
@@ -167,10 +167,10 @@ def build_loader(
     generator: torch.Generator,
     num_workers: int,
 ) -> DataLoader[list[torch.Tensor]]:
-    """Batches on this rank's device; the worker processes' seeds follow from ``generator``."""
+    """Batches on this rank's device; ``generator`` seeds the worker processes."""
     loader = DataLoader(
         dataset,
-        # With batch_size None a batch is one lookup by a list of indices, not one for each sample.
+        # With batch_size None the data set gets a batch's list of indices in one call.
         batch_size=None,
         sampler=sampler,
         num_workers=num_workers,

@@ -1,4 +1,4 @@
-"""What a person can set: every option with its default, its range and its description.
+"""The options of the program, each with default, range and description.
 
 Imports neither torch nor Lightning, so that ``--help`` and a refused option answer at once.
 """
@@ -124,11 +124,11 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "checkpoint_async",
     }
 )
-"""Fields that say how long, where and how fast, but not what is trained."""
+"""Fields that say how long, where and how fast to train, but not what."""
 
 
 def build_parser() -> ArgumentParser:
-    """The command line of ``python -m train``, made from TrainConfig's fields."""
+    """The command line of ``python -m train``, from the fields of TrainConfig."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(prog="python -m train", exit_on_error=False, allow_abbrev=False)
     parser.description = TrainConfig.__doc__
@@ -142,8 +142,8 @@ def build_parser() -> ArgumentParser:
 def parse_config(arguments: Sequence[str]) -> TrainConfig:
     """The options of one run.
 
-    Reads the file that ``--config`` names. Raises InputError for whatever is wrong in either;
-    ends the process for ``--help`` and ``--print_config``.
+    Reads the file that ``--config`` names. Raises InputError for a mistake in either; exits after
+    ``--help`` and ``--print_config``.
     """
     try:
         given = build_parser().parse_args(list(arguments))
@@ -153,7 +153,7 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
 
 
 def suggest_fix(message: str) -> str:
-    """The field that a refused name was meant for, else where the options are listed."""
+    """The option that was probably meant, else how to list all options."""
     if "not accepted" in message or "nrecognized" in message:
         for word in re.findall(r"[a-z_]+", message.replace("-", "_")):
             near = difflib.get_close_matches(word.strip("_"), FIELDS, n=1, cutoff=0.75)
@@ -163,9 +163,9 @@ def suggest_fix(message: str) -> str:
 
 
 def fingerprint(config: TrainConfig) -> dict[str, Any]:
-    """The fields that a checkpoint must share with the run that resumes from it, as plain types.
+    """The fields that a checkpoint and the run that resumes it must share, as plain types.
 
-    The parser gives subclasses of int and float, which no checkpoint is read back with.
+    The parser returns subclasses of int and float, which JSON turns into plain ones.
     """
     shared = {
         name: value

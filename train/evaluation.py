@@ -1,4 +1,4 @@
-"""What the trained model is worth, on samples that it has not seen."""
+"""Accuracy and loss of the trained model on the test set."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from fabric_train.sampler import ShardSampler
-from train.report import Metrics
+from train.metrics import Scores
 from train.workloads import Workload
 
 
 def evaluate(
     fabric: Fabric, model: nn.Module, test_set: TensorDataset, workload: Workload
-) -> Metrics:
-    """Accuracy and loss over the whole test set, each sample counted once in the whole world.
+) -> Scores:
+    """Accuracy and loss over the whole test set; each sample counts once over all ranks.
 
-    ``model`` is the bare one; all ranks must call it.
+    ``model`` must not be wrapped; all ranks must call it.
     """
     loader = DataLoader(
         test_set,

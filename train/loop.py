@@ -22,39 +22,32 @@ from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.reduction import align
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.state import digest_weights
-from fabric_train.strategies import gather, launch_fabric, leave_world
+from fabric_train.strategies import launch_fabric, leave_world
 from fabric_train.worker_env import WorkerEnv
 from train.build import Run, build, say
 from train.config import TrainConfig
 from train.evaluation import evaluate
+from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
-from train.report import (
-    Metrics,
-    format_hardware_table,
-    format_summary,
-    read_rank_device,
-    read_versions,
-    write_metrics,
-)
+from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import choose_virtual_shards, open_saver
 
 
 def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> Metrics:
-    """Trains to the end, tests, and gives what rank 0 writes to metrics.json.
+    """Trains to the end, tests, and returns what rank 0 writes to metrics.json.
 
-    Blocks; all ranks return the same scores. Raises InputError, on all ranks, for what a person can
-    put right.
+    Blocks; all ranks return the same scores. Raises InputError on all ranks for wrong input.
     """
     metrics = train_in_world(config, env, ledger or open_ledger(env))
-    # Here and not there: all that holds on to the process group must be gone before it ends.
+    # Called here, because every reference to the process group must be gone before.
     leave_world()
     return metrics
 
 
 def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
-    """The whole training, in a process group that it leaves open."""
+    """The whole training; leaves the process group open."""
     began_at = time.monotonic()
-    # Before the process group: a wrong batch size should not wait for other nodes.
+    # Before the process group, so that a wrong batch size is refused without waiting for nodes.
     plan_rank_shards(choose_virtual_shards(config, env, None), 0, env.world_size)
     fabric = launch_fabric(env, accelerator=config.accelerator, precision=config.precision)
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
@@ -87,7 +80,7 @@ def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metri
         "weights_sha256": digest_weights(run.state.model),
     }
     if run.leads and env.run_dir:
-        # A disk that has no room for the figures must not undo the training.
+        # A full disk must not make a finished training fail.
         with contextlib.suppress(OSError):
             write_metrics(env.run_dir, metrics)
     ledger.write(TrainEnded(step=run.state.step))
@@ -112,8 +105,8 @@ def resume(run: Run) -> tuple[int, Path | None]:
 
 
 def show_hardware(run: Run) -> None:
-    """Prints what the run computes on; all ranks must call it."""
-    devices = gather(read_rank_device(run.fabric, run.env))
+    """Prints the hardware table; all ranks must call it."""
+    devices = run.continuity.saver.ranks.gather(read_rank_device(run.fabric, run.env))
     run.say(
         format_hardware_table(
             run.config,
@@ -128,7 +121,7 @@ def show_hardware(run: Run) -> None:
 
 
 def build_progress(run: Run, meter: Meter) -> Progress:
-    """Rank 0 shows a bar where the launcher or a terminal asks for it; the other ranks nothing."""
+    """A bar or lines on rank 0, as the launcher or the terminal asks; nothing on other ranks."""
     mode = run.env.progress or ("bar" if sys.stderr.isatty() else "lines")
     return Progress(
         mode if run.leads else None,
@@ -139,10 +132,7 @@ def build_progress(run: Run, meter: Meter) -> Progress:
 
 
 def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
-    """Trains up to the schedule's stop and gives the last checkpoint.
-
-    Does nothing where all steps are done.
-    """
+    """Trains up to the schedule's last step, and returns the last checkpoint."""
     state, schedule = run.state, run.schedule
     run.model.train()
     meter.start()
@@ -176,9 +166,9 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
 
 
 def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> None:
-    """Times and tells a step that has ended."""
+    """Times and reports a step that has ended."""
     if not meter.steps and run.fabric.device.type == "cuda":
-        torch.cuda.synchronize()  # or the first step would count when it is only queued
+        torch.cuda.synchronize()  # otherwise the first step counts when it is only queued
     meter.on_step()
     progress.on_step(run.state.step, loss)
     if meter.steps == 1:
@@ -188,35 +178,35 @@ def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> N
 
 
 class EpochLoss:
-    """The present epoch's loss over all ranks, and over the starts that have made its steps."""
+    """The current epoch's loss over all ranks, and over all starts that made its steps."""
 
     def __init__(self, run: Run) -> None:
         self._fabric, self._state = run.fabric, run.state
         self._loss_before, self._steps = run.state.epoch_loss, run.state.epoch_steps
-        # Shards may be shared unequally: a rank's mean counts for as many as it has.
+        # Ranks may hold different numbers of shards, which weigh their means.
         self._share = len(run.sampler.shards) * run.fabric.world_size / run.sampler.virtual_shards
         self._sum = torch.zeros((), device=run.fabric.device)
 
     def add(self, loss: torch.Tensor) -> None:
-        """A step's loss on this rank; summed on the device: reading it would wait for it."""
+        """Adds a step's loss on the device, because reading it would wait for the device."""
         self._sum += loss
         self._steps += 1
 
     def refresh(self) -> None:
-        """Brings the state up to date; all ranks must call it, and wait for each other."""
+        """Writes the sums into the state; blocks, and all ranks must call it."""
         self._state.epoch_loss = self._loss_before + average(self._fabric, self._sum * self._share)
         self._state.epoch_steps = self._steps
 
 
 def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
-    """One optimizer step over this rank's virtual shards, and the mean of their losses."""
+    """One optimizer step over this rank's virtual shards; returns the mean of their losses."""
     config, shards = run.config, run.sampler.shards
     loss_sum = torch.zeros((), device=run.fabric.device)
     for shard in shards:
         inputs, targets = next(batches)
         if config.reduction == "exact":
             inputs, targets = align((inputs, targets))
-        # Keyed by place and not carried on: a shard drops the same units on whichever rank.
+        # Seeded for each shard, so that it drops the same units on every rank.
         seed_generators(config.seed, run.state.step, shard)
         with run.reduction.sync(last=shard == shards[-1]):
             with run.fabric.autocast():
@@ -233,12 +223,12 @@ def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
 
 
 def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tensor]]:
-    """The loader from this step on, with workers seeded for this epoch and rank."""
+    """The loader from the current step on, its workers seeded for this epoch and rank."""
     run.sampler.seek(first_step=run.state.step, stop_step=stop_step, first_sample=run.state.sample)
     run.generator.manual_seed(derive_seed(run.config.seed, epoch, run.fabric.global_rank))
     return run.loader
 
 
 def average(fabric: Fabric, value: torch.Tensor) -> float:
-    """The mean of all ranks' values; waits for the device."""
+    """The mean of all ranks' values; blocks on the device."""
     return cast("torch.Tensor", fabric.all_reduce(value, reduce_op="mean")).item()

@@ -1,4 +1,4 @@
-"""How fast the training is, and what rank 0 shows of it while it runs."""
+"""How fast the training is, and what rank 0 shows while it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES_INTERVAL_S = 5.0
 BAR_CELLS = 20
 LEAST_BAR_CELLS = 5
 KEPT_STEP_TIMES = 10_000
-"""Enough for a steady median; a long run must not grow in memory."""
+"""Enough for a steady median, and a bound on memory."""
 
 
 class Meter:
@@ -55,7 +55,7 @@ class Meter:
             self.first_step_at = self._wall_clock()
 
     def stop(self) -> None:
-        """The training has ended; the clock stands still from here on."""
+        """The training has ended; stops the clock."""
         self._stopped = self._clock()
 
     @property
@@ -70,7 +70,7 @@ class Meter:
 
     @property
     def median_step_s(self) -> float:
-        """Half of the steps took less: neither the first step nor checkpoints weigh in."""
+        """The median step time, which the first step and checkpoints hardly change."""
         return statistics.median(self._step_times_s) if self._step_times_s else 0.0
 
 
@@ -88,9 +88,9 @@ class Progression:
 
 
 class Progress:
-    """Shows the training on one stream, seldom enough to cost nothing.
+    """Shows the training on one stream, at intervals.
 
-    Reading the loss waits for the device, so that happens only when something is shown.
+    Reads the loss only when it shows something, because that waits for the device.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class Progress:
         self._drawn = 0
 
     def on_step(self, step: int, loss: Tensor) -> None:
-        """``step`` steps are done; shows it if enough time has gone by."""
+        """``step`` steps are done; shows it if the interval is over."""
         if self._mode and self._clock() - self._shown_at >= self._interval_s:
             self._show(self._snapshot(step, loss.item()))
 
     def on_epoch_end(self, step: int, mean_loss: float) -> None:
-        """An epoch, or what fitted into the run of it, is done; always shown."""
+        """An epoch, or the last part of the run, is done; always shown."""
         if self._mode:
             self._show(self._snapshot(step, mean_loss))
 
     def close(self) -> None:
-        """Leaves the bar's line, so that what follows starts on a line of its own."""
+        """Ends the bar's line."""
         if self._drawn:
             self._stream.write("\n")
             self._stream.flush()
@@ -148,7 +148,7 @@ class Progress:
         if self._mode == "lines":
             self._stream.write(format_line(snapshot) + "\n")
         else:
-            # One column stays free: in the last one some terminals wrap, and \r comes too late.
+            # One column stays free, because some terminals wrap after the last one.
             text = format_bar(snapshot, get_terminal_size().columns - 1)
             self._stream.write("\r" + text.ljust(self._drawn))
             self._drawn = len(text)
@@ -156,7 +156,7 @@ class Progress:
 
 
 def format_line(snapshot: Progression) -> str:
-    """One line that can be read alone in a log."""
+    """A line for a log."""
     return (
         f"epoch {snapshot.epoch}/{snapshot.epochs}  step {snapshot.step}/{snapshot.stop_step}  "
         f"loss {snapshot.loss:.4f}  {snapshot.samples_per_s:,.0f} samples/s  "
@@ -165,7 +165,7 @@ def format_line(snapshot: Progression) -> str:
 
 
 def format_bar(snapshot: Progression, width: int) -> str:
-    """A line of at most ``width`` characters to draw over the last; the bar takes what is left."""
+    """A line of at most ``width`` characters; the bar takes the space that is left."""
     line = format_line(snapshot)
     cells = min(BAR_CELLS, width - len(line) - len("  []"))
     if cells < LEAST_BAR_CELLS:
@@ -175,7 +175,7 @@ def format_bar(snapshot: Progression, width: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds, the hours only where there are any."""
+    """[hours:]minutes:seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

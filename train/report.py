@@ -1,10 +1,9 @@
-"""What rank 0 says at the start and at the end: the hardware table, the summary, metrics.json."""
+"""The hardware table that rank 0 prints at the start."""
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,17 +11,13 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
-from fabric_train.durable import write_file
-from fabric_train.worker_env import METRICS_FILE, WorkerEnv
+from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig
-
-Metrics = dict[str, float | int | str]
-"""The flat content of metrics.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankDevice:
-    """Where one rank computes; ``name`` describes the device in words."""
+    """Where a rank computes; ``name`` describes the device."""
 
     host: str
     device: str
@@ -40,7 +35,7 @@ def read_rank_device(fabric: Fabric, env: WorkerEnv) -> RankDevice:
 
 
 def read_versions() -> str:
-    """Versions of torch and of what it was built with."""
+    """Versions of torch, CUDA and NCCL."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none"
     return f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}, NCCL {nccl}"
 
@@ -75,7 +70,7 @@ def format_hardware_table(
 
 
 def format_strategy(device: RankDevice, env: WorkerEnv, reduction: str) -> str:
-    """How gradients are combined, and by what."""
+    """How gradients are combined."""
     method = "exact reduction" if reduction == "exact" else "ddp"
     if env.world is None:
         return "single device" if reduction == "fast" else f"single device, {method}"
@@ -83,7 +78,7 @@ def format_strategy(device: RankDevice, env: WorkerEnv, reduction: str) -> str:
 
 
 def format_devices(devices: Sequence[RankDevice]) -> list[str]:
-    """One line for the ranks of each host, so that many nodes stay readable."""
+    """One line for each host, with its ranks and devices."""
     lines = []
     for (host, name), group in groupby(
         enumerate(devices), lambda each: (each[1].host, each[1].name)
@@ -96,7 +91,7 @@ def format_devices(devices: Sequence[RankDevice]) -> list[str]:
 
 
 def format_rendezvous(env: WorkerEnv) -> str:
-    """How the nodes found each other, and where rank 0 listens."""
+    """The rendezvous, and where rank 0 listens."""
     if env.world is None:
         return "none, one device without a launcher"
     backend = env.rdzv_backend or "backend not given"
@@ -104,24 +99,3 @@ def format_rendezvous(env: WorkerEnv) -> str:
     restarts = f", restart {env.world.restart_count}" if env.world.restart_count else ""
     master = f"{env.world.master_addr}:{env.world.master_port}"
     return f"{backend}{endpoint}, rank 0 at {master}{restarts}"
-
-
-def format_summary(metrics: Metrics) -> str:
-    """The last lines of a run."""
-    bits = metrics.get("test_bits_per_character")
-    per_character = f", {bits:.3f} bits per character" if bits is not None else ""
-    return (
-        f"test accuracy {metrics['test_accuracy']:.4f}, test loss {metrics['test_loss']:.4f}"
-        f"{per_character} "
-        f"({metrics['test_samples']} samples)\n"
-        f"trained {metrics['steps']} steps in {metrics['fit_s']:.1f} s "
-        f"({metrics['samples_per_s']:,.0f} samples/s), {metrics['duration_s']:.1f} s in all\n"
-        f"checkpoint {metrics['checkpoint']}"
-    )
-
-
-def write_metrics(folder: Path, metrics: Mapping[str, float | int | str]) -> None:
-    """Replaces the run folder's metrics.json as a whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(metrics, indent=2, allow_nan=False).encode() + b"\n"
-    write_file(folder / METRICS_FILE, lambda file: file.write(content))

@@ -1,4 +1,4 @@
-"""How long the training goes on, and the learning rate of each step."""
+"""The length of the training, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fractions import Fraction
 from train.config import TrainConfig
 
 FINAL_SHARE = 0.02
-"""Of the highest learning rate, what is left at the end."""
+"""Share of the highest learning rate that is left at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Steps of the whole training, counted from 0 over all restarts.
 
-    All follows from the samples that were seen before a step, so that the course does not depend on
-    how they were cut into batches. ``first_step`` began at ``first_sample``; from there on every
-    step takes ``batch_size`` samples. ``lr_factor`` is what the learning rate is multiplied by once
-    ``scale_warmup_samples`` are seen.
+    Everything is a function of the samples seen before a step, so that it does not depend on how
+    they were cut into batches. ``first_step`` began at ``first_sample``; from there on every step
+    takes ``batch_size`` samples. The learning rate is multiplied by a factor that reaches
+    ``lr_factor`` after ``scale_warmup_samples``.
     """
 
     epoch_samples: int
@@ -35,22 +35,22 @@ class Schedule:
     first_sample: int = 0
 
     def anchored(self, step: int, sample: int) -> Schedule:
-        """The same, gone on from where ``sample`` samples were seen in ``step`` steps."""
+        """The same schedule, continued after ``step`` steps that took ``sample`` samples."""
         return dataclasses.replace(self, first_step=step, first_sample=sample)
 
     @property
     def batches_per_epoch(self) -> Fraction:
-        """Steps of one epoch; where it is no whole number, an epoch ends within a step."""
+        """Steps of one epoch; a fraction if an epoch ends within a step."""
         return Fraction(self.epoch_samples, self.batch_size)
 
     @property
     def total_steps(self) -> int:
-        """Where all epochs would end; the last step may go beyond them."""
+        """The step at which all epochs end; the last step may reach beyond them."""
         return self.end_of(self.epochs - 1)
 
     @property
     def stop_step(self) -> int:
-        """Where this run ends."""
+        """The step at which this run ends."""
         return min(self.total_steps, self.max_steps or self.total_steps)
 
     def sample_at(self, step: int) -> int:
@@ -67,10 +67,10 @@ class Schedule:
         return self.first_step + math.ceil(missing / self.batch_size)
 
     def lr_at(self, step: int) -> float:
-        """Linear warm-up times linear decay: no part of it is 0, so every step learns.
+        """Linear warm-up times linear decay; never 0, so that every step learns.
 
-        Times the growth from 1 to ``lr_factor`` that a larger batch needs time for (Goyal et al.
-        2017, "Accurate, Large Minibatch SGD", section 2.2).
+        Times the gradual growth to ``lr_factor`` for a larger batch (Goyal et al. 2017,
+        "Accurate, Large Minibatch SGD", section 2.2).
         """
         sample = self.sample_at(step)
         warmup = min(1.0, (sample + self.batch_size) / (self.warmup_samples + self.batch_size))
@@ -80,7 +80,7 @@ class Schedule:
 
 
 def plan_schedule(config: TrainConfig, *, epoch_samples: int, world_size: int) -> Schedule:
-    """The schedule that follows from the options, the training set and, if scaled, the world."""
+    """The schedule for these options, this training set and, if scaled, this world."""
     scale = plan_batch_size(config, world_size) / config.global_batch_size
     epochs_to_scale = min(config.scale_warmup_epochs, config.epochs)
     return Schedule(
@@ -96,6 +96,6 @@ def plan_schedule(config: TrainConfig, *, epoch_samples: int, world_size: int) -
 
 
 def plan_batch_size(config: TrainConfig, world_size: int) -> int:
-    """Samples of one step: the option's, but for ``scaled``, where each process brings as many."""
+    """Samples of one step: the option, times the world size for ``scaled``."""
     samples: int = config.global_batch_size
     return samples * world_size if config.reduction == "scaled" else samples

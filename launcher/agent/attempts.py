@@ -6,17 +6,16 @@ import errno
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent import disk, reserve
-from launcher.agent.faults import WorkerEnd
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.report import ExitRecord, has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
+from launcher.contract.worker_end import WorkerEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +27,16 @@ class WorkerPlace:
     folder: Path
     heartbeat: Path
 
+    @property
+    def exit_file(self) -> Path:
+        return self.folder / protocol.EXIT_FILE
+
 
 class Attempts:
     """The attempts of one incarnation; nothing here ever removes what one has written.
 
-    The agent's main thread begins and ends them; other threads read ``workers`` and ``beats``.
+    The agent's main thread begins and ends them. Other threads only read ``workers``, which is
+    replaced as a whole.
     """
 
     def __init__(self, node_dir: Path, run_dir: Path, scratch: Path) -> None:
@@ -44,7 +48,6 @@ class Attempts:
         self._run_dir, self._scratch = run_dir, scratch
         self._hung: set[int] = set()
         self._oom_kills = 0
-        self._lock = threading.Lock()
 
     def begin(self, ranks: Mapping[int, int]) -> None:
         """Goes on to a new attempt of ``{local rank: rank}``; ``make`` follows."""
@@ -58,8 +61,7 @@ class Attempts:
         """Makes the folders of the attempt that has begun; again where a disk was full."""
         workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
         self.give_back()
-        with self._lock:
-            self.workers, self._hung = workers, set()
+        self.workers, self._hung = workers, set()
         return workers
 
     def give_back(self) -> None:
@@ -99,22 +101,17 @@ class Attempts:
 
     def beats(self) -> dict[int, WorkerBeat]:
         """What each worker last said, by rank."""
-        with self._lock:
-            workers = self.workers
-        found = {worker.rank: read_heartbeat(worker.heartbeat) for worker in workers}
+        found = {worker.rank: read_heartbeat(worker.heartbeat) for worker in self.workers}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 
     def running(self) -> tuple[WorkerPlace, ...]:
         """The workers that have not ended."""
-        with self._lock:
-            workers = self.workers
-        return tuple(w for w in workers if not (w.folder / protocol.EXIT_FILE).exists())
+        return tuple(w for w in self.workers if not w.exit_file.exists())
 
     def have_succeeded(self) -> bool:
         """Whether all workers ended well, and none of them because it was asked to end."""
-        with self._lock:
-            workers = self.workers
-        return bool(workers) and all(has_succeeded(w.folder / protocol.EXIT_FILE) for w in workers)
+        workers = self.workers
+        return bool(workers) and all(has_succeeded(worker.exit_file) for worker in workers)
 
     def running_pids(self) -> list[int]:
         """The scripts that have begun and, by what their guards told, not ended."""
@@ -127,8 +124,7 @@ class Attempts:
 
     def mark_hung(self, rank: int) -> None:
         """Notes that a worker is about to be killed because it hangs."""
-        with self._lock:
-            self._hung.add(rank)
+        self._hung.add(rank)
 
     def _never_began(self) -> tuple[WorkerEnd, ...]:
         """Workers without any record: the process that starts them died or failed."""
@@ -143,8 +139,7 @@ class Attempts:
                 message="it ended before its script began",
                 log=os.path.relpath(worker.folder, self._run_dir),
             )
-            for worker in self.workers
-            if not (worker.folder / protocol.EXIT_FILE).exists()
+            for worker in self.running()
         )
 
     def _killed_with_their_guards(self) -> list[ExitRecord]:
@@ -152,8 +147,8 @@ class Attempts:
         beats = self.beats()
         return [
             _killed(worker, beats[worker.rank].steps)
-            for worker in self.workers
-            if worker.rank in beats and not (worker.folder / protocol.EXIT_FILE).exists()
+            for worker in self.running()
+            if worker.rank in beats
         ]
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:

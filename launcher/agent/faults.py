@@ -1,84 +1,27 @@
-"""Why workers ended, and whether to start them again. Pure."""
+"""Whether to start workers that have ended again. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from launcher.agent import disk
-from launcher.contract.errors import ExitCode, name_ending
+from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason
-
-COLLATERAL = re.compile(
-    r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
-    r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
-    r"|remote process exited|ncclRemoteError|Connection closed"
-)
-"""What a worker says when another one is gone. It is not the cause."""
+from launcher.contract.worker_end import WorkerEnd, describe
 
 LOST_PEER = "lost-peer"
 """Cause of a restart after failures that all name another worker."""
-_LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 _REASON_OF_CAUSE = {"out-of-memory": Reason.OUT_OF_MEMORY, disk.CAUSE: Reason.DISK_FULL}
 PEERS_FACTOR = 3
 """Lost peers without progress are tolerated this many times more often than own failures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerEnd:
-    """One worker that ended otherwise than with exit code 0; ``at`` is seconds since the epoch."""
-
-    attempt: int
-    rank: int
-    local_rank: int
-    exit_code: int
-    at: float
-    cause: str
-    message: str
-    log: str
-    steps: int = 0
-
-    @property
-    def is_collateral(self) -> bool:
-        """Whether it only follows from another worker's failure."""
-        return self.cause == "terminated" or bool(COLLATERAL.search(self.message))
-
-    @property
-    def has_left(self) -> bool:
-        """Whether it says itself that it was asked to leave."""
-        return self.exit_code in _LEFT
-
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
-
-
-def is_own_failure(message: str) -> bool:
-    """Whether an exception speaks neither of another worker nor of being asked to end."""
-    return bool(message) and not COLLATERAL.search(message) and not _ASKED.search(message)
-
-
-_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15")
 
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """Causes before collateral, those ended by the agent last, then by time and rank."""
     order = lambda end: (end.is_collateral, end.cause == "terminated", end.at, end.rank)  # noqa: E731
     return tuple(sorted(ends, key=order))
-
-
-def name_cause(exit_code: int, *, terminated: bool, hung: bool, out_of_memory: bool) -> str:
-    """One word for why a worker ended."""
-    if hung:
-        return "hang"
-    if terminated:
-        return "terminated"
-    if out_of_memory and exit_code == -9:
-        return "out-of-memory"
-    return "signal" if exit_code < 0 else "exit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +40,6 @@ class GiveUp:
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
-    """What makes two failures equal, and how far the attempt had come."""
-
-    signature: tuple[object, ...]
-    steps: int
-
-
 class FaultBook:
     """Remembers how attempts ended and judges the next step.
 
@@ -117,7 +52,8 @@ class FaultBook:
         self.restarts: Counter[str] = Counter()
         self.max_restarts = max_restarts
         self._same_failure_limit = same_failure_limit
-        self._last: _Failure | None = None
+        self._last: tuple[tuple[object, ...], int] = (), 0
+        """What makes two failures equal, and the steps of the attempt."""
         self._same = 0
 
     def judge(
@@ -161,10 +97,11 @@ class FaultBook:
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
         signature = (first.cause, first.exit_code, first.message) if first else ("lost-peer",)
-        failure = _Failure(signature=signature, steps=steps)
-        same = self._last is not None and _are_same(self._last, failure)
-        self._same = self._same + 1 if same else 1
-        self._last = failure
+        last, last_steps = self._last
+        # The same failure comes after about the same number of steps.
+        is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10
+        self._same = self._same + 1 if last == signature and is_near else 1
+        self._last = signature, steps
         limit = self._same_failure_limit * (1 if first else PEERS_FACTOR)
         if self._same < limit or limit <= 0:
             return None
@@ -174,19 +111,3 @@ class FaultBook:
             reason=Reason.DISK_FULL if is_disk else Reason.RESTARTS_EXHAUSTED,
             detail=f"the same failure {self._same} times without progress: {what}",
         )
-
-
-def _are_same(one: _Failure, other: _Failure) -> bool:
-    # The same failure comes after about the same number of steps.
-    near = abs(one.steps - other.steps) <= max(one.steps, other.steps) // 10
-    return one.signature == other.signature and near
-
-
-def describe(end: WorkerEnd) -> str:
-    """One worker's ending in words."""
-    how = name_ending(end.exit_code)
-    if end.cause == "hang":
-        how = "it hung"
-    if end.cause == "out-of-memory":
-        how = "out of memory"
-    return f"rank {end.rank}: {how}" + (f" ({end.message})" if end.message else "")

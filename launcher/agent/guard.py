@@ -92,9 +92,9 @@ def _run(
             processes.die_with_parent(guard_pid)
         except processes.ParentGoneError:
             os._exit(128 + signal.SIGKILL)
-        worker.run(
-            worker.Script(argv=argv, sys_path=sys_path, folder=place.folder), _hide_and(prepare)
-        )
+        for name in PRIVATE_VARIABLES:
+            os.environ.pop(name, None)
+        worker.run(worker.Script(argv=argv, sys_path=sys_path, folder=place.folder), prepare)
     watch = _Watch(pid, parent_pid, place)
     status = watch.wait()
     code = os.waitstatus_to_exitcode(status)
@@ -173,15 +173,6 @@ def _read_place(environ: Mapping[str, str]) -> _Place:
         rank=int(environ["RANK"]),
         local_rank=int(environ["LOCAL_RANK"]),
     )
-
-
-def _hide_and(prepare: worker.Prepare) -> worker.Prepare:
-    def prepare_all() -> None:
-        for name in PRIVATE_VARIABLES:
-            os.environ.pop(name, None)
-        prepare()
-
-    return prepare_all
 
 
 def _write_exit(place: _Place, code: int, watch: _Watch) -> None:

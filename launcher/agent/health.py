@@ -54,7 +54,7 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
         heartbeat_age_s=max(ages, default=None),
         deadline_s=max(deadlines, default=None),
         restarts=dict(node.book.restarts),
-        phase_s=node.phases.seconds(now),
+        phase_s={name: round(spent, 3) for name, spent in node.phases.seconds(now).items()},
     )
 
 
@@ -76,7 +76,7 @@ def render_metrics(health: Health) -> str:
         add("launcher_heartbeat_age_seconds", "gauge", "Since the oldest heartbeat.", age)
     restarts = {f'{{cause="{cause}"}}': count for cause, count in health.restarts.items()}
     add("launcher_restarts_total", "counter", "Restarts of the workers by cause.", restarts)
-    phases = {f'{{phase="{name}"}}': round(spent, 3) for name, spent in health.phase_s.items()}
+    phases = {f'{{phase="{name}"}}': spent for name, spent in health.phase_s.items()}
     add("launcher_phase_seconds_total", "counter", "Seconds in each phase of the agent.", phases)
     return "\n".join(lines) + "\n"
 

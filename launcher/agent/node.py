@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.agent import disk
 from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, WorkerEnd, describe
+from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import AgentLedger
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
     from launcher.agent.link import Link
@@ -29,18 +29,16 @@ class Phases:
 
     name: str = "start"
     since: float = 0.0
-    spent_s: Counter[str] = field(default_factory=Counter)
+    spent_s: dict[str, float] = field(default_factory=dict)
 
     def enter(self, name: str, now: float) -> None:
         """Ends the present phase."""
-        self.spent_s[self.name] += int((now - self.since) * 1000)
+        self.spent_s = self.seconds(now)
         self.name, self.since = name, now
 
     def seconds(self, now: float) -> dict[str, float]:
         """All phases so far, the open one included."""
-        spent = dict(self.spent_s)
-        spent[self.name] = spent.get(self.name, 0) + int((now - self.since) * 1000)
-        return {name: milliseconds / 1000 for name, milliseconds in spent.items()}
+        return {**self.spent_s, self.name: self.spent_s.get(self.name, 0.0) + now - self.since}
 
 
 class Node:

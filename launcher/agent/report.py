@@ -6,16 +6,18 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
-from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause, sort_ends
+from launcher.agent.faults import sort_ends
 from launcher.agent.reserve import write_atomically
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause
 
 TAIL_BYTES = 4096
 _FATAL = "Fatal Python error: "
@@ -69,7 +71,7 @@ class AgentReport:
     def write(self, path: Path) -> None:
         """Replaces the file; on a full disk only the first of the workers' ends is kept."""
         data = {**vars(self), "reason": self.reason.value}
-        ends = [end.to_jsonable() for end in self.ends]
+        ends = [asdict(end) for end in self.ends]
         texts = [json.dumps({**data, "ends": some}) for some in (ends, ends[:1], [])]
         write_atomically(path, *texts)
 
@@ -223,31 +225,29 @@ def make_outcome(
     incarnation: int,
     started_at: float,
     finished_at: float,
-) -> dict[str, Any]:
-    """The node's outcome; its schema is in ``contract``."""
+) -> NodeOutcome:
+    """The node's outcome: the first cause apart from what followed from it."""
     causes = [end for end in report.ends if not end.is_collateral]
     first = causes[0] if causes else (report.ends[0] if report.ends else None)
-    return {
-        "schema": protocol.NODE_OUTCOME_SCHEMA,
-        "node_index": node_index,
-        "incarnation": incarnation,
-        "reason": report.reason.value,
-        "exit_code": exit_code,
-        "detail": report.detail,
-        "attempts": report.attempts,
-        "restarts": dict(report.restarts),
-        "started_at": started_at,
-        "finished_at": finished_at,
-        "first": first.to_jsonable() if first else None,
-        "collateral": [end.to_jsonable() for end in report.ends if end is not first],
-    }
+    return NodeOutcome(
+        node_index=node_index,
+        incarnation=incarnation,
+        reason=report.reason,
+        exit_code=exit_code,
+        detail=report.detail,
+        attempts=report.attempts,
+        restarts=dict(report.restarts),
+        started_at=started_at,
+        finished_at=finished_at,
+        first=first,
+        collateral=tuple(end for end in report.ends if end is not first),
+    )
 
 
-def write_outcome(path: Path, outcome: Mapping[str, Any]) -> None:
+def write_outcome(path: Path, outcome: NodeOutcome) -> None:
     """Replaces the node's ``outcome.json``; on a full disk by one that has room there."""
-    texts = [f"{text}\n" for text in (json.dumps(outcome, indent=2), *shorten(outcome))]
     with contextlib.suppress(OSError):
-        write_atomically(path, *texts)
+        write_atomically(path, *(f"{text}\n" for text in (outcome.to_json(2), *shorten(outcome))))
 
 
 def take_own_end(path: Path) -> int | None:
@@ -260,22 +260,22 @@ def take_own_end(path: Path) -> int | None:
     return None
 
 
-def write_termination(outcome: Mapping[str, Any], path: Path) -> None:
+def write_termination(outcome: NodeOutcome, path: Path) -> None:
     """The outcome as a pod's termination message, if there is a place for one."""
     with contextlib.suppress(OSError), path.open("r+") as file:
         file.truncate()
         file.write(render_termination(outcome))
 
 
-def render_termination(outcome: Mapping[str, Any]) -> str:
+def render_termination(outcome: NodeOutcome) -> str:
     """The outcome, cut to what a pod's status holds: collateral failures are cut first."""
     *texts, shortest = shorten(outcome)
     fitting = (text for text in texts if len(text) <= protocol.TERMINATION_LIMIT_BYTES)
     return next(fitting, shortest)
 
 
-def shorten(outcome: Mapping[str, Any]) -> tuple[str, ...]:
+def shorten(outcome: NodeOutcome) -> tuple[str, ...]:
     """The outcome as ever shorter texts; the last one always fits. Pure."""
-    shorter = {**outcome, "collateral": []}
-    bare = {**shorter, "first": None, "detail": str(outcome["detail"])[:500]}
-    return tuple(json.dumps(one) for one in (outcome, shorter, bare, {**bare, "detail": ""}))
+    shorter = replace(outcome, collateral=())
+    bare = replace(shorter, first=None, detail=outcome.detail[:500])
+    return tuple(one.to_json() for one in (outcome, shorter, bare, replace(bare, detail="")))

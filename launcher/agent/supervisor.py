@@ -50,7 +50,8 @@ def main(argv: list[str]) -> int:
     try:
         if path is None:
             raise InputError("no node plan was given", f"name its file, or set {NODE_PLAN}")
-        task = _claim(identify(parse_task(Path(path).read_text()), os.environ))
+        task = identify(parse_task(Path(path).read_text()), os.environ)
+        task = _while_full(task, partial(claim_incarnation, task))
     except DiskFullError as error:
         say(f"{Reason.DISK_FULL.value}: {error}")
         return int(ExitCode.DISK_FULL)
@@ -64,10 +65,6 @@ def main(argv: list[str]) -> int:
         if code is not None:
             return code
     return Supervisor(task).run()
-
-
-def _claim(task: NodeTask) -> NodeTask:
-    return _while_full(task, lambda: claim_incarnation(task))
 
 
 def _while_full(task: NodeTask, act: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ are dead. The handler then tells why they died, counts it, waits for the GPUs, o
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 import sys
 from collections.abc import Callable
@@ -23,13 +24,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.admission import Admission
-from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp, WorkerEnd, describe
+from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp
 from launcher.agent.link import Link, register
 from launcher.agent.roster.exit_barrier import ARRIVED_KEY
 from launcher.agent.stopping import StopFiles
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
     from launcher.agent.node import Node
@@ -62,19 +64,10 @@ def register_watched(backend: str, node: Node) -> str:
     register(backend)
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
-        config = dict(params.config)
-        inner = rendezvous_handler_registry.create_handler(
-            RendezvousParameters(
-                backend=backend,
-                endpoint=params.endpoint,
-                run_id=params.run_id,
-                min_nodes=params.min_nodes,
-                max_nodes=params.max_nodes,
-                local_addr=params.local_addr,
-                **config,
-            )
-        )
-        serves = backend != ROSTER and config.get("is_host") == "1"
+        given = copy.copy(params)
+        given.backend = backend
+        inner = rendezvous_handler_registry.create_handler(given)
+        serves = backend != ROSTER and params.config.get("is_host") == "1"
         fixed_size = params.min_nodes == params.max_nodes
         return WatchedHandler(name, inner, node, fixed_size=fixed_size, serves_store=serves)
 
@@ -160,27 +153,12 @@ class WatchedHandler(RendezvousHandler):
         failed = verdict.counts or verdict.cause == LOST_PEER
         # A failure that names no peer is not held up.
         limit_s = PEER_FINISHES_S if verdict.cause == LOST_PEER else 0.0
-        if failed and self._fixed_size and self._a_peer_finishes(limit_s):
+        if failed and self._fixed_size and self._faults.a_peer_finishes(limit_s):
             self._end(GiveUp(reason=Reason.TRAINING_FAILED, detail=describe(ends[0])))
         if verdict.cause == LOST_PEER:
             self._blamed_peer = ends
         else:
             node.on_restart(verdict.cause, ends)
-
-    def _a_peer_finishes(self, limit_s: float) -> bool:
-        """Whether a peer stands at torch's exit barrier, or comes to it soon; stock backends only.
-
-        The peer may have ended well just before this node's worker failed because of it.
-        """
-        clock = SystemClock()
-        end = clock.monotonic() + limit_s
-        while self._faults.knows_the_barrier():
-            if self._faults.a_peer_has_finished():
-                return True
-            if clock.monotonic() >= end:
-                break
-            clock.sleep(PEER_LOOK_S)
-        return False
 
     def _tell_lost_peer(self) -> None:
         """Workers blamed a peer. By now it is known whether a node left."""
@@ -238,7 +216,7 @@ class WatchedHandler(RendezvousHandler):
         is_good = sys.exc_info()[0] is None
         done = self._inner.shutdown()
         if is_good and self._num_nodes > 1 and self._roster is None:
-            left = self._faults.leave()
+            left = self._faults.count_left(leaving=1)
             clock = SystemClock()
             deadline = clock.monotonic() + LEAVING_LIMIT_S
             while self._serves_store and left < self._num_nodes and clock.monotonic() < deadline:
@@ -270,7 +248,7 @@ class JobFaults:
         return self._book.judge_count(max(self._own, total), self._last)
 
     def share(self, info: RendezvousInfo) -> GiveUp | None:
-        """Takes the new round's store, and looks at what other nodes have counted."""
+        """Uses the new round's store from now on, and judges what other nodes have counted."""
         if info.world_size == 1 and self._job is None:
             return None
         self._round = PrefixStore("launcher", info.store)
@@ -284,33 +262,32 @@ class JobFaults:
         self._with_store(lambda job, _: job.set(_VERDICT_KEY, give_up.reason.value), None)
 
     def told(self) -> Reason | None:
-        """The reason that another node left."""
+        """The reason that another node wrote."""
 
         def read(job: Store, _: Store) -> Reason | None:
             return Reason(job.get(_VERDICT_KEY).decode()) if job.check([_VERDICT_KEY]) else None
 
         return self._with_store(read, None)
 
-    def leave(self) -> int:
-        """Says that this node needs the store no more; how many of the round have said so."""
-        return self._with_store(lambda _, round_store: int(round_store.add(_LEFT_KEY, 1)), 0)
+    def count_left(self, leaving: int = 0) -> int:
+        """How many nodes of the round need the store no more, ``leaving`` (1 or 0) added."""
+        return self._with_store(lambda _, store: int(store.add(_LEFT_KEY, leaving)), 0)
 
-    def count_left(self) -> int:
-        """How many of the round have left."""
-        return self._with_store(lambda _, round_store: int(round_store.add(_LEFT_KEY, 0)), 0)
+    def a_peer_finishes(self, limit_s: float) -> bool:
+        """Whether the workers of another node have all succeeded, or do so within ``limit_s``.
 
-    def knows_the_barrier(self) -> bool:
-        """Whether ``a_peer_has_finished`` may be asked: there is a round with other nodes."""
-        return self._agents is not None
-
-    def a_peer_has_finished(self) -> bool:
-        """Whether the workers of another node of this round have all succeeded.
-
-        Its agent then waits at torch's exit barrier, and joins no further round.
+        Its agent then waits at torch's exit barrier and joins no further round. Only for stock
+        backends.
         """
-        agents = self._agents
-        assert agents is not None
-        return self._with_store(lambda *_: bool(agents.check([ARRIVED_KEY])), False)
+        clock, agents = SystemClock(), self._agents
+        end = clock.monotonic() + limit_s
+        while agents is not None:
+            if self._with_store(lambda *_: bool(agents.check([ARRIVED_KEY])), False):
+                return True
+            if clock.monotonic() >= end:
+                break
+            clock.sleep(PEER_LOOK_S)
+        return False
 
     def _add(self, job: Store, round_store: Store) -> int:
         first_to_say_so = int(round_store.add(_FAULT_IN_ROUND_KEY, 1)) == 1

@@ -173,7 +173,7 @@ def _show(error: BaseException) -> None:
 
 def _write_error_file(error: BaseException) -> None:
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not file or _has_content(Path(file)):
+    if not file or (os.path.exists(file) and os.path.getsize(file)):
         # A script that uses torch's own @record has written it already.
         return
     error.__traceback__ = _own_part(error.__traceback__)
@@ -185,12 +185,6 @@ def _write_error_file(error: BaseException) -> None:
     ]
     with contextlib.suppress(OSError):
         write_atomically(Path(file), *texts)
-
-
-def _has_content(file: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return file.stat().st_size > 0
-    return False
 
 
 def _own_part(found: TracebackType | None) -> TracebackType | None:

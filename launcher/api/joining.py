@@ -14,7 +14,7 @@ from launcher.targets.agent_files import render_agent_files, write_agent_files
 
 
 def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
-    """The run's plan with one more node, and that node's index, which nobody else gets.
+    """The run's plan with one more node, and that node's index, which no other node gets.
 
     Raises ``InputError`` where the run cannot take a node in.
     """

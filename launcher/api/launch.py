@@ -51,7 +51,7 @@ def open_console(
 def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> Iterator[Console]:
     """A console on this process' stdout and stderr whose readers may pause, or go.
 
-    Everything is written when it closes, for as long as somebody reads. ``shows`` is the command
+    Everything is written when it closes, unless the reader has gone. ``shows`` is the command
     that prints a run's output.
     """
     goes_on = f"the run goes on; its output: {shows}"
@@ -109,8 +109,8 @@ def follow_in_background(
 ) -> None:
     """Submits and follows in a process of its own session; returns once the nodes are started.
 
-    ``note`` is called here with each line that the submission is worth: afterwards such lines go to
-    the run's log alone. Raises ``TargetError`` or ``InputError`` as the background process met it.
+    ``note`` takes the launcher's lines up to the start; later ones go to the run's log alone.
+    Raises ``TargetError`` or ``InputError`` as the background process met it.
     """
     log = run.path / protocol.LAUNCHER_LOG_FILE
     message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
@@ -132,7 +132,7 @@ def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: pro
         follower.follow(lambda: told(json.dumps({"notes": console.take_notes(), "error": None})))
     except LauncherError as error:
         notes = console.take_notes()
-        # In the run's log too: whoever waited for the start may have gone long ago.
+        # In the run's log too: the process that waited for the start may be gone.
         console.note(f"error: {error}")
         bad_input = isinstance(error, InputError)
         failure = {"what": error.what, "hint": error.hint, "bad_input": bad_input}
@@ -167,6 +167,6 @@ def _stop_on_signals(follower: Follower) -> None:
         follower.stop_reason = Reason.INTERRUPTED
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A hangup is ignored from the start under nohup: whoever asked for that shall have it.
+        # Under nohup a hangup is ignored from the start, and stays so.
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, on_signal)

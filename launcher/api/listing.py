@@ -191,12 +191,12 @@ def show_logs(
 
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
-    """One turn for each look at the files, until there is nothing more to come."""
+    """One turn for each look at the files, until no more output can come."""
     while follow and run.launcher_pid() is not None and run.read_outcome() is None:
         yield
         time.sleep(POLL_S)
     if read_outcome_now(run, plan) is None and run.launcher_pid() is None:
-        # Nobody here writes what other machines have into the folder: this process does.
+        # No launcher here brings what other machines have into the folder, so this process does.
         target = open_target(plan.target, run.path.parent)
         for _ in target.bring_output(run, plan, follow=follow):
             yield
@@ -216,5 +216,5 @@ def _write(
             who = str(own)
         stream = streams[output.stream]
         stream.write(output.block.with_prefix(f"[{output.node_index}/{who}] ".encode()))
-        # At once: of two streams into one file, each shall wait for the other.
+        # At once, so that two streams into one file keep their order.
         stream.flush()

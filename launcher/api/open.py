@@ -52,7 +52,7 @@ def rooms() -> Iterator[Room]:
 
 
 def open_target(name: str, run_root: Path) -> Target:
-    """The target of that name, imported here: nobody pays for another's library."""
+    """The target of that name, imported here, as each target's library takes time to import."""
     return room_of(name).open(run_root)
 
 

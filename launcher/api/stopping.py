@@ -16,7 +16,7 @@ from launcher.targets.proc import is_stopped
 MARGIN_S = 30.0
 """What a launcher may need beyond the grace: collecting logs, removing containers."""
 STOPPED_LIMIT_S = 1.0
-"""A launcher that a signal has stopped answers nobody; one that a shell continues is not."""
+"""A launcher that is stopped for longer (Ctrl-Z) does not answer; a shell may continue one."""
 
 
 def stop_run(
@@ -66,7 +66,7 @@ def _kept(resuming: str) -> str:
 
 
 def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
-    """The run's outcome; None also where its job was kept, and somebody has resumed it.
+    """The run's outcome; None also where its job was kept and has been resumed.
 
     The outcome of the stop is set aside then: the run goes on.
     """

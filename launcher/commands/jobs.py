@@ -137,7 +137,7 @@ def _render(arguments: argparse.Namespace) -> int:
 def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -> None:
     """Names what a dead launcher has left on the target, where its death is proven.
 
-    A run whose folder or launcher cannot be seen from here may be anybody's, and alive.
+    A run whose folder or launcher cannot be seen from here may still be followed elsewhere.
     """
     from launcher.runs.folder import RunFolder
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from launcher.follow.console import Console
     from launcher.follow.lines import LineBlock
     from launcher.follow.tails import Stream
-    from launcher.manifests.play import Play, PlayOutcome
-    from launcher.manifests.player import Player, Stage
+    from launcher.manifests.play import Play
     from launcher.manifests.source import Together, Value
     from launcher.targets.docker.engine import Engine
 
@@ -87,8 +86,11 @@ def _play_here(play: Play, engine: Engine, claims: dict[str, Path], console: Con
     console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
     play_id = new_run_id(play.job_name, os.urandom(3))
     with raise_on_signals():
-        player = Player(play, play_id, engine, SystemClock(), claims)
-        outcome = _play_to_end(player, stage)
+        player = Player(play, play_id, engine, SystemClock(), claims, stage)
+        try:
+            outcome = player.play()
+        finally:
+            player.close()
     console.note(f"{'Succeeded' if outcome.succeeded else 'Failed'}: {outcome.why}")
     return int(ExitCode.OK if outcome.succeeded else ExitCode.TRAINING_FAILED)
 
@@ -110,13 +112,6 @@ class _Stage:
             prefix=f"[{pod.removeprefix(f'{self._job_name}-')}]",
             colour_key=self._names.index(pod),
         )
-
-
-def _play_to_end(player: Player, stage: Stage) -> PlayOutcome:
-    try:
-        return player.play(stage)
-    finally:
-        player.close(stage)
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:

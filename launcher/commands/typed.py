@@ -16,6 +16,7 @@ from pathlib import Path
 
 from launcher.api.open import rooms
 from launcher.commands.arguments import OVERRIDES, RUN_ROOT, shown
+from launcher.targets.room import words_given
 
 OF_RUNS = ("logs", "status", "stop", "scale", "report", "ps")
 OTHERS = ("run", "render", "doctor", "check", "play", "env", "schema")
@@ -63,9 +64,7 @@ def options_of_runs(arguments: argparse.Namespace) -> str:
 def options_of_job(arguments: argparse.Namespace) -> str:
     """What was given beside a job file, but target, machines and earlier run; with a blank."""
     words = [word for room in rooms() for word in room.words_of_job(arguments)]
-    for name in OVERRIDES:
-        if (value := getattr(arguments, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", value]
+    words += words_given(arguments, OVERRIDES)
     for setting in arguments.set:
         words += ["--set", setting]
     return joined([*words, *_runs_folder(arguments)])

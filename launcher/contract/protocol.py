@@ -120,12 +120,7 @@ LATEST_LINK = "latest"
 LEDGER_DIR = "ledger"
 
 # -- what the agent leaves in a node's folder, nodes/<index>/<incarnation>/ ---------------------
-# OUTCOME_FILE is the node's own there: {"schema": 1, "node_index", "incarnation", "reason" (of
-# reasons.Reason), "exit_code", "detail", "attempts", "restarts": {cause: count}, "started_at",
-# "finished_at", "first": FAILURE or null, "collateral": [FAILURE, ...]}, where FAILURE is
-# {"attempt", "rank", "local_rank", "exit_code" (negative for a signal), "at", "cause" ("exit",
-# "signal", "hang", "out-of-memory", "disk-full", "terminated"), "message", "log" (relative to
-# RUN_DIR)}.
+# OUTCOME_FILE is the node's own there: see ``node_outcome.py``.
 NODE_OUTCOME_SCHEMA = 1
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based and never used again by the same incarnation."""

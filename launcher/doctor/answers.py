@@ -20,7 +20,7 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeFacts:
+class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
     ``addresses`` belong to its own name, ``names`` maps the other hosts' names to addresses;

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from launcher.doctor.answers import AllReduce, GpuFacts, NodeFacts
+from launcher.doctor.answers import AllReduce, GpuFacts, NodeAnswer
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 
-Nodes = Mapping[str, NodeFacts]
+Nodes = Mapping[str, NodeAnswer]
 """By what people call them: ``node 0``, or a host's name."""
 
 LEAST_SHM_BYTES = 1 << 30
@@ -36,7 +36,7 @@ def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
     yield from judge_equal_gpus(nodes)
 
 
-def judge_environment(facts: NodeFacts, where: str) -> Iterator[Finding]:
+def judge_environment(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     """What each container has for itself: versions, limits, folders."""
     check = "python, torch"
     if facts.torch:
@@ -51,7 +51,7 @@ def judge_environment(facts: NodeFacts, where: str) -> Iterator[Finding]:
 
 
 def judge_machine(
-    facts: NodeFacts, where: str, *, meets_others: bool, by_address: bool = False
+    facts: NodeAnswer, where: str, *, meets_others: bool, by_address: bool = False
 ) -> Iterator[Finding]:
     """What all containers of a machine share: its GPUs and its name.
 
@@ -96,7 +96,7 @@ def is_slow(measured: AllReduce | None) -> bool:
     return judge_all_reduce(measured, "").status is not Status.OK
 
 
-def _judge_folder(facts: NodeFacts, where: str) -> Iterator[Finding]:
+def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     check, free = "checkpoint folder", facts.checkpoint_free_bytes
     if facts.checkpoint_error:
         fix = "chown the folder that checkpoint_dir names, or name another one"
@@ -107,7 +107,7 @@ def _judge_folder(facts: NodeFacts, where: str) -> Iterator[Finding]:
         yield ok(check, where, "can be written" + (f", {_gib(free)} free" if free else ""))
 
 
-def _judge_memory(facts: NodeFacts, where: str) -> Iterator[Finding]:
+def _judge_memory(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     shm, memlock = facts.shm_bytes, facts.memlock_bytes
     if shm is not None and shm < LEAST_SHM_BYTES:
         # Without containers the job's own limit has no effect.
@@ -126,7 +126,7 @@ def _judge_memory(facts: NodeFacts, where: str) -> Iterator[Finding]:
         yield ok("memlock", where, f"unlimited, for {devices}")
 
 
-def _judge_gpu(gpu: GpuFacts, facts: NodeFacts, where: str) -> Finding:
+def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
     found = (
         f"{gpu.name}, driver {gpu.driver_version}, {gpu.memory_used} of {gpu.memory_total} MiB used"
     )
@@ -146,7 +146,7 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeFacts, where: str) -> Finding:
     return ok("GPU", place, found)
 
 
-def _judge_infiniband(facts: NodeFacts, where: str) -> Finding:
+def _judge_infiniband(facts: NodeAnswer, where: str) -> Finding:
     """Whether NCCL would use it, or silently fall back to sockets."""
     names = ", ".join(facts.infiniband)
     reasons = [
@@ -168,7 +168,7 @@ def _judge_infiniband(facts: NodeFacts, where: str) -> Finding:
     return ok("InfiniBand", where, active)
 
 
-def _judge_name(facts: NodeFacts, where: str, *, by_address: bool) -> Iterator[Finding]:
+def _judge_name(facts: NodeAnswer, where: str, *, by_address: bool) -> Iterator[Finding]:
     check, host, addresses = "own name", facts.host, facts.addresses
     fix = f"give {host} the node's own address in /etc/hosts there"
     if not addresses:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
-from launcher.doctor.answers import AllReduce, NodeFacts
+from launcher.doctor.answers import AllReduce, NodeAnswer
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import judge_all_reduce
 from launcher.follow.console import Console
@@ -34,7 +34,7 @@ OWN_FOLDER = ".doctor"
 class ProbeAnswers:
     """The nodes' answers by index; None where a node gave none. ``failure`` is the first cause."""
 
-    nodes: Mapping[int, NodeFacts | None]
+    nodes: Mapping[int, NodeAnswer | None]
     shared: Mapping[int, bool]
     all_reduce: AllReduce | None
     failure: str
@@ -67,7 +67,7 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     indices = [node.node_index for node in plan.nodes]
     shared = {index: _read(found / f"shared-{index}.json", bool) for index in indices}
     return ProbeAnswers(
-        nodes={index: _read(found / f"node-{index}.json", NodeFacts) for index in indices},
+        nodes={index: _read(found / f"node-{index}.json", NodeAnswer) for index in indices},
         shared={index: sees for index, sees in shared.items() if sees is not None},
         all_reduce=_read(found / "all-reduce.json", AllReduce),
         failure=_first_cause(outcome) if outcome.failure else "",

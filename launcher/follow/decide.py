@@ -75,7 +75,7 @@ def decide_action(
     finished and did not stay until the run was over.
     """
     late = since_first_exit_s > FINISH_S and _nobody_works(plan, observation, working, left_early)
-    ended = [node for node in observation.nodes if _has_ended(node)]
+    ended = [node for node in observation.nodes if not node.is_alive]
     bad = [node for node in ended if node.exit_code != 0]
     if not ended:
         return Wait()
@@ -118,7 +118,7 @@ def _nobody_works(
     finished = [node.node_index for node in observation.nodes if node.exit_code == 0]
     if _is_roster(plan) and not left_early.issuperset(finished):
         return True
-    return not any(n.node_index in working for n in observation.nodes if not _has_ended(n))
+    return not any(n.node_index in working for n in observation.nodes if n.is_alive)
 
 
 def _decide_elastic(
@@ -173,8 +173,8 @@ def _decide_agents(
     plan: LaunchPlan, observation: Observation, since_exit_s: float, *, late: bool
 ) -> Action:
     """At least one node has ended badly. The agents have used up ``max_restarts`` themselves."""
-    live = [node for node in observation.nodes if not _has_ended(node)]
-    bad = [node for node in observation.nodes if _has_ended(node) and node.exit_code != 0]
+    live = [node for node in observation.nodes if node.is_alive]
+    bad = [node for node in observation.nodes if not node.is_alive and node.exit_code != 0]
     if permanent := [node for node in bad if _is_permanent(node)]:
         return Wait() if live and since_exit_s < FALL_S else _give_up(permanent[0])
     finished = len(observation.nodes) - len(live) - len(bad)
@@ -197,7 +197,7 @@ def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
         return EndRun(reason=Reason.COMPLETED)
     if _is_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
-        return _restart_all(plan, sorted(away, key=_has_ended))
+        return _restart_all(plan, sorted(away, key=lambda node: not node.is_alive))
     return EndRun(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
 
 
@@ -209,7 +209,7 @@ def _decide_partly_finished(
     *,
     late: bool,
 ) -> Action:
-    """A node has finished: nobody can come in any more.
+    """A node has finished, so no other node can join any more.
 
     ``away`` ended without their work done. A newcomer that the roster refused because all had
     finished is none of them: it ends well. Other backends do not tell.
@@ -283,30 +283,24 @@ def _serves_only_store(plan: LaunchPlan, node_index: int) -> bool:
     return isinstance(rendezvous, Elastic) and rendezvous.is_host and rendezvous.backend != ROSTER
 
 
-def _has_ended(node: NodeObservation) -> bool:
-    return node.state in (NodeState.EXITED, NodeState.MISSING)
-
-
 def describe_agent(node: NodeObservation) -> str:
     """One agent's ending in words, its exit code's meaning among them."""
-    if node.state is NodeState.MISSING or node.exit_code is None or node.exit_code < RETRY_FROM:
-        return describe(node)
-    if node.out_of_memory or node.detail:
-        return describe(node)
-    meaning = reason_of_exit_code(node.exit_code).value
-    return f"{describe(node)} ({meaning})"
+    told, code = describe(node), node.exit_code
+    if node.state is NodeState.MISSING or code is None or code < RETRY_FROM:
+        return told
+    is_said = node.out_of_memory or node.detail
+    return told if is_said else f"{told} ({reason_of_exit_code(code).value})"
 
 
 def describe(node: NodeObservation) -> str:
     """One node's ending in words."""
-    if not _has_ended(node):
+    if node.is_alive:
         return f"node {node.node_index} still lives though the run is over: it may be frozen"
     if node.state is NodeState.MISSING:
         return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
     why = "out of memory" if node.out_of_memory else node.detail
-    return f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}" + (
-        f" ({why})" if why else ""
-    )
+    told = f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}"
+    return f"{told} ({why})" if why else told
 
 
 def _is_store_host(plan: LaunchPlan, node_index: int) -> bool:

@@ -88,7 +88,7 @@ class Follower:
                 end = hurried
             return self._finish(end)
         except BaseException as error:
-            # Bad input, an engine that died, a second Ctrl-C: nothing may be left, nor be unsaid.
+            # Bad input, an engine that died, a second Ctrl-C: leave no node, and record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
             if is_over and isinstance(error, OSError) and not self._run.is_there():
                 return self._record_as(RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED))
@@ -144,7 +144,6 @@ class Follower:
         return self._outcome
 
     def _close(self) -> None:
-        self._driver.close()
         self._show(self._tails.close(self._console.wait_for_room))
         self._console.close()
         self._tell_notes()
@@ -196,7 +195,7 @@ def write_outcome(
     if STATE_OF_REASON[reason] is RunState.FAILED:
         failure = report or read_report(run, plan)
         reason, detail = refine_by_first(reason, detail, failure.first)
-    # Where the folder was removed, nobody knows.
+    # Not known where the folder was removed.
     started_at = run.submitted_at() or finished_at
     outcome = Outcome(
         run_id=run.run_id,
@@ -216,7 +215,7 @@ def write_outcome(
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
     )
-    # Whoever waits for it is told all the same. A folder that was removed is not made anew.
+    # The outcome is returned even if it cannot be written. A removed folder is not made again.
     with contextlib.suppress(OSError):
         if run.path.exists():
             run.write_outcome(outcome)

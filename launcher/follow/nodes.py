@@ -10,7 +10,7 @@ from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.contract.reasons import STATE_OF_REASON, NodeState, Reason, RunState
+from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow import decide
 from launcher.follow.console import Console
 from launcher.follow.requests import count_nodes, read_withdrawn, without
@@ -23,7 +23,6 @@ POLL_S = 0.1
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be away, as in a hiccup of a file server."""
-ALIVE = (NodeState.RUNNING, NodeState.PENDING)
 FOUND_LATER = "found after its launcher had gone"
 
 
@@ -54,7 +53,6 @@ class NodeDriver:
         self._ended: frozenset[int] = frozenset()
 
     def turn(self) -> RunEnd | None:
-        """As ``Driver.turn``."""
         if self._has_lost_folder():
             self._console.note(f"stopping: {self._run.path} was removed")
             return RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
@@ -97,7 +95,7 @@ class NodeDriver:
         return ""
 
     def _decide(self, observation: Observation) -> decide.Action:
-        self.live = tuple(n.node_index for n in observation.nodes if n.state in ALIVE)
+        self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)
         now = self._clock.monotonic()
         ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
         # Agents continue without some nodes, so the timer starts again at each new exit.
@@ -130,7 +128,7 @@ class NodeDriver:
         )
 
     def _has_lost_folder(self) -> bool:
-        """Whether somebody removed the run's folder: no stop and no status reaches it any more."""
+        """Whether the run's folder was removed: then no command can reach the run any more."""
         if self._run.is_there():
             self._folder_lost_at = None
             return False
@@ -191,9 +189,6 @@ class NodeDriver:
         """None: ``abandon`` ends the nodes at once."""
         return None
 
-    def close(self) -> None:
-        """Nothing to tell: the target's notes say it."""
-
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: without a launcher the nodes are ended."""
         with contextlib.suppress(TargetError):
@@ -206,7 +201,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> RunEnd | None:
     if any(live.run_id == run.run_id and live.running_nodes for live in target.live_runs()):
         return None
     observation = without(target.observe(plan), read_withdrawn(run, plan))
-    if any(node.state in ALIVE for node in observation.nodes):
+    if any(node.is_alive for node in observation.nodes):
         return None
     target.collect(plan)
     end = _judge(plan, observation)

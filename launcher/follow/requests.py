@@ -14,9 +14,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, write_atomically
 
 KEEP = "keep\n"
-"""What a request to stop says where the target shall keep what resumes the run."""
+"""The text of a request to stop that keeps what resumes the run."""
 SCALE_FILE = "scale.json"
-"""``{"nodes": N}`` in the run folder: the size last asked for; absent where nobody asked."""
+"""``{"nodes": N}`` in the run folder: the size last asked for; absent if no size was asked for."""
 
 
 def request_stop(run: RunFolder, *, keep: bool) -> None:
@@ -26,7 +26,7 @@ def request_stop(run: RunFolder, *, keep: bool) -> None:
 
 
 def is_stop_requested(run: RunFolder) -> bool:
-    """Whether somebody asked for it."""
+    """Whether there is a request to stop."""
     return (run.path / protocol.STOP_RUN_FILE).exists()
 
 
@@ -55,7 +55,7 @@ def render_scale(nodes: int) -> str:
 
 
 def take_scale_request(run: RunFolder) -> int | None:
-    """The number of nodes asked for since the last call; None where nobody asked."""
+    """The number of nodes asked for since the last call; None if none was asked for."""
     path = run.path / protocol.SCALE_REQUEST
     nodes = _read_nodes(path)
     if nodes is not None:

@@ -12,7 +12,7 @@ from types import FrameType
 def raise_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise ``KeyboardInterrupt`` as SIGINT does; later ones are ignored.
 
-    Whoever presses Ctrl-C twice must not interrupt the cleaning up. Only for the main thread.
+    A second Ctrl-C does not interrupt the cleaning up. Only for the main thread.
     """
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

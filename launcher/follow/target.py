@@ -38,6 +38,11 @@ class NodeObservation:
     out_of_memory: bool = False
     detail: str = ""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs, or is about to."""
+        return self.state in (NodeState.RUNNING, NodeState.PENDING)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
@@ -114,7 +119,7 @@ class Driver(Protocol):
         ...
 
     def end(self, why: RunEnd, *, asked: bool) -> None:
-        """Ends what is left and brings the last output. ``asked``: somebody wants the run to stop.
+        """Ends what is left and brings the last output. ``asked``: a stop was asked for.
 
         Raises ``TargetError`` where the run cannot be ended and goes on.
         """
@@ -122,10 +127,6 @@ class Driver(Protocol):
 
     def hurry(self) -> RunEnd | None:
         """A second Ctrl-C: as what the run is to end, at once; None to abandon it."""
-        ...
-
-    def close(self) -> None:
-        """Tells what there is left to tell, once the run is over."""
         ...
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
@@ -152,7 +153,7 @@ class Target(ABC):
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        """What a person should know of what was done; whoever tells it takes it out."""
+        """Lines for a person about what was done; the caller prints and removes them."""
 
     # -- before a run -----------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Target(ABC):
 
     @abstractmethod
     def live_runs(self) -> tuple[LiveRun, ...]:
-        """All runs of which the target holds something, whoever started them."""
+        """All runs of which the target holds something, also those of other people."""
 
     def drive(
         self,
@@ -239,7 +240,7 @@ class Target(ABC):
 
         return NodeDriver(run, plan, self, console, clock, show)
 
-    # -- of a run that nobody here follows --------------------------------------------------------
+    # -- a run that no launcher here follows ------------------------------------------------------
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
         """How the run has ended; None while it goes on. What is left of an ended one is removed.
@@ -282,5 +283,5 @@ class Target(ABC):
         raise NotImplementedError
 
     def has_resumed(self, plan: LaunchPlan) -> bool:
-        """Whether somebody has had a suspended run go on."""
+        """Whether a suspended run was resumed."""
         return False

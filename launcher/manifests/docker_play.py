@@ -25,7 +25,7 @@ REMOVE_LIMIT_S = 60
 """How long the removal of a play's folders may take."""
 
 
-class Folders:
+class PlayFolders:
     """The folders behind a play's volumes, on this machine.
 
     ``claims`` are folders of the user that stand for claims, by name; ``remove`` leaves them.
@@ -131,7 +131,7 @@ class PlayedContainer:
     index: int
     incarnation: int
     pod: PlayedPod
-    folders: Folders = field(repr=False)
+    folders: PlayFolders = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -213,7 +213,7 @@ class PlayedGroup:
 
 
 def group_of(
-    play: Play, play_id: str, folders: Folders, incarnations: Mapping[int, int]
+    play: Play, play_id: str, folders: PlayFolders, incarnations: Mapping[int, int]
 ) -> PlayedGroup:
     """The containers of the pods with these indices, each with its incarnation."""
     containers = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,10 +14,11 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.follow.tails import Stream
-from launcher.manifests.docker_play import LABEL, Folders, group_of
+from launcher.manifests.docker_play import LABEL, PlayFolders, group_of
 from launcher.manifests.play import (
     Next,
     Play,
+    PlayedPod,
     PlayOutcome,
     PodState,
     decide_next,
@@ -62,50 +63,59 @@ class _Lost:
     why: str = field(compare=False)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Pod:
-    """The state of a pod while it is played."""
+    """A pod while it is played."""
 
-    state: PodState
+    index: int
+    played: PlayedPod
+    state: PodState = field(default_factory=PodState)
     incarnation: int = 0
     pending_next: Next | None = None
     start_at: float = float("-inf")
     restarts: int = 0
     """Restarts by the kubelet and by the operator; the pauses grow with their number."""
+    readers: Sequence[threading.Thread] = ()
+    """They read the output of the container that was started last."""
 
 
 class Player:
     """One play. ``play`` blocks until the job has ended; ``close`` leaves nothing behind."""
 
     def __init__(
-        self, play: Play, play_id: str, engine: Engine, clock: Clock, claims: Mapping[str, Path]
+        self,
+        play: Play,
+        play_id: str,
+        engine: Engine,
+        clock: Clock,
+        claims: Mapping[str, Path],
+        stage: Stage,
     ) -> None:
-        self._play = play
-        self._id = play_id
-        self._engine = engine
-        self._clock = clock
-        self._folders = Folders(claims)
-        self._pods = [_Pod(state=PodState()) for _ in play.pods]
+        self._play, self._id = play, play_id
+        self._engine, self._clock, self._stage = engine, clock, stage
+        self._folders = PlayFolders(claims)
+        self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
         self._output: queue.SimpleQueue[_Output | _Lost] = queue.SimpleQueue()
         self._lost: set[_Lost] = set()
-        self._followers: dict[int, list[threading.Thread]] = {}
 
-    def play(self, stage: Stage) -> PlayOutcome:
+    def play(self) -> PlayOutcome:
         """Follows the job to its end by the operator's rules. Raises ``TargetError``."""
         started_at = self._clock.monotonic()
-        self._start(list(range(len(self._pods))))
+        self._start(self._pods)
         while True:
-            self._advance(stage)
-            self._show(stage)
-            states = tuple(pod.state for pod in self._pods)
+            self._advance()
+            self._show()
             elapsed_s = self._clock.monotonic() - started_at
-            outcome = decide_outcome(self._play, states, elapsed_s)
+            outcome = self._decide(elapsed_s)
             if outcome is not None:
-                self._end(stage)
+                self._end()
                 return outcome if outcome.succeeded else self._tell_first(outcome, elapsed_s)
             self._clock.sleep(POLL_S)
 
-    def close(self, stage: Stage) -> None:
+    def _decide(self, elapsed_s: float) -> PlayOutcome | None:
+        return decide_outcome(self._play, tuple(pod.state for pod in self._pods), elapsed_s)
+
+    def close(self) -> None:
         """Removes containers, network and folders, by force. Idempotent.
 
         Raises ``TargetError`` with the commands to type where the engine does not remove them.
@@ -115,16 +125,16 @@ class Player:
         while True:
             try:
                 self._engine.sweep(self._engine.list_containers(self._id))
-                self._join(list(self._followers))
-                self._show(stage)
+                self._join(self._pods)
+                self._show()
                 self._engine.sweep_networks(self._id)
                 break
             except TargetError as error:
                 if self._clock.monotonic() >= deadline:
-                    self._show(stage)
+                    self._show()
                     raise self._still_running(error) from error
                 if told != (told := error.what):
-                    stage.note(f"{told}; trying again")
+                    self._stage.note(f"{told}; trying again")
             self._clock.sleep(RETRY_S)
         self._folders.remove(self._engine, self._play.pods[0].image)
 
@@ -138,12 +148,12 @@ class Player:
 
     # -- starting and restarting ---------------------------------------------------------------
 
-    def _start(self, indices: list[int]) -> None:
-        incarnations = {index: self._pods[index].incarnation for index in indices}
-        for index in indices:
-            self._folders.make(self._play.pods[index])
+    def _start(self, pods: Sequence[_Pod]) -> None:
+        for pod in pods:
+            self._folders.make(pod.played)
             if self._engine.is_here:
-                self._folders.make_termination_log(self._play.pods[index])
+                self._folders.make_termination_log(pod.played)
+        incarnations = {pod.index: pod.incarnation for pod in pods}
         group = group_of(self._play, self._id, self._folders, incarnations)
         try:
             ids = self._engine.create(group, {})
@@ -154,40 +164,41 @@ class Player:
                 f"{names[error.name]}: StartError: {error.said}",
                 "correct the container's command, or --image REF with an image that has it",
             ) from error
-        for index, id in zip(indices, ids, strict=True):
-            self._follow(index, id)
+        for pod, id in zip(pods, ids, strict=True):
+            self._follow(pod, id)
 
-    def _advance(self, stage: Stage) -> None:
+    def _advance(self) -> None:
         """Looks at every pod once, and acts on what it finds."""
         held = {c.node_index: c for c in self._engine.list_containers(self._id)}
-        for index, pod in enumerate(self._pods):
+        for pod in self._pods:
             if pod.state.ended is not None:
                 continue
             if pod.pending_next is not None:
-                self._restart_when_due(index, pod, stage)
-            elif (container := held.get(index)) is None:
-                self._gone(index, pod, stage)
+                self._restart_when_due(pod, pod.pending_next)
+            elif (container := held.get(pod.index)) is None:
+                self._join([pod])
+                self._stage.note(f"{pod.played.name} is gone: somebody removed its container")
+                self._plan_restart(pod, Next.RECREATE)
             elif container.state is NodeState.EXITED:
-                self._ended(index, pod, container, stage)
+                self._take_ending(pod, container)
 
-    def _ended(self, index: int, pod: _Pod, container: OwnContainer, stage: Stage) -> None:
-        ending = self._read_ending(index, container)
+    def _take_ending(self, pod: _Pod, container: OwnContainer) -> None:
+        ending = self._read_ending(pod, container)
         if ending is None:
             return
-        self._join([index])
-        self._show(stage)
-        played = self._play.pods[index]
-        following = decide_next(played.restart_policy, ending.exit_code)
-        stage.note(tell_ending(played.name, ending))
+        self._join([pod])
+        self._show()
+        following = decide_next(pod.played.restart_policy, ending.exit_code)
+        self._stage.note(tell_ending(pod.played.name, ending))
         if following in (Next.SUCCEEDED, Next.FAILED):
             pod.state = replace(pod.state, ending=ending, ended=following)
             return
         restarts = pod.state.restarts + (following is Next.RESTART)
         pod.state = replace(pod.state, ending=ending, restarts=restarts)
         self._engine.sweep([container])
-        self._plan_restart(index, pod, following)
+        self._plan_restart(pod, following)
 
-    def _read_ending(self, index: int, container: OwnContainer) -> Ending | None:
+    def _read_ending(self, pod: _Pod, container: OwnContainer) -> Ending | None:
         """How a container ended, with its last words; None where it is gone by now."""
         found = self._engine.read_ending(container)
         if found is None:
@@ -195,68 +206,58 @@ class Player:
         return Ending(
             exit_code=found.exit_code,
             word=Trouble.OUT_OF_MEMORY.value if found.out_of_memory else "",
-            message=self._folders.read_termination(self._play.pods[index]),
+            message=self._folders.read_termination(pod.played),
             started="",
             finished=found.finished,
         )
 
-    def _gone(self, index: int, pod: _Pod, stage: Stage) -> None:
-        """Somebody removed the container: the operator makes a new pod."""
-        self._join([index])
-        stage.note(f"{self._play.pods[index].name} is gone: somebody removed its container")
-        self._plan_restart(index, pod, Next.RECREATE)
-
-    def _plan_restart(self, index: int, pod: _Pod, following: Next) -> None:
+    def _plan_restart(self, pod: _Pod, following: Next) -> None:
         pause_s = 0.0 if pod.restarts == 0 else min(2.0 ** (pod.restarts - 1), MAX_PAUSE_S)
         pod.restarts += 1
         pod.pending_next = following
         pod.start_at = self._clock.monotonic() + pause_s
 
-    def _restart_when_due(self, index: int, pod: _Pod, stage: Stage) -> None:
+    def _restart_when_due(self, pod: _Pod, again: Next) -> None:
         if self._clock.monotonic() < pod.start_at:
             return
-        played, again = self._play.pods[index], pod.pending_next
         how = "restarted in its pod" if again is Next.RESTART else "replaced by a new pod"
-        stage.note(f"{played.name} is {how} ({played.restart_policy})")
+        self._stage.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
         if again is Next.RECREATE:
-            self._folders.forget(played, self._engine)
+            self._folders.forget(pod.played, self._engine)
         pod.pending_next = None
         pod.incarnation += 1
-        self._start([index])
+        self._start([pod])
 
     # -- output --------------------------------------------------------------------------------
 
-    def _follow(self, index: int, id: str) -> None:
-        name, streams = self._play.pods[index].name, ("stdout", "stderr")
-        threads = [
-            threading.Thread(
-                target=_read_output, args=(self._engine, name, id, stream, self._output.put),
-                daemon=True,
-            )
-            for stream in streams
-        ]  # fmt: skip
-        for thread in threads:
+    def _follow(self, pod: _Pod, id: str) -> None:
+        of_all = (self._engine, pod.played.name, id, self._output.put)
+        pod.readers = [
+            threading.Thread(target=_read_output, args=(*of_all, stream), daemon=True)
+            for stream in ("stdout", "stderr")
+        ]
+        for thread in pod.readers:
             thread.start()
-        self._followers[index] = threads
 
-    def _join(self, indices: list[int]) -> None:
-        for index in indices:
-            for thread in self._followers.pop(index, []):
+    def _join(self, pods: Iterable[_Pod]) -> None:
+        for pod in pods:
+            for thread in pod.readers:
                 thread.join(LAST_OUTPUT_S)
+            pod.readers = ()
 
-    def _show(self, stage: Stage) -> None:
+    def _show(self) -> None:
         # As many as there are now: pods that print faster than it is shown hold nothing up.
         for _ in range(self._output.qsize()):
             found = self._output.get()
             if not isinstance(found, _Lost):
-                stage.show(*found)
+                self._stage.show(*found)
             elif found not in self._lost:
                 self._lost.add(found)
-                stage.note(f"the rest of the log of {found.name} is lost: {found.why}")
+                self._stage.note(f"the rest of the log of {found.name} is lost: {found.why}")
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _end(self, stage: Stage) -> None:
+    def _end(self) -> None:
         """Stops the pods that still run, and says what cleanPodPolicy would do with them."""
         containers = self._engine.list_containers(self._id)
         running = [c for c in containers if c.state is NodeState.RUNNING]
@@ -264,29 +265,28 @@ class Player:
         if running:
             in_cluster = f"in a cluster {pods} would go on running"
             told = in_cluster if policy == "None" else f"stopping {pods}"
-            stage.note(f"cleanPodPolicy {policy}: {told}")
+            self._stage.note(f"cleanPodPolicy {policy}: {told}")
         at_once(self._stop, running)
-        self._join(list(self._followers))
-        self._show(stage)
+        self._join(self._pods)
+        self._show()
 
     def _tell_first(self, outcome: PlayOutcome, elapsed_s: float) -> PlayOutcome:
         """The outcome with the first failure, once all have ended: a victim may end sooner."""
         for container in self._engine.list_containers(self._id):
             pod = self._pods[container.node_index]
             if pod.state.ended is None and container.state is NodeState.EXITED:
-                ending = self._read_ending(container.node_index, container)
-                policy = self._play.pods[container.node_index].restart_policy
+                ending = self._read_ending(pod, container)
+                policy = pod.played.restart_policy
                 if ending and decide_next(policy, ending.exit_code) is Next.FAILED:
                     pod.state = replace(pod.state, ended=Next.FAILED, ending=ending)
-        states = tuple(pod.state for pod in self._pods)
-        return decide_outcome(self._play, states, elapsed_s) or outcome
+        return self._decide(elapsed_s) or outcome
 
     def _stop(self, container: OwnContainer) -> None:
         self._engine.end(container, self._play.pods[container.node_index].grace_s)
 
 
 def _read_output(
-    engine: Engine, name: str, id: str, stream: Stream, put: Callable[[_Output | _Lost], None]
+    engine: Engine, name: str, id: str, put: Callable[[_Output | _Lost], None], stream: Stream
 ) -> None:
     """Hands on one stream of a container in whole lines, until it ends or is removed, and that it
     is lost where it is cut before."""

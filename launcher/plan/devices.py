@@ -22,66 +22,55 @@ class NodeDevices:
 
 def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
     """Workers and accelerators of each node; nodes that share a machine get disjoint ones."""
-    if facts.nodes:
-        machines = (node.machine or facts.machine for node in facts.nodes)
-        return tuple(_on_own_machine(job, facts, machine) for machine in machines)
-    count, machine = job.nnodes.max, facts.machine
-    if facts.accelerator == "cpu" or machine.device_ids is None:
-        check_no_gpus_wanted(job, facts, machine)
-        per_node = _cpu_workers(job, machine)
-        return (NodeDevices(nproc_per_node=per_node, device_ids=()),) * count
+    if not facts.nodes:
+        return _share(job, facts, facts.machine, job.nnodes.max)
+    machines = (node.machine or facts.machine for node in facts.nodes)
+    return tuple(node for machine in machines for node in _share(job, facts, machine, 1))
+
+
+def _share(
+    job: JobSpec, facts: TargetFacts, machine: MachineFacts, count: int
+) -> tuple[NodeDevices, ...]:
+    """The ``count`` nodes of one machine."""
     wanted, asked, ids = job.nproc_per_node, job.resources.gpus, machine.device_ids
+    if ids is None or facts.accelerator == "cpu":
+        _check_no_gpus_wanted(job, facts, machine)
+        cores = machine.cpu_workers
+        workers = cores if wanted == "cpu" else asked or max(1, cores // count)
+        workers = wanted if isinstance(wanted, int) else workers
+        return (NodeDevices(nproc_per_node=workers, device_ids=()),) * count
     workers = wanted if isinstance(wanted, int) else asked or len(ids) // count
-    per_node = asked or workers
-    if per_node * count > len(ids) or workers == 0:
-        raise KeyInputError(
-            ("resources", "gpus") if asked else ("nproc_per_node",),
-            f"{count} nodes x {max(per_node, 1)} GPUs asked for, target {facts.target} has "
-            f"{len(ids)}: nodes on one machine never share a GPU",
-            f"lower nnodes, nproc_per_node or resources.gpus to at most {len(ids)} GPUs in all",
+    gpus = asked or workers
+    if gpus * count > len(ids) or workers == 0:
+        what = (
+            f"{count} nodes x {max(gpus, 1)} GPUs asked for, target {facts.target} has {len(ids)}"
         )
-    return tuple(
-        NodeDevices(
-            nproc_per_node=workers, device_ids=ids[index * per_node : (index + 1) * per_node]
-        )
-        for index in range(count)
-    )
+        fix = f"lower nnodes, nproc_per_node or resources.gpus to at most {len(ids)} GPUs in all"
+        if machine.name:
+            what = f"{gpus} GPUs asked for, but {len(ids)} of {machine.name} are free"
+            fix = f"lower nproc_per_node or resources.gpus to {len(ids)}, or wait for the others"
+        elif count > 1:
+            what += ": nodes on one machine never share a GPU"
+        raise KeyInputError(("resources", "gpus") if asked else ("nproc_per_node",), what, fix)
+    shares = (ids[index * gpus : (index + 1) * gpus] for index in range(count))
+    return tuple(NodeDevices(nproc_per_node=workers, device_ids=share) for share in shares)
 
 
-def _on_own_machine(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> NodeDevices:
-    wanted, asked, ids = job.nproc_per_node, job.resources.gpus, machine.device_ids
-    if ids is None:
-        number = machine.cpu_count if wanted == "cpu" else asked or machine.cpu_count
-        number = wanted if isinstance(wanted, int) else number
-        return NodeDevices(nproc_per_node=number, device_ids=())
-    if facts.accelerator == "cpu":
-        check_no_gpus_wanted(job, facts, machine)
-        number = wanted if isinstance(wanted, int) else machine.cpu_workers
-        return NodeDevices(nproc_per_node=number, device_ids=())
-    number = wanted if isinstance(wanted, int) else asked or len(ids)
-    gpus = asked or number
-    if gpus > len(ids):
-        raise KeyInputError(
-            ("resources", "gpus") if asked else ("nproc_per_node",),
-            f"{gpus} GPUs asked for, but {len(ids)} of {machine.name} are free",
-            f"lower it to {len(ids)}, or wait until the others are free",
-        )
-    return NodeDevices(nproc_per_node=number, device_ids=ids[:gpus])
-
-
-def check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> None:
+def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> None:
     """Raises ``KeyInputError`` where a job asks for GPUs of a machine that has none."""
-    where = machine.name or f"target {facts.target}"
+    where, asked = machine.name or f"target {facts.target}", job.resources.gpus
+    if machine.device_ids is None and asked:
+        return
     if job.nproc_per_node == "gpu":
         raise KeyInputError(
             ("nproc_per_node",),
             f"gpu, but {where} has no GPU",
             "set nproc_per_node to a number of processes, or run where GPUs are",
         )
-    if job.resources.gpus and machine.device_ids is not None:
+    if asked:
         raise KeyInputError(
             ("resources", "gpus"),
-            f"{job.resources.gpus} on each node, but {where} has no GPU that the job could use",
+            f"{asked} on each node, but {where} has no GPU that the job could use",
             "--set resources.gpus=0 to train on the CPU, or run where GPUs are",
         )
 
@@ -100,11 +89,3 @@ def check_capacity(job: JobSpec, facts: TargetFacts, nproc_per_node: int) -> Non
         f"this machine can start about {most} ({capacity.why})",
         f"{fix} with --on {facts.target}, or a target of several machines: --on TARGET",
     )
-
-
-def _cpu_workers(job: JobSpec, machine: MachineFacts) -> int:
-    if isinstance(job.nproc_per_node, int):
-        return job.nproc_per_node
-    if job.nproc_per_node == "cpu":
-        return machine.cpu_count
-    return max(1, machine.cpu_count // job.nnodes.max)

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.agent.faults import WorkerEnd, is_own_failure, name_cause
 from launcher.agent.report import read_ends, read_tail
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_signal
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerFailure, WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder

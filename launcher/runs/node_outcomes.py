@@ -6,37 +6,15 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from launcher.agent.faults import WorkerEnd
 from launcher.contract import protocol
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
 from launcher.runs.records import parse_record
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeOutcome:
-    """One incarnation's ``outcome.json``. Times are seconds since the epoch."""
-
-    node_index: int
-    incarnation: int
-    reason: Reason
-    exit_code: int
-    detail: str
-    attempts: int
-    restarts: dict[str, int]
-    started_at: float
-    finished_at: float
-    first: WorkerEnd | None
-    collateral: tuple[WorkerEnd, ...]
-
-    @property
-    def ends(self) -> tuple[WorkerEnd, ...]:
-        """All workers that ended badly in the last attempt."""
-        return (*((self.first,) if self.first else ()), *self.collateral)
 
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from launcher.agent.faults import COLLATERAL
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import COLLATERAL
 from launcher.runs.records import Jsonable
 
 

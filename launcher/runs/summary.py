@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.agent.faults import is_own_failure
 from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
+from launcher.contract.worker_end import is_own_failure
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 
 COLLATERAL_LINES = 8
@@ -91,7 +91,7 @@ _WORKER_AT_END = re.compile(
     r"(?:signal \d+|SIG\w+ \(\d+\)|exit code \d+|it hung|out of memory)(?: \(.*\))?$",
     re.DOTALL,
 )
-"""How ``agent.faults.describe`` names a worker, after what the agent says of the run."""
+"""How ``contract.worker_end.describe`` names a worker, after what the agent says of the run."""
 
 
 def fell_with_a_node(first: RankFailure, reason: str) -> bool:

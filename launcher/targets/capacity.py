@@ -25,7 +25,7 @@ _ID_LIMITS = ("/sys/fs/cgroup/pids.max", "/proc/sys/kernel/pid_max")
 
 
 def plan_capacity(cores: int, memory_bytes: int, ids: int | None = None) -> Capacity:
-    """What cores and memory (0: nobody knows) allow, and process ids where they are limited."""
+    """What cores and memory (0: unknown) allow, and process ids where they are limited."""
     bounds = {cores * PROCESSES_PER_CORE: f"{cores} CPU cores"}
     if memory_bytes:
         gib = f"{memory_bytes / 2**30:.0f} GiB of memory"

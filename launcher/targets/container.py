@@ -1,7 +1,7 @@
 """Renders one node as a container: every option once, in its two spellings side by side.
 
-They are the words of ``docker run`` and the keyword arguments of the Docker SDK. So what is printed
-and what is submitted cannot part; a test holds ``docker inspect`` of both equal.
+They are the words of ``docker run`` and the keyword arguments of the Docker SDK. A test compares
+``docker inspect`` of both: what is printed is what is submitted.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def plan_containers(job: JobSpec, user: str | None) -> ContainerSettings:
 class Container:
     """One node as a container; ``shared`` are the options that all containers of the plan have.
 
-    What follows from these is made when it is asked for: ten thousand nodes are rendered in a
-    second, which they would not be if all words of all of them were held at once.
+    Everything else is computed on demand. To hold all words of 10,000 nodes at once takes longer
+    than the second in which they are rendered.
     """
 
     plan: LaunchPlan
@@ -165,7 +165,7 @@ class Container:
 def shared_options(
     plan: LaunchPlan, own: ContainerSettings, network: str, restart: str = "no"
 ) -> Iterator[Option]:
-    """What all containers of a run have in common, made once: rendering stays cheap.
+    """What all containers of a run have in common; made once for all of them.
 
     ``restart`` is Docker's policy for a container that has ended.
     """
@@ -193,8 +193,8 @@ def shared_options(
 
 
 def _entrypoint(plan: LaunchPlan, restart: str) -> Option:
-    """The override also drops the image's own init process: the agent's supervisor is one itself,
-    torchrun is not."""
+    """Replaces the image's own entry point, and its init process with it. The agent's supervisor is
+    an init process; torchrun is not, and gets Docker's."""
     init, program = ((), PYTHON) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
         line=(*init, "--entrypoint", program, "--restart", restart),
@@ -209,7 +209,7 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
         cpus = f"{nano // 10**9}.{nano % 10**9:09d}".rstrip("0").rstrip(".")
         yield Option(line=("--cpus", cpus), host={"nano_cpus": nano})
     if resources.memory_bytes is not None:
-        # The same number for both: no swap, in which training would crawl rather than fail.
+        # The same number for both, so no swap: training would become slow in place of failing.
         size = resources.memory_bytes
         yield Option(
             line=("--memory", str(size), "--memory-swap", str(size)),
@@ -289,7 +289,7 @@ def _mounts(mounts: tuple[Mount, ...]) -> Option:
 
 
 def run_labels(plan: LaunchPlan) -> Env:
-    """By which everything of a run is found in an engine."""
+    """The labels by which a run's containers and network are found."""
     return (
         (protocol.LABEL_RUN_ID, plan.run_id),
         (protocol.LABEL_JOB, plan.job_name),

@@ -82,7 +82,7 @@ class Conversation:
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
         """``env`` adds to this process' own. Raises ``OSError`` where the program is missing."""
-        # A file: of a pipe somebody would have to read, or a talkative program stands still.
+        # A file, not a pipe: a full pipe that is not read would block the program.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
         self._popen = subprocess.Popen(
             argv,
@@ -145,7 +145,7 @@ def _opened(end: IO[bytes] | None) -> IO[bytes]:
 
 
 def find(**wanted: str) -> tuple[int, ...]:
-    """Pids of the living processes that bear these variables, whoever their parent is."""
+    """Pids of the living processes that have these variables, whatever their parent."""
     return tuple(
         sorted(
             pid
@@ -267,7 +267,7 @@ def _redirect(log: Path) -> None:
     try:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
-        # The run is worth more than what is told of it.
+        # The run goes on without its log.
         output = nothing
     for source, number in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -92,22 +92,22 @@ class Room:
         return ""
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
-        """What a command takes to find what this one found, as it is to be typed.
+        """What a command takes to find what this one found, as a person types it.
 
         ``of_run``: the command is about a run, and this one was.
         """
         return []
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
-        """What was given beside a job file, but the target, as it is to be typed."""
+        """What was given beside a job file, but the target, as a person types it."""
         return []
 
     def words_of_target(self, arguments: Namespace) -> list[str]:
-        """What names the target's machines, as it is to be typed after ``--on``."""
+        """What names the target's machines, as a person types it after ``--on``."""
         return []
 
     def spell(self, line: str, arguments: Namespace) -> str:
-        """The line with each command of the target's own tool as it is to be typed here."""
+        """The line with each command of the target's own tool as a person types it here."""
         return line
 
     # -- runs that are found there ----------------------------------------------------------------
@@ -115,7 +115,7 @@ class Room:
     finds_runs: ClassVar[bool] = False
     """Whether runs without a folder here can be found there (``--on`` of a command about a run)."""
     lists_alone: ClassVar[bool] = False
-    """Whether its list of runs stands in the place of those that have a folder here."""
+    """Whether its list of runs replaces the list of run folders here."""
 
     def has_runs_named(self, arguments: Namespace) -> bool:
         """Whether the options say that runs are to be looked for there."""
@@ -128,7 +128,7 @@ class Room:
     def look_for_run(
         self, arguments: Namespace, run_root: Path, otherwise: InputError
     ) -> RunFolder | None:
-        """A run that has no folder here, where nobody said that it is there: not for long."""
+        """A run that has no folder here and may be there; looks only for a short time."""
         return None
 
     def list_runs(
@@ -136,3 +136,13 @@ class Room:
     ) -> list[ListedRun]:
         """Runs that are found there; ``note`` takes lines about what is left out."""
         return []
+
+
+def words_given(arguments: Namespace, names: Iterable[str]) -> list[str]:
+    """Those of the options that were given, as a person types them."""
+    words: list[str] = []
+    for name in names:
+        if value := getattr(arguments, name, None):
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, value]
+    return words

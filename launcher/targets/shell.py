@@ -16,15 +16,9 @@ CONTINUED = " \\\n  "
 quote = functools.lru_cache(maxsize=4096)(shlex.quote)
 
 
-def render_line(argv: tuple[str, ...], env: Env = ()) -> str:
-    """One command with its variables in front, quoted for a POSIX shell."""
-    assignments = [f"{name}={quote(value)}" for name, value in env]
-    return " ".join([*assignments, *(quote(word) for word in argv)])
-
-
-def render_lines(lines: tuple[tuple[str, ...], ...]) -> str:
-    """One command over several lines, one group of words on each."""
-    return CONTINUED.join([" ".join(map(quote, line)) for line in lines])
+def render_line(argv: tuple[str, ...]) -> str:
+    """One command, quoted for a POSIX shell."""
+    return " ".join(map(quote, argv))
 
 
 def render_block(argv: tuple[str, ...], *, head: int = 1, per_line: int = 1) -> str:
@@ -40,7 +34,7 @@ def render_exports(env: Env) -> str:
 
 
 def render_start(cwd: str, env: Env, argv: tuple[str, ...]) -> list[str]:
-    """Lines that end a shell's work by becoming the program, in its folder."""
+    """Lines with which a shell goes to the folder, exports the variables and execs the program."""
     exports = render_exports(env).rstrip("\n")
     return [f"cd {quote(cwd)} || exit", exports, render_block(("exec", *argv), head=4)]
 

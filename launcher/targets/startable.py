@@ -60,7 +60,7 @@ def check_here(node: NodePlan, python: str) -> None:
 def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
     """For a node in a container: a script in a mount is on this machine too.
 
-    ``workdir`` is where the container starts, None where nobody knows. Raises ``KeyInputError``
+    ``workdir`` is where the container starts, None where that is unknown. Raises ``KeyInputError``
     where the script would lie in a mount, and does not.
     """
     script = PurePosixPath(node.command[0])

@@ -165,7 +165,7 @@ def test_a_commit_that_slips_past_the_fence_is_skipped_as_stale(store, monkeypat
     assert found.manifest.step == 2
     assert skipped == [
         f"skips the stale checkpoint {path}: "
-        "the group that followed generation 1, attempt 0 went on from step 1"
+        "the group that followed generation 1, attempt 0 continued from step 1"
     ]
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fabric_train.durable import write_file
+from fabric_train.durable import remove_folder, write_file
 
 
 def names(folder):
@@ -29,3 +29,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         write_file(path, fail_halfway)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["metrics.json"]
+
+
+def test_a_folder_is_removed_as_a_whole_and_may_be_absent(tmp_path):
+    (tmp_path / "step-0").mkdir()
+    (tmp_path / "step-0" / "state").write_text("old")
+    remove_folder(tmp_path / "step-0")
+    remove_folder(tmp_path / "step-0")
+    assert names(tmp_path) == []

@@ -14,7 +14,7 @@ import pytest
 from tests.training import clean_environment
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parent / "programs" / "train.py"
+SCRIPT = ROOT / "examples" / "train.py"
 JOB = "name: own\ncommand: [train.py]\nnproc_per_node: 2\ncheckpoint_dir: checkpoints\n"
 
 
@@ -55,12 +55,11 @@ def test_a_script_called_train_py_uses_the_library_under_the_launcher(installed,
     shutil.copy(SCRIPT, tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
     run = (installed / "bin/launcher", "run", "job.yaml", "--on", "local", "--set")
-    first = call(*run, "start=fresh", cwd=tmp_path)
-    second = call(*run, "start=fork", cwd=tmp_path)
-    assert "steps 0 to 4" in first
-    assert "steps 4 to 8" in second
-    assert f"{installed}/lib" in second
-    assert call(installed / "bin/python", "-c", "import train; print(train)", cwd=installed)
+    assert "steps 0 to 4" in call(*run, "start=fresh", "--", "4", cwd=tmp_path)
+    assert "steps 4 to 8" in call(*run, "start=fork", "--", "8", cwd=tmp_path)
+    for name in ("train", "fabric_train"):
+        program = f"import {name}; print({name}.__file__)"
+        assert str(installed) in call(installed / "bin/python", "-c", program, cwd=installed)
 
 
 def test_the_wheel_has_every_package_and_says_that_it_is_typed(installed):

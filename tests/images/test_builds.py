@@ -137,5 +137,5 @@ def test_a_cpu_build_of_torch_in_a_cuda_image_is_refused_unless_asked_for(
 ) -> None:
     done = built_project.build(**cuda_build, IMAGE="fabric-train:no-cuda")
     assert done.returncode == 1
-    assert "is a CPU build, and this is to have CUDA" in done.stderr
+    assert "is a CPU build, but CUDA is asked for" in done.stderr
     assert "CUDA_VERSION= (empty)" in done.stderr

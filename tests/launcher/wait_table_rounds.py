@@ -77,7 +77,7 @@ ROWS: tuple[Row, ...] = (
         never=BOUND,
     ),
     Row(
-        functions="agent.watched:WatchedHandler._a_peer_finishes",
+        functions="agent.watched:JobFaults.a_peer_finishes",
         who="an agent whose worker failed, for a peer at torch's exit barrier; stock backends only",
         ends="a peer has come there",
         limit="PEER_FINISHES_S",

@@ -37,6 +37,5 @@ def test_both_kinds_of_loop_end_with_the_same_weights_in_any_world(processes, fi
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_what_an_example_adds_to_a_loop_is_about_ten_lines(example):
     marked = [line for line in (FOLDER / example).read_text().splitlines() if "  # exact" in line]
-    imports = [line for line in marked if line.startswith("from fabric_train")]
-    assert len(imports) == 4
-    assert len(marked) - len(imports) <= 10
+    assert [line for line in marked if "import" in line] == ["from fabric_train import (  # exact"]
+    assert len(marked) <= 11

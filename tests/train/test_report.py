@@ -7,12 +7,12 @@ import pytest
 
 from fabric_train.worker_env import WorkerEnv, World
 from train.config import TrainConfig
+from train.metrics import write_metrics
 from train.report import (
     RankDevice,
     format_devices,
     format_hardware_table,
     format_rendezvous,
-    write_metrics,
 )
 
 WORLD = World(

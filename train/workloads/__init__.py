@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from train.config import TrainConfig
+from train.metrics import Measures
 from train.workloads import charlm, digits
 
 
@@ -27,8 +28,8 @@ class Workload(Protocol):
     def build_model(self, config: TrainConfig) -> nn.Module:
         """A model with weights drawn from torch's generator."""
 
-    def describe_loss(self, test_loss: float) -> dict[str, float]:
-        """What the workload is usually measured in, for metrics.json beside ``test_loss``."""
+    def describe_loss(self, test_loss: float) -> Measures:
+        """The test loss in the workload's usual measure, for metrics.json."""
 
 
 WORKLOADS: dict[str, Workload] = {"digits": digits, "charlm": charlm}

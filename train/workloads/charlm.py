@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from fabric_train.errors import InputError
 from train.config import TrainConfig
+from train.metrics import Measures
 
 NUM_CLASSES = 128
 """ASCII: a character's number is its class."""
@@ -95,7 +96,7 @@ def cut_windows(text: bytes, context: int, stride: int) -> TensorDataset:
     return TensorDataset(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 
-def describe_loss(test_loss: float) -> dict[str, float]:
+def describe_loss(test_loss: float) -> Measures:
     """Bits per character: the test loss in the unit that language models are compared in."""
     return {"test_bits_per_character": test_loss / math.log(2)}
 

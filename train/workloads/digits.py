@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from train.config import TrainConfig
+from train.metrics import Measures
 
 NUM_CLASSES = 10
 TEST_BATCH_SIZE = 512
@@ -46,8 +47,8 @@ def build_model(config: TrainConfig) -> nn.Module:
     )
 
 
-def describe_loss(test_loss: float) -> dict[str, float]:
-    """No further measure is usual here."""
+def describe_loss(test_loss: float) -> Measures:
+    """No further measure."""
     return {}
 
 

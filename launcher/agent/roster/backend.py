@@ -1,8 +1,8 @@
 """Makes the backend ``roster`` known to torch. Once per process, before ``elastic_launch``::
 
-    registration = register(on_membership)
+    registration = register()
     elastic_launch(LaunchConfig(rdzv_backend="roster", ...), ...)
-    registration.handler                       # the engine's view of the run
+    registration.handler                       # what the agent asks beyond torch's interface
 
 Set TORCH_ELASTIC_WORKER_IDENTICAL=1 in the agent's environment: torch then numbers the workers
 without the store, in which it would wait for a node that is lost at that moment.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -22,16 +21,13 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.roster.handler import BACKEND, RosterHandler
-from launcher.agent.roster.head import Membership
 from launcher.agent.roster.settings import parse_settings
 from launcher.agent.roster.store import Endpoint, serve_forked
 
 DEFAULT_PORT = 29400
 
 
-def create_handler(
-    params: RendezvousParameters, on_membership: Callable[[Membership], None] | None = None
-) -> RosterHandler:
+def create_handler(params: RendezvousParameters) -> RosterHandler:
     """What torch's registry calls; raises ``ValueError`` for a wrong configuration.
 
     Every key of ``params.config`` is described in ``RosterSettings``. With ``is_host`` the store is
@@ -53,7 +49,6 @@ def create_handler(
             local_addr=params.local_addr or socket.getfqdn(),
             settings=settings,
             store=store,
-            on_membership=on_membership,
         )
     except BaseException:
         if store:
@@ -62,26 +57,19 @@ def create_handler(
 
 
 class Registration:
-    """Gives the engine the handler that torch makes for itself.
+    """Gives the agent the handler that torch makes for itself."""
 
-    ``on_membership`` is called with each new membership before any worker of it starts: the place
-    to write down its generation for the workers.
-    """
-
-    def __init__(self) -> None:
-        self.handler: RosterHandler | None = None
-        self.on_membership: Callable[[Membership], None] | None = None
+    handler: RosterHandler | None = None
 
     def create(self, params: RendezvousParameters) -> RosterHandler:
-        self.handler = create_handler(params, self.on_membership)
+        self.handler = create_handler(params)
         return self.handler
 
 
 _registration = Registration()
 
 
-def register(on_membership: Callable[[Membership], None] | None = None) -> Registration:
+def register() -> Registration:
     """Makes ``rdzv_backend="roster"`` known to torch in this process; idempotent."""
-    _registration.on_membership = on_membership
     rendezvous_handler_registry.register(BACKEND, _registration.create)
     return _registration

@@ -1,7 +1,7 @@
 """What the head should become, as one node sees it: pure rules over ``State``.
 
-Anyone may strike off a silent or leaving member, or re-open a round that broke; all else (whom to
-admit, when to seal) is the leader's alone. A change that others beat us to simply fails.
+Any node may strike off a silent or leaving member, or re-open a round that broke. Only the leader
+admits nodes and seals rounds. A change that comes too late fails without effect.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from launcher.agent.roster.watch import silent
 from launcher.agent.roster.words import Rules
 
 TAKEOVER_CALL_S = 2.0
-"""The survivors noticed the loss of their store at the same time, give or take a pulse."""
+"""The last call after a lost store, which all survivors notice at about the same time."""
 COMING_INTERVALS = 4
-"""Pulses for which a later round waits for newcomers that are known to be on their way."""
+"""For how many pulses a later round waits for newcomers that are on their way."""
 
 
 def decide_change(state: State, now: float) -> Head | None:
     """The head to propose, sealing apart; ``None`` when all is as it should be."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     if head.phase is Phase.CLOSED:
         worse = head.closed == heads.FINISHED and state.closing not in ("", heads.FINISHED)
         return heads.close(head, state.closing) if worse else None
@@ -44,7 +43,7 @@ def decide_change(state: State, now: float) -> Head | None:
 
 # -- who has finished --------------------------------------------------------------------------
 def _with_the_finished(state: State, head: Head, now: float) -> Head | None:
-    """The leader records who has finished; anyone closes a run in which nobody can work on."""
+    """The leader records finished nodes. Any node closes a run in which no node can work on."""
     known = {*head.finished}
     new = tuple(s for s in state.finished_seats if s not in known) if state.leads else ()
     if new:
@@ -77,7 +76,7 @@ def _without_me(state: State, head: Head) -> Head | None:
 
 
 def _heir(state: State, head: Head) -> str | None:
-    """Who leads after this leader: a living member that works, else whoever waits or lives."""
+    """The next leader: a living member that works, else a node that waits, else one that lives."""
     quiet = silent(state.beats, state.rules.detection_limit_s)
     others = [s for s in (*state.unfinished, *arrived(state), *state.members) if s != state.seat]
     return next((s for s in others if s not in head.gone and s not in quiet), None)
@@ -112,8 +111,7 @@ def replaced(state: State) -> tuple[str, ...]:
     for seat in state.seats:
         if seat in present:
             newest[index_of(seat)] = seat
-    assert state.head is not None
-    finished = state.head.finished
+    finished = state.known_head.finished
     superseded = (s for s in state.seats if s in present and newest[index_of(s)] != s)
     return tuple(s for s in superseded if s not in finished)
 
@@ -127,7 +125,7 @@ def _reopened(state: State, head: Head, now: float) -> Head | None:
     if state.belongs and head.newcomers and _may_admit(state, head, now):
         return heads.open_round(head, Cause.JOINED)
     if state.leads:
-        # Once a member has finished, the others are near their end too: nobody restarts them.
+        # Once a member has finished, the others are near their end too and are not restarted.
         ending = any(s in head.finished for s in state.members)
         newcomers = 0 if ending else min(_room(state) - head.nodes, len(waiters(state)))
         return heads.announce(head, newcomers) if newcomers != head.newcomers else None
@@ -135,7 +133,7 @@ def _reopened(state: State, head: Head, now: float) -> Head | None:
 
 
 def _may_admit(state: State, head: Head, now: float) -> bool:
-    """Newcomers come in one go, not too often, and when the group allows it or has had its time."""
+    """Newcomers come in together, not too often, when the group allows it or has had its time."""
     if state.admitted == head.epoch:
         return True
     if not state.leads:
@@ -148,8 +146,7 @@ def _may_admit(state: State, head: Head, now: float) -> bool:
 
 def waiters(state: State) -> tuple[str, ...]:
     """Living nodes outside the sealed membership that wait to come in, first come first."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     if head.phase is not Phase.SEALED:
         return ()
     outside = (s for s in state.seats if s not in state.members and s not in head.gone)
@@ -158,9 +155,9 @@ def waiters(state: State) -> tuple[str, ...]:
 
 # -- a round that forms --------------------------------------------------------------------------
 def _handed_over(state: State, head: Head, now: float) -> Head | None:
-    """A leader that cannot seal gives the lead to a node that is there.
+    """A leader gives the lead to a node that has come, where it cannot seal the round itself.
 
-    Its own workers take too long to stop, or shared storage does not answer it.
+    Its workers take too long to stop, or shared storage does not answer.
     """
     if not state.leads:
         return None
@@ -176,8 +173,7 @@ def _handed_over(state: State, head: Head, now: float) -> Head | None:
 
 def arrived(state: State) -> tuple[str, ...]:
     """Living nodes that have said they wait for the round being formed, first come first."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     if head.phase is not Phase.FORMING:
         return ()
     return tuple(s for s in state.seats if s not in head.gone and _says(state, s, f"j{head.epoch}"))
@@ -194,8 +190,7 @@ def _says(state: State, seat: str, status: str) -> bool:
 
 def decide_members(state: State, now: float) -> tuple[str, ...]:
     """The seats that the leader may seal now, in order of rank; empty while it has to wait."""
-    head, rules = state.head, state.rules
-    assert head is not None
+    head, rules = state.known_head, state.rules
     if not (state.leads and state.waiting) or head.phase is not Phase.FORMING:
         return ()
     here = arrived(state)
@@ -217,20 +212,19 @@ def decide_members(state: State, now: float) -> tuple[str, ...]:
 
 
 def _room(state: State) -> int:
-    """How many nodes a group may have: those that finished leave no place behind."""
-    assert state.head is not None
-    return state.rules.max_nodes - state.rules.finished_before - len(state.head.finished)
+    """How many nodes a group may have; the place of a finished node stays taken."""
+    return state.rules.max_nodes - state.rules.finished_before - len(state.known_head.finished)
 
 
 def _last_call_s(rules: Rules, nodes: int) -> float:
-    """Around a second store, who is known from before is on the way; only the lost are not."""
+    """Around a second store the nodes of the last group are expected, except lost ones."""
     if rules.nodes_before == 0:
         return rules.last_call_s
     return 0.0 if nodes >= rules.nodes_before else min(rules.last_call_s, TAKEOVER_CALL_S)
 
 
 def _coming(state: State, here: tuple[str, ...]) -> bool:
-    """Whether some node outside still waits for the round before, and will see this one soon."""
+    """Whether a node outside still waits for the round before, and will see this one soon."""
     outside = set(state.seats) - set(here) - set(state.members)
     patience_s = COMING_INTERVALS * state.rules.interval_s
     return any(
@@ -241,9 +235,8 @@ def _coming(state: State, here: tuple[str, ...]) -> bool:
 
 
 def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> bool:
-    """Without fencing: more than half of the last membership, who left or finished apart."""
-    head, rules = state.head, state.rules
-    assert head is not None
+    """Without fencing: more than half of the last membership that did not leave or finish."""
+    head, rules = state.known_head, state.rules
     if rules.fenced:
         return True
     if not head.members:
@@ -255,8 +248,7 @@ def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> boo
 
 def exhausted(state: State) -> bool:
     """Whether one more restart by a worker's fault is more than the user allowed."""
-    head, limit = state.head, state.rules.max_restarts
-    assert head is not None
+    head, limit = state.known_head, state.rules.max_restarts
     if limit is None or head.cause is not Cause.FAULT:
         return False
     return faults(head.counts) >= limit
@@ -268,7 +260,7 @@ def faults(counts: Mapping[str, int]) -> int:
 
 
 def note_arrivals(state: State, now: float) -> State:
-    """Remembers when the last node came, for last calls and for newcomers that come in a row."""
+    """Remembers when the last node came, for last calls and for newcomers one after another."""
     if not state.leads:
         return state
     here, outside = arrived(state), waiters(state)

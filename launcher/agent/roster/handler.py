@@ -11,21 +11,13 @@ import logging
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
+from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStateError,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
 
+from launcher.agent.roster import words
 from launcher.agent.roster.exit_barrier import AgentStore
 from launcher.agent.roster.fencing import Fence, Taken
 from launcher.agent.roster.head import (
@@ -46,18 +38,6 @@ from launcher.agent.roster.settings import RosterSettings
 from launcher.agent.roster.shell import Shell
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
 from launcher.agent.roster.view import may_form, nodes_waiting
-from launcher.agent.roster.words import (
-    Admit,
-    Close,
-    Deliver,
-    Fenced,
-    Finish,
-    Generation,
-    Join,
-    Leave,
-    Refuse,
-    TakeGeneration,
-)
 from launcher.contract.clock import Clock, SystemClock
 
 BACKEND = "roster"
@@ -68,21 +48,24 @@ FINISH_LOOK_S = 1.0
 log = logging.getLogger(__name__)
 
 
-class RestartsExhaustedError(RendezvousClosedError):
-    """The job had all the restarts by worker faults that it was allowed; retrying is pointless."""
+_NO_HEAD = Head(origin="", leader="")
+
+
+class RestartsExhaustedError(rdzv.RendezvousClosedError):
+    """The job has used up its restarts by worker faults."""
 
 
 REFUSALS: Mapping[str, type[Exception]] = MappingProxyType(
     {
-        "closed": RendezvousClosedError,
+        "closed": rdzv.RendezvousClosedError,
         "exhausted": RestartsExhaustedError,
-        "timeout": RendezvousTimeoutError,
-        "state": RendezvousStateError,
+        "timeout": rdzv.RendezvousTimeoutError,
+        "state": rdzv.RendezvousStateError,
     }
 )
 
 
-class RosterHandler(RendezvousHandler):
+class RosterHandler(rdzv.RendezvousHandler):
     """One node's part in the run's membership; made by ``create_handler``."""
 
     def __init__(
@@ -95,7 +78,6 @@ class RosterHandler(RendezvousHandler):
         local_addr: str,
         settings: RosterSettings,
         store: StoreProcess | None = None,
-        on_membership: Callable[[Membership], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -103,7 +85,6 @@ class RosterHandler(RendezvousHandler):
         self._addr = local_addr
         self._settings = settings
         self._store = store
-        self._on_membership = on_membership
         self._told_epoch = 0
         self._clock = clock or SystemClock()
         self._fence = Fence(settings.fence_path, run_id) if settings.fence_path else None
@@ -126,7 +107,7 @@ class RosterHandler(RendezvousHandler):
             silence_s=settings.silence_s,
             where=f" at {endpoint.host}:{endpoint.port}",
         )
-        # torch gives up by itself when nothing listens; this is for a host that is frozen
+        # torch gives up by itself where nothing listens; this is for a frozen store
         self._shell.begin(settings.connect_timeout_s + CONNECT_SLACK_S)
 
     def _connect(self) -> StoreClient:
@@ -142,7 +123,7 @@ class RosterHandler(RendezvousHandler):
     def get_run_id(self) -> str:
         return self._run_id
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
 
         ``RendezvousClosedError`` (``RestartsExhaustedError`` when that is why),
@@ -150,15 +131,15 @@ class RosterHandler(RendezvousHandler):
         ``node_index``, or the fence cannot be written), ``RendezvousConnectionError``.
         """
         self._shell.check()
-        self._shell.ask(Join(format_card(self._addr, self._port.hold())))
+        self._shell.ask(words.Join(format_card(self._addr, self._port.hold())))
         while True:
             match self._shell.next_word():
-                case TakeGeneration():
-                    self._shell.post(Generation(self._take_generation()))
-                case Refuse(kind, text):
+                case words.TakeGeneration():
+                    self._shell.post(words.Generation(self._take_generation()))
+                case words.Refuse(kind, text):
                     self._port.release()
                     raise REFUSALS[kind](text)
-                case Deliver(membership):
+                case words.Deliver(membership):
                     self._port.release()
                     return self._entered(membership)
 
@@ -169,7 +150,7 @@ class RosterHandler(RendezvousHandler):
         """
         try:
             self._shell.check()
-        except RendezvousConnectionError:
+        except rdzv.RendezvousConnectionError:
             if self._ends_without_store():
                 return 0
             raise
@@ -188,7 +169,7 @@ class RosterHandler(RendezvousHandler):
         return self._caller is not None and self._caller.is_closed()
 
     def set_closed(self) -> None:
-        """The run is over for all: no node will get another rendezvous."""
+        """Ends the run for all nodes: none will get another rendezvous."""
         self.close(FINISHED)
 
     def shutdown(self) -> bool:
@@ -213,7 +194,9 @@ class RosterHandler(RendezvousHandler):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
-        self._linger(parted and (self.is_closed() or isinstance(error, RendezvousTimeoutError)))
+        self._linger(
+            parted and (self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError))
+        )
         self._shell.end()
         self._port.release()
         return parted
@@ -227,45 +210,35 @@ class RosterHandler(RendezvousHandler):
     @property
     def counts(self) -> Mapping[str, int]:
         """Rounds by cause over the whole job: fault, lost, left, replaced, joined, fenced."""
-        head = self._shell.state.head
-        return dict(head.counts) if head else {}
+        return dict(self._head.counts)
 
     @property
     def closed_reason(self) -> str:
         """Why the run was closed: finished, failed, restarts-exhausted, fenced; else empty."""
-        head = self._shell.state.head
-        return head.closed if head else ""
+        return self._head.closed
 
     @property
     def cause(self) -> str:
-        """Why the latest round was opened: a value of ``Cause``; empty before the first."""
-        head = self._shell.state.head
-        return head.cause.value if head else ""
+        """Why the latest round was opened: a value of ``Cause``."""
+        return self._head.cause.value
 
     @property
     def finished(self) -> int:
         """How many nodes have finished, under earlier stores too."""
-        head = self._shell.state.head
-        return self._settings.finished_before + (len(head.finished) if head else 0)
+        return self._settings.finished_before + len(self._head.finished)
 
     @property
     def newcomers(self) -> int:
         """Nodes that could be admitted; with ``hold_newcomers``, commit and call ``admit``."""
-        head = self._shell.state.head
-        return head.newcomers if head else 0
-
-    @property
-    def store_port(self) -> int:
-        """Where the store is reached; tells which one was found when the endpoint said 0."""
-        return self._endpoint.port
+        return self._head.newcomers
 
     def admit(self) -> None:
         """The running group has committed: the waiting newcomers may come in now."""
-        self._shell.post(Admit())
+        self._shell.post(words.PlainEvent.ADMIT)
 
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
-        self._shell.post(Leave())
+        self._shell.post(words.PlainEvent.LEAVE)
         return self._shell.settle(has_parted, PARTING_LIMIT_S)
 
     def finish(self) -> None:
@@ -273,15 +246,15 @@ class RosterHandler(RendezvousHandler):
 
         Idempotent, takes <= 2 s.
         """
-        self._shell.post(Finish())
+        self._shell.post(words.PlainEvent.FINISH)
         self._shell.settle(is_known_to_have_finished, PARTING_LIMIT_S)
 
     def leave_finished(self) -> None:
-        """This node was stopped while it waited for the others to finish; they go on."""
+        """For a node that is stopped while it waits for the others to finish; they go on."""
         self.finish()
         self.leave()
         if self._store is not None:
-            # The others learn that this one has finished with their next pulse, from this store.
+            # The store stays for the others' next pulse, so that they learn of it.
             self._clock.sleep(2 * self._settings.interval_s)
 
     def wait_until_closed(self) -> None:
@@ -290,24 +263,28 @@ class RosterHandler(RendezvousHandler):
         The run is closed when all members have finished, when it failed, or when those that have
         not finished cannot form a group. Signal handlers run meanwhile, and may raise.
         """
-        with contextlib.suppress(RendezvousError):
+        with contextlib.suppress(rdzv.RendezvousError):
             while not self._shell.settle(is_closed, FINISH_LOOK_S):
                 self._shell.check()
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
-        self._shell.post(Close(reason))
+        self._shell.post(words.Close(reason))
         return self._shell.settle(is_closed, PARTING_LIMIT_S)
 
     # -- within --------------------------------------------------------------------------------
+    @property
+    def _head(self) -> Head:
+        return self._shell.state.head or _NO_HEAD
+
     def _ends_without_store(self) -> bool:
-        """Whether the workers go on to their end, as no other group can be formed anyway."""
+        """Whether the workers can go on without a store, because no other group could be formed."""
         state = self._shell.state
         if state.head is None or not state.belongs or state.entered != state.head.epoch:
             return False
         return state.head.closed == FINISHED or not may_form(state)
 
-    def _entered(self, membership: Membership) -> RendezvousInfo:
+    def _entered(self, membership: Membership) -> rdzv.RendezvousInfo:
         self._membership = membership
         first = membership.members[0]
         log.info(
@@ -318,10 +295,8 @@ class RosterHandler(RendezvousHandler):
             len(membership.members),
             membership.cause.value,
         )
-        if self._on_membership is not None:
-            self._on_membership(membership)
         assert self._caller is not None
-        return RendezvousInfo(
+        return rdzv.RendezvousInfo(
             AgentStore(
                 f"agent-{membership.epoch}",
                 self._caller.part(""),
@@ -330,7 +305,7 @@ class RosterHandler(RendezvousHandler):
             ),
             membership.rank,
             len(membership.members),
-            RendezvousStoreInfo(first.addr, first.port),
+            rdzv.RendezvousStoreInfo(first.addr, first.port),
         )
 
     def _take_generation(self) -> int | None:
@@ -338,25 +313,25 @@ class RosterHandler(RendezvousHandler):
         if self._fence is None or head is None:
             return None
         try:
-            # A leader that was frozen has not looked for long; its number would beat the others'.
+            # A leader that was frozen must not take a number above that of the others.
             if (newest := self._overtaken_by(head)) and newest.origin != head.origin:
-                self._shell.post(Fenced(True))
+                self._shell.post(words.Fenced(True))
                 return None
             return self._fence.take(head.origin)
         except OSError as error:
-            raise RendezvousStateError(
+            raise rdzv.RendezvousStateError(
                 f"no generation can be taken in {self._settings.fence_dir}: {error}"
             ) from error
 
     def _look_at_fence(self) -> None:
-        """The leader asks now and then whether another group has taken over."""
+        """The leader looks every few seconds whether another group has taken over."""
         state, now = self._shell.state, self._clock.monotonic()
         if self._fence is None or not state.leads or now - self._fence_looked_at < FENCE_LOOK_S:
             return
         self._fence_looked_at = now
         head = state.head
         if head and head.phase is Phase.SEALED and (newest := self._overtaken_by(head)):
-            self._shell.post(Fenced(newest.origin != head.origin))
+            self._shell.post(words.Fenced(newest.origin != head.origin))
 
     def _overtaken_by(self, head: Head) -> Taken | None:
         """A later generation than that of the last membership here; a new store has none."""
@@ -370,7 +345,7 @@ class RosterHandler(RendezvousHandler):
         if self._store is None:
             return
         if all_shall_hear:
-            with contextlib.suppress(RendezvousConnectionError):
+            with contextlib.suppress(rdzv.RendezvousConnectionError):
                 assert self._caller is not None
                 limit_s = self._settings.detection_limit_s
                 wait_for_the_others(self._caller, self._shell.state, limit_s, self._clock)
@@ -378,7 +353,7 @@ class RosterHandler(RendezvousHandler):
 
 
 class _HeldPort:
-    """A free port kept from others until the membership is sealed."""
+    """A free port that is kept until the membership is sealed."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None

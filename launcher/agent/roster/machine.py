@@ -11,20 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.agent.roster import head as heads
+from launcher.agent.roster import words
 from launcher.agent.roster.decide import (
     decide_change,
     decide_members,
     exhausted,
     note_arrivals,
     quorate,
-)
-from launcher.agent.roster.head import (
-    EXHAUSTED,
-    REPLACED,
-    Membership,
-    Phase,
-    format_head,
-    format_members,
 )
 from launcher.agent.roster.view import (
     FINISHED_MARK,
@@ -37,73 +30,50 @@ from launcher.agent.roster.view import (
     status_of,
 )
 from launcher.agent.roster.watch import silent
-from launcher.agent.roster.words import (
-    Action,
-    Admit,
-    Close,
-    Deliver,
-    Done,
-    Enlist,
-    Event,
-    Fenced,
-    Finish,
-    Generation,
-    Join,
-    Leave,
-    Pulse,
-    Read,
-    Refuse,
-    Rules,
-    Swap,
-    Swapped,
-    TakeGeneration,
-    Values,
-    Write,
-)
 
 MAX_SWAPS_PER_PULSE = 4
 
 
-def start(rules: Rules, index: int, nonce: str) -> State:
+def start(rules: words.Rules, index: int, nonce: str) -> State:
     """A node that has not come yet; ``nonce`` tells its seats from those of its predecessors."""
     return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0")
 
 
-def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
+def step(state: State, event: words.Event, now: float) -> tuple[State, tuple[words.Action, ...]]:
     """One event, and what follows: at most one operation on the store, and word to the caller."""
     state = _take_in(state, event, now)
     state, word = _settle(state)
     if state.asked is not None:
         return state, word
     state, action = _next(note_arrivals(state, now), now) if state.head else _begin(state)
-    if isinstance(action, Write | Enlist | Read | Swap):
+    if isinstance(action, words.Write | words.Enlist | words.Fetch | words.Swap):
         state = replace(state, asked=action)
     return state, (*word, action) if action else word
 
 
 # -- taking in ---------------------------------------------------------------------------------
-def _take_in(state: State, event: Event, now: float) -> State:
+def _take_in(state: State, event: words.Event, now: float) -> State:
     match event:
-        case Pulse():
+        case words.PlainEvent.PULSE:
             return _pulse(state)
-        case Join(card):
+        case words.Join(card):
             return _pulse(replace(state, waiting=True, card=card, carded="", waited_s=0.0))
-        case Leave():
+        case words.PlainEvent.LEAVE:
             return _pulse(replace(state, leaving=True))
-        case Finish():
+        case words.PlainEvent.FINISH:
             at = state.finishing_at if state.finishing else now
             return _pulse(replace(state, finishing=True, finishing_at=at))
-        case Close(reason):
+        case words.Close(reason):
             return _pulse(replace(state, closing=reason))
-        case Admit():
+        case words.PlainEvent.ADMIT:
             return replace(state, admitted=state.entered)
-        case Fenced(foreign):
+        case words.Fenced(foreign):
             closing = heads.FENCED_OUT if foreign else state.closing
             return replace(state, fenced_out=event, closing=closing)
-        case Generation(number):
+        case words.Generation(number):
             stale = not state.head or not state.leads or (number or 0) <= state.head.generation
             return replace(state, taking=False, taken=None if stale else number)
-        case Done() | Values() | Swapped():
+        case words.Done() | words.Values() | words.Swapped():
             return answered(state, event, now)
 
 
@@ -112,8 +82,8 @@ def _pulse(state: State) -> State:
 
 
 # -- word to the caller ------------------------------------------------------------------------
-def _settle(state: State) -> tuple[State, tuple[Action, ...]]:
-    """Ends the caller's wait where the head decides it, and replaces a seat that was struck."""
+def _settle(state: State) -> tuple[State, tuple[words.Action, ...]]:
+    """Ends the caller's wait where the head says so, and replaces a seat that was struck off."""
     head = state.head
     if head is None or not state.waiting:
         return state, ()
@@ -121,10 +91,10 @@ def _settle(state: State) -> tuple[State, tuple[Action, ...]]:
         return replace(state, waiting=False), (refusal,)
     if state.seat in head.gone:
         return _with_fresh_seat(state), ()
-    known = head.phase is Phase.SEALED and state.ring_key == head.members
+    known = head.phase is heads.Phase.SEALED and state.ring_key == head.members
     if not known or not state.belongs or state.entered == head.epoch:
         return state, ()
-    membership = Membership(
+    membership = heads.Membership(
         epoch=head.epoch,
         generation=head.generation,
         rank=state.members.index(state.seat),
@@ -133,26 +103,24 @@ def _settle(state: State) -> tuple[State, tuple[Action, ...]]:
         counts=dict(head.counts),
     )
     state = replace(state, waiting=False, entered=head.epoch, fenced_out=None)
-    return state, (Deliver(membership),)
+    return state, (words.Deliver(membership),)
 
 
-def _refusal(state: State) -> Refuse | None:
-    head, rules = state.head, state.rules
-    assert head is not None
-    if head.phase is Phase.CLOSED:
-        kind = "exhausted" if head.closed == EXHAUSTED else "closed"
-        return Refuse(kind, f"the run is closed: {head.closed}")
-    if head.gone.get(state.seat) == REPLACED:
+def _refusal(state: State) -> words.Refuse | None:
+    head, rules = state.known_head, state.rules
+    if head.phase is heads.Phase.CLOSED:
+        kind = "exhausted" if head.closed == heads.EXHAUSTED else "closed"
+        return words.Refuse(kind, f"the run is closed: {head.closed}")
+    if head.gone.get(state.seat) == heads.REPLACED:
         text = f"another node came with node_index {state.index}: each node needs its own"
-        return Refuse("state", text)
+        return words.Refuse("state", text)
     if state.waited_s >= rules.join_timeout_s:
-        return Refuse("timeout", _why_not(state))
+        return words.Refuse("timeout", _why_not(state))
     return None
 
 
 def _why_not(state: State) -> str:
-    head, rules = state.head, state.rules
-    assert head is not None
+    head, rules = state.known_head, state.rules
     since = f"no membership was formed within {rules.join_timeout_s:g} s"
     here = state.arrived
     kept = tuple(s for s in here if s in state.members)
@@ -171,56 +139,56 @@ def _with_fresh_seat(state: State) -> State:
 
 
 # -- the next operation ------------------------------------------------------------------------
-def _begin(state: State) -> tuple[State, Action | None]:
-    """Before anything is known; the beat comes first, because others read that of any leader."""
+def _begin(state: State) -> tuple[State, words.Action | None]:
+    """Before the head is known. The beat is written first, because others read their leader's."""
     if state.due:
-        return state, Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
-    return state, Swap("", first_head(state)) if state.waiting or state.closing else None
+        return state, words.Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
+    return state, words.Swap("", first_head(state)) if state.waiting or state.closing else None
 
 
-def _next(state: State, now: float) -> tuple[State, Action | None]:
-    head = state.head
-    assert head is not None
+def _next(state: State, now: float) -> tuple[State, words.Action | None]:
+    head = state.known_head
     if state.waiting and state.carded != state.card:
-        return state, Write(card_key(state.seat), state.card)
+        return state, words.Write(card_key(state.seat), state.card)
     if state.due or state.said != status_of(state):
-        return state, Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
+        return state, words.Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
     if state.waiting and state.enlisted != state.seat:
-        return state, Enlist(state.seat)
+        return state, words.Enlist(state.seat)
     if state.finishing and not state.told_finished:
-        return state, Enlist(FINISHED_MARK + state.seat)
+        return state, words.Enlist(FINISHED_MARK + state.seat)
     if not state.looked:
-        return state, Read(keys_to_look_at(state))
+        return state, words.Fetch(keys_to_look_at(state))
     if head.members != state.ring_key:
-        return state, Read((head.members,))
+        return state, words.Fetch((head.members,))
     if state.swaps >= MAX_SWAPS_PER_PULSE:
         return state, None
     if desired := decide_change(state, now):
-        return state, Swap(state.text, format_head(desired))
+        return state, words.Swap(state.text, heads.format_head(desired))
     return _seal(state, now)
 
 
-def _seal(state: State, now: float) -> tuple[State, Action | None]:
-    """The leader's way to a membership: generation, cards, the list of members, the head."""
-    head = state.head
-    assert head is not None
+def _seal(state: State, now: float) -> tuple[State, words.Action | None]:
+    """The leader's steps to a membership: generation, cards, the list of members, the head."""
+    head = state.known_head
     chosen = decide_members(state, now)
     if not chosen:
         return state, None
     if exhausted(state):
-        return state, Swap(state.text, format_head(heads.close(head, EXHAUSTED)))
+        return state, words.Swap(state.text, heads.format_head(heads.close(head, heads.EXHAUSTED)))
     if state.taken is None and state.rules.fenced:
         if state.taking:
             return state, None
-        return replace(state, taking=True, taking_at=now), TakeGeneration()
+        return replace(state, taking=True, taking_at=now), words.TakeGeneration()
     if chosen != state.sealing:
         state = replace(state, sealing=chosen, cards={}, written="")
     if not state.cards:
-        return state, Read(tuple(card_key(s) for s in chosen))
+        return state, words.Fetch(tuple(card_key(s) for s in chosen))
     key = f"members/{head.epoch}-{state.seat}-{head.version}"
     if state.written != key:
         members = tuple(state.cards[s] for s in chosen)
-        return replace(state, written=key), Write(key, format_members(members))
+        return replace(state, written=key), words.Write(key, heads.format_members(members))
     generation = state.taken or state.rules.generation_before + head.epoch
     there = frozenset(state.beats) - silent(state.beats, state.rules.detection_limit_s)
-    return state, Swap(state.text, format_head(heads.seal(head, key, chosen, generation, there)))
+    return state, words.Swap(
+        state.text, heads.format_head(heads.seal(head, key, chosen, generation, there))
+    )

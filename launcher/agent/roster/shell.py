@@ -146,7 +146,7 @@ class Shell:
 
     def _pulse(self, client: StoreClient) -> None:
         began = self._clock.monotonic()
-        self._handle(client, words.Pulse())
+        self._handle(client, words.PlainEvent.PULSE)
         end = began + pause_s(self._state, began)
         while not self._ending:
             with self._changed:
@@ -165,7 +165,7 @@ class Shell:
             state, actions = step(self._state, following, self._clock.monotonic())
             operation, following = None, None
             for action in actions:
-                if isinstance(action, words.Write | words.Enlist | words.Read | words.Swap):
+                if isinstance(action, words.Write | words.Enlist | words.Fetch | words.Swap):
                     operation = action
                 else:
                     self._say(action)

@@ -7,7 +7,6 @@ shares the trainers' fate nor costs another interpreter.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -23,6 +22,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from launcher.agent import processes
 from launcher.agent.roster import words
 from launcher.agent.roster.head import Phase, parse_head
 from launcher.agent.roster.view import FINISHED_MARK, HEAD, SEATS, beat_key, status_in
@@ -31,7 +31,6 @@ TCPStore: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
 PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
 """Untyped, because torch's stub knows neither ``append`` nor that values are bytes."""
 
-PR_SET_PDEATHSIG = 1
 TCP_THIN_LINEAR_TIMEOUTS = 16
 """Linux: a connection with little in flight repeats a lost packet at even intervals."""
 READY_LIMIT_S = 10.0
@@ -74,7 +73,7 @@ class StoreClient:
             case words.Enlist(seat):
                 self.store.append(self._prefix + SEATS, seat + " ")
                 return words.Done()
-            case words.Read(keys):
+            case words.Fetch(keys):
                 values = self.store.multi_get([self._prefix + key for key in keys])
                 return words.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
             case words.Swap(expected, desired):
@@ -87,7 +86,7 @@ class StoreClient:
 
     def beats_of(self, seats: Sequence[str]) -> dict[str, str]:
         """The last beats of seats that exist."""
-        answer = self.carry_out(words.Read(tuple(beat_key(seat) for seat in seats)))
+        answer = self.carry_out(words.Fetch(tuple(beat_key(seat) for seat in seats)))
         assert isinstance(answer, words.Values)
         return {seat: answer.values[beat_key(seat)] for seat in seats}
 
@@ -271,10 +270,8 @@ def _close_all_but(kept: int) -> None:
 
 def _serve(parent: int, host: str, port: int, writer: int) -> None:
     """The life of the store's process; never returns."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
     try:
+        processes.die_with_parent(parent)
         _close_all_but(writer)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -286,6 +283,7 @@ def _serve(parent: int, host: str, port: int, writer: int) -> None:
         while True:
             signal.pause()
     except BaseException as error:
-        os.write(writer, str(error).partition("\n")[0].encode())
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            os.write(writer, str(error).partition("\n")[0].encode())
+            sys.stderr.flush()
     os._exit(1)

@@ -6,18 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from launcher.agent.roster import head as heads
 from launcher.agent.roster import words
-from launcher.agent.roster.head import (
-    FINISHED,
-    Cause,
-    Head,
-    Member,
-    Phase,
-    format_head,
-    parse_card,
-    parse_head,
-    parse_members,
-)
 from launcher.agent.roster.watch import SUSPECT_INTERVALS, Beat, listen, plan_watched, silent
 
 HEAD = "head"
@@ -50,8 +40,8 @@ class State:
     waited_s: float = 0.0
     # what was seen
     text: str = ""
-    head: Head | None = None
-    ring: tuple[Member, ...] = ()
+    head: heads.Head | None = None
+    ring: tuple[heads.Member, ...] = ()
     ring_key: str = ""
     beats: Mapping[str, Beat] = field(default_factory=dict)
     seats: tuple[str, ...] = ()
@@ -76,7 +66,7 @@ class State:
     swaps: int = 0
     # the seal under way, of the leader only
     sealing: tuple[str, ...] = ()
-    cards: Mapping[str, Member] = field(default_factory=dict)
+    cards: Mapping[str, heads.Member] = field(default_factory=dict)
     taking: bool = False
     taking_at: float = 0.0
     taken: int | None = None
@@ -86,6 +76,12 @@ class State:
     def members(self) -> tuple[str, ...]:
         """The seats of the last sealed membership, in order of rank."""
         return tuple(member.seat for member in self.ring)
+
+    @property
+    def known_head(self) -> heads.Head:
+        """The head, once it is known."""
+        assert self.head is not None
+        return self.head
 
     @property
     def leads(self) -> bool:
@@ -106,8 +102,7 @@ class State:
     @property
     def unfinished(self) -> tuple[str, ...]:
         """The members that were not struck off and whose workers have not all succeeded."""
-        assert self.head is not None
-        away = {*self.head.gone, *self.head.finished}
+        away = {*self.known_head.gone, *self.known_head.finished}
         return tuple(seat for seat in self.members if seat not in away)
 
 
@@ -144,9 +139,9 @@ def nodes_waiting(state: State) -> int:
     head = state.head
     if head is None or state.waiting or state.entered == 0:
         return 0
-    if head.phase is Phase.CLOSED:
-        return int(head.closed != FINISHED)
-    return int(head.phase is Phase.FORMING or head.epoch != state.entered)
+    if head.phase is heads.Phase.CLOSED:
+        return int(head.closed != heads.FINISHED)
+    return int(head.phase is heads.Phase.FORMING or head.epoch != state.entered)
 
 
 def pause_s(state: State, now: float) -> float:
@@ -154,7 +149,9 @@ def pause_s(state: State, now: float) -> float:
     head, rules = state.head, state.rules
     if head is None:
         return rules.interval_s
-    forms = head.phase is Phase.FORMING and state.waiting and now - state.phase_at <= FAST_FOR_S
+    forms = (
+        head.phase is heads.Phase.FORMING and state.waiting and now - state.phase_at <= FAST_FOR_S
+    )
     ends = state.finishing and now - state.finishing_at <= FAST_FOR_S
     if not (forms or ends):
         return rules.interval_s
@@ -166,16 +163,16 @@ def adopt(state: State, text: str, now: float) -> State:
     """Takes over the present head. Forgets what belonged to an older round or to a lost lead."""
     if text == state.text:
         return state
-    head, old = parse_head(text), state.head
+    head, old = heads.parse_head(text), state.head
     if old is not None and old.origin == head.origin and head.version < old.version:
         return state
     state = replace(state, text=text, head=head)
     if old is None or (old.epoch, old.phase) != (head.epoch, head.phase):
         state = replace(state, phase_at=now, arrived=(), arrived_at=now, waiters=())
-        if head.phase is Phase.SEALED and head.cause is Cause.JOINED:
+        if head.phase is heads.Phase.SEALED and head.cause is heads.Cause.JOINED:
             state = replace(state, grown_at=now)
         state = replace(state, cautious=False)
-    elif head.phase is Phase.FORMING and head.leader == state.seat != old.leader:
+    elif head.phase is heads.Phase.FORMING and head.leader == state.seat != old.leader:
         # nodes that came under the last leader may be gone with it
         state = replace(state, cautious=True)
     if not state.leads or old is None or old.epoch != head.epoch:
@@ -198,21 +195,20 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
             state = replace(state, looked=False)  # look at the new seats right away
         state = replace(state, seats=seats, finished_seats=finished)
     state = adopt(state, values[HEAD], now)
-    if state.waiting and state.head and state.head.phase is Phase.FORMING:
+    if state.waiting and state.head and state.head.phase is heads.Phase.FORMING:
         state = replace(state, waited_s=state.waited_s + elapsed_s)
     return state
 
 
 def keys_to_look_at(state: State) -> tuple[str, ...]:
     """The head and a few beats; only the leader reads more, and it alone."""
-    head = state.head
-    assert head is not None
+    head = state.known_head
     heard: tuple[str, ...] = ()
     if state.leads:
         heard = tuple(dict.fromkeys((*state.seats, *state.members)))
-        if head.phase is Phase.SEALED:
+        if head.phase is heads.Phase.SEALED:
             heard = tuple(s for s in heard if s not in state.members)
-    elif head.phase is Phase.FORMING or not state.belongs or head.leader in head.finished:
+    elif head.phase is heads.Phase.FORMING or not state.belongs or head.leader in head.finished:
         heard = (head.leader,)
     if state.belongs or state.has_finished:
         suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
@@ -239,12 +235,12 @@ def answered(state: State, event: words.Done | words.Values | words.Swapped, now
             return replace(state, enlisted=seat)
         case words.Swap(), words.Swapped(text):
             return _after_swap(state, asked, text, now)
-        case words.Read((key,)), words.Values(values) if key.startswith("members/"):
-            return replace(state, ring=parse_members(values[key]), ring_key=key)
-        case words.Read(keys), words.Values(values) if keys[0].startswith("card/"):
+        case words.Fetch((key,)), words.Values(values) if key.startswith("members/"):
+            return replace(state, ring=heads.parse_members(values[key]), ring_key=key)
+        case words.Fetch(keys), words.Values(values) if keys[0].startswith("card/"):
             cards = {k.removeprefix("card/"): v for k, v in values.items()}
-            return replace(state, cards={s: parse_card(s, c) for s, c in cards.items()})
-        case words.Read(), words.Values(values):
+            return replace(state, cards={s: heads.parse_card(s, c) for s, c in cards.items()})
+        case words.Fetch(), words.Values(values):
             return see(state, values, now)
     raise AssertionError(f"{event} does not answer {asked}")
 
@@ -259,15 +255,15 @@ def _after_swap(state: State, asked: words.Swap, text: str, now: float) -> State
 
 
 def counts_before(rules: words.Rules) -> dict[str, int]:
-    return {Cause.FAULT.value: rules.faults_before} if rules.faults_before else {}
+    return {heads.Cause.FAULT.value: rules.faults_before} if rules.faults_before else {}
 
 
 def first_head(state: State) -> str:
     """The head of an empty store."""
-    head = Head(
+    head = heads.Head(
         origin=state.nonce,
         leader=state.seat,
         counts=counts_before(state.rules),
         generation=state.rules.generation_before,
     )
-    return format_head(head)
+    return heads.format_head(head)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,9 +38,17 @@ class Rules:
 
 
 # -- events ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Pulse:
-    """Time to show life and to look around."""
+class PlainEvent(enum.Enum):
+    """Events that carry nothing."""
+
+    PULSE = "pulse"
+    """Time to write the beat and to look around."""
+    LEAVE = "leave"
+    """This node leaves on purpose; the others re-form without it."""
+    FINISH = "finish"
+    """This node's workers have all succeeded; it joins no further round."""
+    ADMIT = "admit"
+    """The running group has committed: newcomers may come in."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +59,10 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Leave:
-    """This node leaves on purpose; the others re-form without it."""
-
-
-@dataclass(frozen=True)
-class Finish:
-    """This node's workers have all succeeded; it joins no further round."""
-
-
-@dataclass(frozen=True)
 class Close:
     """The run is over, for all nodes."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Admit:
-    """The running group has committed: newcomers may come in."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Values:
-    """The answer to a ``Read``."""
+    """The answer to a ``Fetch``."""
 
     values: Mapping[str, str]
 
@@ -104,9 +98,7 @@ class Swapped:
     text: str
 
 
-Event = (
-    Pulse | Join | Leave | Finish | Close | Admit | Fenced | Generation | Done | Values | Swapped
-)
+Event = PlainEvent | Join | Close | Fenced | Generation | Done | Values | Swapped
 
 
 # -- actions -----------------------------------------------------------------------------------
@@ -126,7 +118,7 @@ class Enlist:
 
 
 @dataclass(frozen=True)
-class Read:
+class Fetch:
     """Get all ``keys``, which exist."""
 
     keys: tuple[str, ...]
@@ -160,5 +152,5 @@ class Refuse:
     text: str
 
 
-Action = Write | Enlist | Read | Swap | TakeGeneration | Deliver | Refuse
-StoreAction = Write | Enlist | Read | Swap
+Action = Write | Enlist | Fetch | Swap | TakeGeneration | Deliver | Refuse
+StoreAction = Write | Enlist | Fetch | Swap

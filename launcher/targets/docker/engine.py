@@ -42,7 +42,7 @@ STATES: Mapping[str, NodeState] = {
     "exited": NodeState.EXITED,
     "dead": NodeState.EXITED,
 }
-"""The engine's word for a container's state, and ours."""
+"""A container's state by the engine's name for it."""
 
 PERMISSION_HINT = "sudo usermod -aG docker $USER and log in again, or run with --on local"
 SILENT_HINT = "docker info, which shows whether it hangs; if so, restart the engine"

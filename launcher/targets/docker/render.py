@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from launcher.contract.node_plan import Env
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import AgentFiles, render_agent_files
 from launcher.targets.container import Container, ContainerSettings, run_labels, shared_options
-from launcher.targets.shell import render_lines
+from launcher.targets.shell import quote, render_block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class DockerArtifact:
                     f': "${{{name}:?is a secret of the job: export it first}}"'
                     for name in sorted({n for c in self.containers for n in c.node.secrets})
                 ),
-                render_lines((("mkdir", "-p"), *((folder,) for folder in self.folders))),
+                render_block(("mkdir", "-p", *self.folders), head=2),
                 *(self.agent.shell(embed=embed) if self.agent else ()),
                 "",
                 "# Fails where the run is already there, before anything of it could be touched.",
@@ -64,12 +63,12 @@ class DockerArtifact:
         return "\n".join(container.shell() for container in self.containers) + "\n"
 
     def _network(self) -> str:
-        first = ("docker", "network", "create", "--driver", "bridge")
-        labels = (("--label", f"{key}={value}") for key, value in self.labels)
-        return render_lines((first, *labels, (self.network,)))
+        labels = (word for key, value in self.labels for word in ("--label", f"{key}={value}"))
+        create = ("docker", "network", "create", "--driver", "bridge", *labels, self.network)
+        return render_block(create, head=5, per_line=2)
 
     def _cleanup(self) -> list[str]:
-        label = shlex.quote(f"label={protocol.LABEL_RUN_ID}={self.run_id}")
+        label = quote(f"label={protocol.LABEL_RUN_ID}={self.run_id}")
         return [
             "finish() {",
             "  trap '' INT TERM HUP",
@@ -78,7 +77,7 @@ class DockerArtifact:
             "    docker stop $containers >/dev/null",
             "    docker rm --force --volumes $containers >/dev/null",
             "  fi",
-            f"  docker network rm {shlex.quote(self.network)} >/dev/null",
+            f"  docker network rm {quote(self.network)} >/dev/null",
             "}",
             "trap finish EXIT",
             "trap 'exit 130' INT",
@@ -86,11 +85,11 @@ class DockerArtifact:
         ]
 
     def _wait(self) -> list[str]:
-        names = shlex.join(container.name for container in self.containers)
+        names = " ".join(quote(container.name) for container in self.containers)
         return [
             "# Shows and keeps what the nodes print until they end.",
             *(
-                f"docker logs --follow {shlex.quote(c.name)} 2>&1 | tee {shlex.quote(c.console)} &"
+                f"docker logs --follow {quote(c.name)} 2>&1 | tee {quote(c.console)} &"
                 for c in self.containers
             ),
             "wait",

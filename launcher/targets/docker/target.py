@@ -196,7 +196,7 @@ def describe(ending: ContainerEnding) -> str:
 
 
 def check_host(artifact: DockerArtifact) -> None:
-    """Raises where this machine lacks a folder or device that the containers shall see."""
+    """Raises where this machine lacks a folder or device that the containers need."""
     sources = {mount.source for container in artifact.containers for mount in container.node.mounts}
     made = {*artifact.folders, *((artifact.agent.archive_path,) if artifact.agent else ())}
     missing = sorted(s for s in sources.difference(made) if not Path(s).exists())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeFacts
+from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
 from launcher.runs.records import parse_record
@@ -33,7 +33,7 @@ class HostAnswer:
     host: Host
     error: TargetError | None = None
     found: HostReport = field(default_factory=HostReport)
-    node: NodeFacts | None = None
+    node: NodeAnswer | None = None
     node_error: str = ""
     engine: EngineFacts | None = None
     has_folder: bool = True
@@ -82,5 +82,5 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         told = session.call(asked, PROGRAM.read_bytes())
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = parse_record(NodeFacts, told.answer)
+    node = parse_record(NodeAnswer, told.answer)
     return replace(answer, node=node, has_folder=told.has_folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract.errors import ExitCode, InputError
-from launcher.targets.room import AddCommand, Note, Room
+from launcher.targets.room import AddCommand, Note, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
     from launcher.targets.hosts.inventory import Inventory
-
-KEYS = ("include", "exclude")
 
 
 class HostsRoom(Room):
@@ -75,7 +73,7 @@ class HostsRoom(Room):
         parser.add_argument("--json", action="store_true")
 
     def is_named(self, arguments: Namespace) -> bool:
-        return read_hosts(arguments) is not None
+        return arguments.hosts is not None
 
     def sample_job(self, arguments: Namespace) -> str:
         inventory = read_hosts(arguments)
@@ -84,14 +82,10 @@ class HostsRoom(Room):
         return f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts)}\n"
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
-        words = []
-        for name in KEYS:
-            if value := getattr(arguments, name):
-                words += [f"--{name}", value]
-        return words + (["--accept-new-host-keys"] if arguments.accept_new_host_keys else [])
+        return words_given(arguments, ("include", "exclude", "accept_new_host_keys"))
 
     def words_of_target(self, arguments: Namespace) -> list[str]:
-        return ["--hosts", arguments.hosts] if arguments.hosts else []
+        return words_given(arguments, ("hosts",))
 
     # -- runs that are found there ----------------------------------------------------------------
 

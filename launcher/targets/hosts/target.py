@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: later than the lease that ends them there."""
 FIRST_WORD_LIMIT_S = 20.0
-ALIVE = (NodeState.RUNNING, NodeState.PENDING)
 
 
 class HostsTarget(Target):
@@ -223,7 +222,7 @@ class HostsTarget(Target):
             yield
 
     def _lives(self, plan: LaunchPlan) -> bool:
-        return any(node.state in ALIVE for node in self.observe(plan).nodes)
+        return any(node.is_alive for node in self.observe(plan).nodes)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         # By the launcher that follows the run, on whatever machine.
@@ -279,7 +278,7 @@ class HostsTarget(Target):
         )
 
     def _ask(self, plan: LaunchPlan) -> tuple[Mapping[str, NodeSeen], bool]:
-        """States of all nodes, and all their files, from hosts that nobody here follows.
+        """States of all nodes, and all their files, for a run that no launcher here follows.
 
         Also whether a launcher elsewhere does.
         """
@@ -305,7 +304,7 @@ class HostsTarget(Target):
         self._connect_as(plan).each(copy, by_host(plan).values())
 
     def _answers(self, host: HostFacts) -> bool:
-        """False for a host known to be silent: nobody shall wait for it again."""
+        """False for a host known to be silent: do not wait for it again."""
         line = self._lines.get(host.host.name)
         return line is None or line.silent_s() < LOST_AFTER_S / 2
 

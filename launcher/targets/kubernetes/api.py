@@ -94,7 +94,7 @@ class Cluster:
         self._context = context
         self._namespace = namespace
         self.warnings: list[str] = []
-        """What the server warned of, each once; whoever tells it takes it out."""
+        """The server's warnings, each once; the caller prints and removes them."""
 
     @functools.cached_property
     def _client(self) -> Any:

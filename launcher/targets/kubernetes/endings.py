@@ -33,7 +33,7 @@ class PodEndings:
         self._run, self._incarnations, self._clock = run, incarnations, clock
         self._outcomes: set[tuple[str, int]] = set()
         self._done: set[str] = set()
-        """Uids of pods that are gone, and of which nothing more is to come."""
+        """Uids of pods that are gone and fully recorded."""
         self._path = run.path / protocol.LEDGER_DIR / POD_LEDGER
         self._told: set[str] = _read_keys(run)
         self._lock = threading.Lock()

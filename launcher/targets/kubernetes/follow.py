@@ -67,16 +67,16 @@ class ClusterDriver:
         self._news = MissingPods(target, plan)
         self._next_look_at = float("-inf")
         self._ends_it = False
-        """Whether the job is to go although nobody asked: nothing more can come of it."""
+        """Whether to delete the job without a request: its result is final."""
         self._is_hurried = False
         self._is_over = False
-        """Whether the job has ended, or the cluster has taken our word that it shall."""
+        """Whether the job has ended, or the cluster has accepted its end."""
         self._silent = False
         self._has_no_logs = False
         self._losses: set[str] = set()
 
     def turn(self) -> RunEnd | None:
-        """As ``Driver.turn``: starts pods by no means, and says what they do."""
+        """As ``Driver.turn``. Starts no pods: the cluster's controllers do."""
         watch = self._pods.watch
         self._pods.follow_logs()
         self._tell()
@@ -143,7 +143,13 @@ class ClusterDriver:
     # -- the end ---------------------------------------------------------------------------------
 
     def end(self, why: RunEnd, *, asked: bool) -> None:
-        """As ``Driver.end``: the job's object stays where something is to be learned from it."""
+        """As ``Driver.end``: a failed job's object stays for kubectl describe."""
+        try:
+            self._end(asked=asked)
+        finally:
+            self._tell()
+
+    def _end(self, *, asked: bool) -> None:
         if not asked:
             self._collect()
         if is_to_be_kept(self._run):
@@ -156,12 +162,8 @@ class ClusterDriver:
         if asked:
             self._collect()
 
-    def close(self) -> None:
-        """The last words about the pods."""
-        self._tell()
-
     def hurry(self) -> RunEnd | None:
-        """Whatever the first Ctrl-C waits for, the job is to go now."""
+        """Deletes the job at once."""
         self._is_hurried = True
         return RunEnd(reason=Reason.INTERRUPTED)
 

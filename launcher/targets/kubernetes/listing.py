@@ -1,4 +1,4 @@
-"""Lists the runs of a cluster's namespace, whoever started them."""
+"""Lists all runs of a cluster's namespace, also those of other people."""
 
 from __future__ import annotations
 

@@ -138,13 +138,13 @@ class LogFollower:
         return self._thread.is_alive()
 
     def finish(self, limit_s: float) -> None:
-        """Waits until all is written, at most so long; then lets go of the rest."""
+        """Waits until all is written, at most ``limit_s``; the rest is dropped."""
         self._thread.join(limit_s)
         self._stopped.set()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            # Asked before reading: what ends while we read shall be read once more.
+            # Asked before reading: a log that ends meanwhile is read once more.
             fate = self._fate()
             if fate.is_forgotten:
                 return

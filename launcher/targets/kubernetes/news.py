@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.api import ApiError, Cluster, Object
 from launcher.targets.kubernetes.job_news import is_taken_up, names_with_events, tell_news
@@ -34,18 +32,6 @@ def read_news(cluster: Cluster, plan: LaunchPlan, job: Object | None) -> tuple[s
     if told or not refused:
         return told
     return (refused,)
-
-
-def read_raw(cluster: Cluster, selector: str) -> tuple[list[Object], list[Object]]:
-    """A run's pods and the namespace's events, as the server sends them.
-
-    No events where this user may not list them.
-    """
-    pods = cluster.list_objects("v1", "Pod", selector)["items"]
-    events: list[Object] = []
-    with contextlib.suppress(ApiError):
-        events = cluster.list_objects("v1", "Event", "")["items"]
-    return pods, events
 
 
 def tell_silence(cluster: Cluster, plan: LaunchPlan, job: Object | None) -> str:

@@ -15,9 +15,9 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from launcher.agent.faults import WorkerEnd
 from launcher.contract.errors import name_exit_code
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
+from launcher.contract.worker_end import WorkerEnd
 
 Object = Mapping[str, Any]
 
@@ -63,7 +63,7 @@ FIX: Mapping[Trouble, str] = MappingProxyType(
         Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
         Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
         Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
-        Trouble.CRASH_LOOP: "launcher logs shows why its container ends again and again",
+        Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
         Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
     }
 )

@@ -45,7 +45,7 @@ def render_manifest(
 
 
 def render_losses(pods: PodSettings) -> tuple[str, ...]:
-    """What of Pod Security the job gives up, for people to read before they submit it."""
+    """Why Pod Security ``restricted`` does not admit the pods, in a line for each cause."""
     why = []
     if pods.waits_for_master:
         why.append("the operator's init container of Master jobs")

@@ -1,7 +1,7 @@
 """A plan as the objects of each kind: PyTorchJob, TrainJob, JobSet and Indexed Job.
 
-Gang scheduling is beside them: what each scheduler wants to be told, so that pods start together or
-not. An elastic job asks for its smallest size: it starts with that, and grows.
+Gang scheduling too: what each scheduler is told so that either all pods start or none. An elastic
+job asks for its smallest size; it starts with that, and grows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def render_pytorchjob(plan: LaunchPlan) -> tuple[Object, ...]:
     """The agent's ConfigMap, and the job: Workers alone, or Master and Workers where static."""
     is_static, others = pods_of(plan).has_master, len(plan.nodes) - 1
     if is_static:
-        # A Master and Workers restart in place; a replica of 0 is refused.
+        # Containers restart in place. The operator refuses 0 replicas.
         replicas = {"Master": _replica(plan, 1, "OnFailure")}
         replicas |= {"Worker": _replica(plan, others, "OnFailure")} if others else {}
     else:
@@ -78,7 +78,7 @@ def _replica(plan: LaunchPlan, replicas: int, restart_policy: str) -> Object:
 
 
 def _elastic_policy(plan: LaunchPlan) -> Object:
-    """Written out in full, for torchrun as well; of these the agent reads the sizes."""
+    """In full, so that torchrun could read it too; the agent reads the sizes alone."""
     node = plan.nodes[0]
     rendezvous = node.rendezvous
     assert isinstance(rendezvous, Elastic), "a static rendezvous has a Master"
@@ -92,11 +92,11 @@ def _elastic_policy(plan: LaunchPlan) -> Object:
 
 
 def _run_policy(plan: LaunchPlan) -> Object:
-    """Running pods go when the job has ended: they would hold their GPUs for ever."""
+    """Pods that still run when the job has ended are removed, or they would keep their GPUs."""
     pods, node = pods_of(plan), plan.nodes[0]
     policy: Object = {"cleanPodPolicy": "Running"}
     if pods.has_master:
-        # A failure restarts every container in its place, and each of them counts.
+        # One failure restarts the containers of all pods, and the operator counts each of them.
         policy["backoffLimit"] = node.max_restarts * len(plan.nodes)
     if pods.gang in SCHEDULER_NAMES:
         policy["schedulingPolicy"] = given(
@@ -162,7 +162,7 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
     """
     # The first failed pod fails the job, so that the set starts all of them again.
     job = {**_indexed(plan, replaces=False), "backoffLimit": 0}
-    # What no restart can mend; all else is one.
+    # Permanent exit codes end the set; any other failure restarts it.
     permanent = {
         "name": "permanent",
         "action": "FailJobSet",
@@ -185,7 +185,7 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
     spec = _indexed(plan, replaces=True, subdomain=plan.job_name)
     service = {
         "clusterIP": "None",
-        # Names before pods are ready: they become so by meeting.
+        # The pods become ready by meeting, and meet by these names.
         "publishNotReadyAddresses": True,
         "selector": {protocol.LABEL_JOB: plan.job_name},
     }
@@ -200,7 +200,7 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
 def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
     """A Job with a pod for each node; ``replaces``: those that are lost one by one."""
     template = render_template(plan, NODE, env=told_by_hand(plan), **pod, restartPolicy="Never")
-    # An elastic job is done when its smallest group is: a pod that comes later finds nobody.
+    # An elastic job is done when MIN pods are: one that starts later would wait for a group.
     done = {"rules": [{"succeededCount": plan.nodes[0].min_nodes}]}
     return {
         # Equal, and patched together, the Job can be resized.
@@ -215,7 +215,7 @@ def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
 
 
 def _failure_policy(*, replaces: bool) -> Object:
-    """A permanent exit code ends the job; ``replaces``: a disrupted pod is none."""
+    """A permanent exit code ends the job; with ``replaces``, a disrupted pod does not count."""
     own = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
     condition = {"type": "DisruptionTarget", "status": "True"}
     disrupted = {"action": "Ignore", "onPodConditions": [condition]}

@@ -27,7 +27,7 @@ START_LIMIT_S = 1200
 """How long the agent may take to import torch, from a cold disk that many nodes share."""
 PROBE_PERIOD_S = 20
 PROBE_FAILURES = 15
-"""The agent ends a hang itself, and sooner; the kubelet is for an agent that is gone."""
+"""The agent ends hangs itself, and sooner: the probe is for an agent that no longer answers."""
 GPU_RESOURCE = "nvidia.com/gpu"
 HOST_KEY = "kubernetes.io/hostname"
 MANAGED_BY: Env = (("app.kubernetes.io/managed-by", "launcher"),)
@@ -108,14 +108,14 @@ def render_template(plan: LaunchPlan, container: str, *, env: Env = (), **pod: A
 
 
 def render_trial_pod(plan: LaunchPlan) -> Object:
-    """A pod as the job's controller would make one, to be tried and never made."""
+    """A pod as the job's controller would make one, for a dry run."""
     template = render_template(plan, "node", env=told_by_hand(plan), restartPolicy="Never")
     metadata = render_metadata(plan, f"{plan.job_name}-trial")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
 def told_by_hand(plan: LaunchPlan) -> Env:
-    """The sizes that an operator would inject: patched there, they reach the agent."""
+    """The sizes that an operator would inject; a patch of them reaches the agent."""
     node = plan.nodes[0]
     sizes = dict.fromkeys((node.min_nodes, node.max_nodes))
     return (
@@ -213,7 +213,7 @@ def _env(plan: LaunchPlan, pods: PodSettings, env: Env) -> list[Object]:
 
 
 def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
-    """Requests equal limits: what is promised to the training is not lent to others."""
+    """Requests equal limits, so that no other pod uses what the training reserved."""
     milli, memory = round((plan.resources.cpus or 0) * 1000), plan.resources.memory_bytes
     cpu = f"{milli}m" if milli % 1000 else str(milli // 1000)
     wanted = given(
@@ -226,9 +226,10 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
 
 
 def _probes(pods: PodSettings) -> Object:
-    """None for readiness: names that wait for readiness would keep the nodes from meeting.
+    """Of life alone. A readiness probe would hide the pods' names until the nodes have met, and
+    they meet by these names.
 
-    Waiting for the others is healthy to the agent, so no probe ends a rendezvous either.
+    An agent that waits for others counts as healthy: no probe ends a rendezvous.
     """
     if pods.probe_port is None:
         return {}
@@ -248,7 +249,7 @@ def _mounts(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
     names = _claim_names(pods)
     run = names[pods.run.name] if pods.run else "run"
     checkpoints = names[pods.checkpoint.name] if pods.checkpoint else "checkpoints"
-    # By subPath, because what lies at these paths would otherwise change under running agents.
+    # By subPath: without it Kubernetes changes the files under running agents.
     files = [(protocol.CONTAINER_TASK, protocol.NODE_TASK_FILE)]
     if not has_own_agent(plan):
         files.append((protocol.CONTAINER_AGENT, protocol.AGENT_ARCHIVE))
@@ -284,7 +285,7 @@ def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
 
 
 def _claim_names(pods: PodSettings) -> dict[str, str]:
-    """Volumes' names by claim: a claim's own may be too long for one."""
+    """Names of volumes by claim; a claim's own name may be too long."""
     claims = (pods.checkpoint, pods.run, *(volume.claim for volume in pods.volumes))
     names = dict.fromkeys(claim.name for claim in claims if claim is not None)
     return {name: f"claim-{index}" for index, name in enumerate(names)}

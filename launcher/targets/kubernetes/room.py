@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
-from launcher.targets.room import Note, Room
+from launcher.targets.room import Note, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -95,21 +95,21 @@ class KubernetesRoom(Room):
         return [f"kubernetes.{key}={given[key]}" for key in OVERRIDES if key in given]
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
-        words = _words(arguments, ("kubeconfig",))
+        words = words_given(arguments, ("kubeconfig",))
         if of_run:
             # A run's folder remembers its cluster; a run without one is looked for where this was.
             if getattr(arguments, "on", None) == self.name and not arguments.is_plugin:
                 words += ["--on", self.name]
-            words += _words(arguments, PLACE)
+            words += words_given(arguments, PLACE)
         return words
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
-        return _words(arguments, ("kind", "namespace", "context", "kubeconfig"))
+        return words_given(arguments, ("kind", "namespace", "context", "kubeconfig"))
 
     def spell(self, line: str, arguments: Namespace) -> str:
         """kubectl's commands with the cluster that was named; namespaces are there already."""
         left = [name for name in ("kubeconfig", "context") if f"--{name} " not in line]
-        words = "".join(f"{shlex.quote(word)} " for word in _words(arguments, left))
+        words = "".join(f"{shlex.quote(word)} " for word in words_given(arguments, left))
         return KUBECTL.sub(lambda _: f"kubectl {words}", line)
 
     # -- runs that are found there ----------------------------------------------------------------
@@ -170,11 +170,6 @@ class KubernetesRoom(Room):
         for line in notes:
             note(line)
         return rows
-
-
-def _words(arguments: Namespace, names: tuple[str, ...] | list[str]) -> list[str]:
-    given = ((name, getattr(arguments, name, None)) for name in names)
-    return [word for name, value in given if value is not None for word in (f"--{name}", value)]
 
 
 def _cluster_of(arguments: Namespace) -> Cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from launcher.contract.clock import Clock
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.api import ApiError, Cluster
+from launcher.targets.kubernetes.api import ApiError, Cluster, Object
 from launcher.targets.kubernetes.endings import PodEndings
 from launcher.targets.kubernetes.output import Incarnations, PodOutput, observe_node
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod
@@ -58,11 +59,18 @@ class RunPods:
         """The pods as they are now, oldest first."""
         if self._watch is not None:
             return self._watch.refresh()
-        selector = selector_of(self._plan.run_id)
-        found = self._cluster.list_objects("v1", "Pod", selector)["items"]
-        views = (parse_pod(pod, self._masters) for pod in found)
+        found = self._cluster.list_objects("v1", "Pod", selector_of(self._plan.run_id))
+        views = (parse_pod(pod, self._masters) for pod in found["items"])
         # Servers list by name.
         return tuple(sorted(views, key=lambda pod: (pod.created, pod.name)))
+
+    def read_raw(self) -> tuple[list[Object], list[Object]]:
+        """The pods, and the namespace's events if this user may list them, as they are sent."""
+        selector = selector_of(self._plan.run_id)
+        pods = self._cluster.list_objects("v1", "Pod", selector)["items"]
+        with contextlib.suppress(ApiError):
+            return pods, self._cluster.list_objects("v1", "Event", "")["items"]
+        return pods, []
 
     def observe(self) -> list[NodeObservation]:
         """Each node by its newest pod."""

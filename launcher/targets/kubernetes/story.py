@@ -36,8 +36,8 @@ def bring_story(
     ``claim`` is the root of the claim of ``kubernetes.run`` as this machine sees it; None where it
     does not, unless it is mounted here as in the pods. Raises ``TargetError``.
     """
-    job, raw, events = target.read_raw(plan)
-    pods_here = target.pods(plan)
+    pods_here, job = target.pods(plan), target.read_job(plan)
+    raw, events = pods_here.read_raw()
     masters = int(pods_of(plan).has_master)
     views = sorted((parse_pod(pod, masters) for pod in raw), key=lambda v: (v.created, v.name))
     numbers = {view.uid: pods_here.number_of(view) for view in views if view.node_index is not None}

@@ -29,13 +29,12 @@ from launcher.targets.kubernetes.by_hand import (
     render_suspending,
     render_suspension,
 )
-from launcher.targets.kubernetes.news import read_news, read_raw, tell_silence
+from launcher.targets.kubernetes.news import read_news, tell_silence
 from launcher.targets.kubernetes.plan import plan_facts
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
     JobEnd,
     is_suspended,
-    parse_ended_at,
     parse_job_end,
 )
 from launcher.targets.kubernetes.render import render_losses, render_manifest
@@ -186,10 +185,6 @@ class KubernetesTarget(Target):
             return JobEnd(succeeded=False, word=DELETED, message=message)
         return parse_job_end(item)
 
-    def read_ended_at(self, plan: LaunchPlan) -> float | None:
-        """When the job ended, in seconds since the epoch; None where its object does not say."""
-        return parse_ended_at(self.read_job(plan) or {})
-
     def read_news(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Why pods are missing: what the job's conditions and events say, each in a line."""
         return read_news(self._cluster(plan.run_id), plan, self.read_job(plan))
@@ -206,11 +201,6 @@ class KubernetesTarget(Target):
                 said = "; ".join(self.read_news(plan))
                 nodes[missing[0]] = replace(nodes[missing[0]], detail=said)
         return Observation(run_id=plan.run_id, nodes=tuple(nodes))
-
-    def read_raw(self, plan: LaunchPlan) -> tuple[Object | None, list[Object], list[Object]]:
-        """The job's object, its pods, and the events that this user may list, as they are sent."""
-        pods, events = read_raw(self._cluster(plan.run_id), selector_of(plan.run_id))
-        return self.read_job(plan), pods, events
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         return self.pods(plan).as_run(plan)

@@ -14,7 +14,7 @@ from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.target import RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.pod_states import reason_of_end
+from launcher.targets.kubernetes.pod_states import parse_ended_at, reason_of_end
 
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.target import KubernetesTarget
@@ -37,7 +37,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: KubernetesTarget) -> RunE
         if reason is Reason.COMPLETED and not run.is_borrowed:
             target.remove(plan)
             target.wait_gone(plan, 0)
-    at = target.read_ended_at(plan) if run.is_borrowed else None
+    at = parse_ended_at(target.read_job(plan) or {}) if run.is_borrowed else None
     return RunEnd(reason=reason, detail=detail or FOUND_LATER, at=at)
 
 

@@ -174,7 +174,7 @@ class LocalTarget(Target):
 def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """A line for each variable of the caller that its workers find with another value. Pure.
 
-    Only a person's own is worth a word: in a worker of another run these variables are that run's.
+    Says nothing inside a worker of another run: there these variables are that run's.
     """
     if protocol.RUN_ID in environ:
         return ()
@@ -188,7 +188,7 @@ def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, .
 
 
 def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:
-    """The node index and incarnation of each of a run's agents that lives, whoever started it."""
+    """The node index and incarnation of each living agent of a run, whoever started it."""
     agents = find_agents(proc.find(**{protocol.RUN_ID: run_id}))
     told = (
         (proc.variable_of(pid, protocol.NODE_INDEX), proc.variable_of(pid, protocol.INCARNATION))
@@ -272,7 +272,7 @@ def how_to_install(python: str) -> str:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens at the port now, and this user may."""
+    """Whether the port is free now, and this user may listen at it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -283,7 +283,7 @@ def is_free(port: int) -> bool:
 
 
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
-    """Ports nobody listens on now.
+    """Ports that are free now.
 
     Picked at random, so that two runs started at once rarely choose the same; the one that
     loses such a race fails to bind and is started again.

@@ -13,14 +13,7 @@ import pytest
 
 from launcher.agent import heartbeat
 from launcher.agent.engine import plan_preload
-from launcher.agent.faults import (
-    FaultBook,
-    GiveUp,
-    RestartWorkers,
-    WorkerEnd,
-    name_cause,
-    sort_ends,
-)
+from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, sort_ends
 from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
 from launcher.agent.heartbeat import WorkerBeat
@@ -33,6 +26,7 @@ from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpo
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
+from launcher.contract.worker_end import WorkerEnd, name_cause
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 
 NODE = NodePlan(

@@ -14,7 +14,10 @@ from launcher.agent.report import render_termination, write_termination
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.errors import InputError
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import Elastic, NodePlan, Static
+from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd
 
 ELASTIC_WORKER = {"POD_NAME": "digits-worker-1", "POD_IP": "10.1.1.7"}
 
@@ -139,35 +142,58 @@ def test_every_source_of_pods_is_one_that_is_known() -> None:
         assert identify(task_of(identity), told).node.node_index == 2
 
 
-OUTCOME = {"schema": 1, "reason": "training-failed", "detail": "d", "first": {"message": "m"}}
+def end_of(rank: int, message: str = "m") -> WorkerEnd:
+    return WorkerEnd(
+        attempt=0,
+        rank=rank,
+        local_rank=0,
+        exit_code=1,
+        at=0.0,
+        cause="exit",
+        message=message,
+        log="",
+    )
+
+
+def outcome_of(message: str, others: int) -> NodeOutcome:
+    return NodeOutcome(
+        node_index=0,
+        incarnation=0,
+        reason=Reason.TRAINING_FAILED,
+        exit_code=1,
+        detail="d",
+        attempts=1,
+        restarts={},
+        started_at=0.0,
+        finished_at=1.0,
+        first=end_of(0, message),
+        collateral=tuple(end_of(rank) for rank in range(1, 1 + others)),
+    )
 
 
 @pytest.mark.parametrize(
-    ("collateral", "message", "kept"),
-    [
-        ([{"rank": 1}], "m", {"first": {"message": "m"}, "collateral": [{"rank": 1}]}),
-        ([{"rank": n} for n in range(999)], "m", {"first": {"message": "m"}, "collateral": []}),
-        ([], "m" * 5000, {"first": None, "reason": "training-failed"}),
-        ([], "é" * 2000, {"first": None, "reason": "training-failed"}),
-    ],
+    ("others", "message", "has_first", "collateral"),
+    [(1, "m", True, 1), (999, "m", True, 0), (0, "m" * 5000, False, 0), (0, "é" * 2000, False, 0)],
 )
 def test_a_pod_s_status_gets_as_much_of_the_outcome_as_it_holds(
-    collateral: list[object], message: str, kept: dict[str, object]
+    others: int, message: str, has_first: bool, collateral: int
 ) -> None:
-    outcome = {**OUTCOME, "first": {"message": message}, "collateral": collateral}
-    text = render_termination(outcome)
+    text = render_termination(outcome_of(message, others))
     assert len(text.encode()) <= 4096
-    assert kept.items() <= json.loads(text).items()
+    told = json.loads(text)
+    assert told["reason"] == "training-failed"
+    assert (told["first"] is not None) == has_first
+    assert len(told["collateral"]) == collateral
 
 
 def test_a_termination_message_replaces_what_was_there_and_needs_a_place(tmp_path: Path) -> None:
-    outcome = {**OUTCOME, "collateral": []}
+    outcome = outcome_of("m", 0)
     write_termination(outcome, tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
     place = tmp_path / "termination-log"
     place.write_text("x" * 5000)
     write_termination(outcome, place)
-    assert json.loads(place.read_text()) == outcome
+    assert place.read_text() == outcome.to_json()
 
 
 def test_the_node_of_rank_0_of_a_static_group_knows_that_it_serves_the_store() -> None:

@@ -26,7 +26,6 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from launcher.agent.roster.backend import create_handler, register
 from launcher.agent.roster.fencing import FOLDER, Fence
 from launcher.agent.roster.handler import RosterHandler
-from launcher.agent.roster.head import Membership
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
 from tests.launcher.agent.node_process import wait_until
 
@@ -115,12 +114,12 @@ def test_a_single_node_re_forms_alone_and_as_often_as_it_asks(make: Make) -> Non
 def test_each_membership_has_a_generation_of_its_own_on_shared_storage(
     make: Make, tmp_path: Path
 ) -> None:
-    told: list[Membership] = []
-    handler = make()
-    handler._on_membership = told.append
+    handler, generations = make(), []
     for _ in range(3):
         handler.next_rendezvous()
-    assert [membership.generation for membership in told] == [1, 2, 3]
+        assert handler.membership
+        generations.append(handler.membership.generation)
+    assert generations == [1, 2, 3]
     names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
     assert names == ["00000001.json", "00000002.json", "00000003.json"]
 
@@ -161,7 +160,7 @@ def test_no_store_raises_a_connection_error_within_the_limit() -> None:
 
 def test_a_host_serves_the_store_itself_and_others_find_it(tmp_path: Path) -> None:
     host = create_handler(params_of(0, (2, 2), is_host=True, fence_dir=str(tmp_path)))
-    port = host.store_port
+    port = host._endpoint.port
     other = create_handler(params_of(port, (2, 2), node_index=1, fence_dir=str(tmp_path)))
     assert [info.rank for info in together(host, other)] == [0, 1]
     with ThreadPoolExecutor() as pool:
@@ -183,7 +182,7 @@ def test_the_store_of_a_host_stays_until_who_waits_has_heard_that_the_run_is_ove
     host = create_handler(params_of(0, is_host=True, fence_dir=str(tmp_path)))
     host.next_rendezvous()
     config = {"node_index": 1, "fence_dir": str(tmp_path)}
-    spare, heard = create_handler(params_of(host.store_port, **config)), list[Exception]()
+    spare, heard = create_handler(params_of(host._endpoint.port, **config)), list[Exception]()
     thread = threading.Thread(target=refused, args=(spare, heard))
     thread.start()
     assert host._caller is not None
@@ -199,7 +198,10 @@ def test_the_store_of_a_host_that_waited_in_vain_stays_until_the_others_have_too
     config = {"join_timeout_s": 0.5, "fence_dir": str(tmp_path)}
     host = create_handler(params_of(0, (3, 3), is_host=True, **config))
     config |= {"node_index": 1, "join_timeout_s": 2.0}
-    other, heard = create_handler(params_of(host.store_port, (3, 3), **config)), list[Exception]()
+    other, heard = (
+        create_handler(params_of(host._endpoint.port, (3, 3), **config)),
+        list[Exception](),
+    )
     thread = threading.Thread(target=refused, args=(other, heard))
     thread.start()
     refused(host, heard)

@@ -22,7 +22,7 @@ from launcher.agent.roster.store import (
     repeat_evenly,
     serve_forked,
 )
-from launcher.agent.roster.words import Enlist, Read, Swap, Swapped, Values, Write
+from launcher.agent.roster.words import Enlist, Fetch, Swap, Swapped, Values, Write
 from tests.launcher.agent.node_process import wait_until
 
 
@@ -122,7 +122,7 @@ def test_only_the_first_of_two_swaps_wins() -> None:
     assert client.carry_out(Swap("a", "c")) == Swapped("c")
     client.carry_out(Enlist("0.x-0"))
     client.carry_out(Enlist("1.y-0"))
-    answer = client.carry_out(Read(("head", "seats")))
+    answer = client.carry_out(Fetch(("head", "seats")))
     assert answer == Values({"head": "c", "seats": "0.x-0 1.y-0 "})
     store.stop()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.api.doctor import is_fit
-from launcher.doctor.answers import AllReduce, NodeFacts
+from launcher.doctor.answers import AllReduce, NodeAnswer
 from launcher.doctor.finding import Status, failed, ok, render_findings, warning
 from launcher.doctor.judge import judge_all_reduce, judge_machine, judge_nodes, judge_shared
 from launcher.doctor.program import parse_gpus, parse_xids
@@ -49,9 +49,9 @@ GPU = {
 }
 
 
-def known(**facts: Any) -> NodeFacts:
+def known(**facts: Any) -> NodeAnswer:
     """As the probe writes them, over JSON."""
-    return parse_record(NodeFacts, json.loads(json.dumps({**GOOD, **facts})))
+    return parse_record(NodeAnswer, json.loads(json.dumps({**GOOD, **facts})))
 
 
 def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:

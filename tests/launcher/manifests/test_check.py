@@ -278,12 +278,12 @@ def test_objects_in_a_list_are_checked_too() -> None:
     assert Rule.ELASTIC_BOUNDS.id in rules_of(text.replace("minReplicas: 1", "minReplicas: 9"))
 
 
-def test_a_finding_names_file_line_object_and_path() -> None:
+def test_a_breach_names_file_line_object_and_path() -> None:
     text = f"# a comment\n---\n{read('elastic')}".replace("backoffLimit: 3", "backoffLimit: -3")
-    (finding,) = check_manifests([("a/b.yaml", text)]).breaches
-    assert (finding.file, finding.line) == ("a/b.yaml", 16)
-    assert text.splitlines()[finding.line - 1].strip() == "backoffLimit: -3"
-    assert (finding.object, render_path(finding.path)) == (
+    (breach,) = check_manifests([("a/b.yaml", text)]).breaches
+    assert (breach.file, breach.line) == ("a/b.yaml", 16)
+    assert text.splitlines()[breach.line - 1].strip() == "backoffLimit: -3"
+    assert (breach.object, render_path(breach.path)) == (
         "PyTorchJob/digits",
         "spec.runPolicy.backoffLimit",
     )
@@ -302,7 +302,7 @@ def test_a_manifest_of_the_wrong_shape_never_breaks_the_check(text: str) -> None
     assert render_checked(check_manifests([("m.yaml", text)]))
 
 
-def test_a_file_that_is_no_yaml_is_a_finding_beside_those_of_other_files() -> None:
+def test_a_file_that_is_no_yaml_is_a_breach_beside_those_of_other_files() -> None:
     bad = read("elastic").replace("minReplicas: 1", "minReplicas: 9")
     checked = check_manifests([("a.yaml", "a: [1\nb: 2\n"), ("b.yaml", bad)])
     assert [(f.file, f.rule.id) for f in checked.breaches] == [

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.faults import WorkerEnd
 from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome, write_outcome
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.runs.failure import read_report

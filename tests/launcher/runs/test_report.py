@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.faults import WorkerEnd
 from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome
 from launcher.agent.report import write_outcome as write_node_outcome
 from launcher.api.report import report_run
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder

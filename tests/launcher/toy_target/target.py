@@ -23,7 +23,7 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from launcher.targets.agent_files import agent_argv, render_agent_files, write_agent_files
+from launcher.targets.agent_files import render_agent_files, start_argv, write_agent_files
 from launcher.targets.room import Room
 
 PORTS = tuple(range(32100, 32103))
@@ -48,7 +48,7 @@ class ToyArtifact:
 
     lines: tuple[str, ...]
 
-    def shell(self) -> str:
+    def shell(self, *, embed: bool = False) -> str:
         return "\n".join(self.lines) + "\n"
 
     def shell_to_join(self) -> str:
@@ -154,7 +154,7 @@ class ToyTarget(Target):
 
 
 def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
-    return agent_argv(sys.executable, f"{plan.run_dir}/{AGENT_ARCHIVE}", node)
+    return start_argv(plan, node, sys.executable, f"{plan.run_dir}/{AGENT_ARCHIVE}")
 
 
 def _read_number(path: Path) -> int | None:

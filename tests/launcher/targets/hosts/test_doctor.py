@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeFacts
+from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts import doctor_judge
@@ -32,10 +32,10 @@ EVERY_WAY = frozenset(
 LEASE = Lease(run_id="digits-1", node_index=0, owner="anna@desk", gpus=["0"], slots=0, live=True)
 
 
-def known(names: dict[str, list[str]]) -> NodeFacts:
+def known(names: dict[str, list[str]]) -> NodeAnswer:
     """A node of which only this matters."""
-    rest: dict[str, Any] = {field.name: None for field in fields(NodeFacts)}
-    return NodeFacts(**{**rest, "names": {name: tuple(found) for name, found in names.items()}})
+    rest: dict[str, Any] = {field.name: None for field in fields(NodeAnswer)}
+    return NodeAnswer(**{**rest, "names": {name: tuple(found) for name, found in names.items()}})
 
 
 def rows(findings: Any) -> list[tuple[str, str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
+from launcher.contract.agent_settings import parse_task
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
 from launcher.follow.loop import create_run
@@ -20,6 +23,7 @@ from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
+from launcher.targets.agent_archive import read_archive
 from launcher.targets.container import plan_containers
 from launcher.targets.hosts.line import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
@@ -197,6 +201,46 @@ def test_the_script_of_a_plan_on_hosts_is_as_recorded(
 ) -> None:
     plan = make_host_plan(engine="torchrun", command=["train.py", "it's $HOME", "a\nb"])
     expect_golden("hosts-static-2x1.sh", render_hosts(plan).shell())
+
+
+SSH = """#!/bin/sh
+# Stands in for ssh, with every host on this machine.
+shift
+[ "$1" = -tt ] && shift
+exec sh -c "$*"
+"""
+PYTHON = """#!/bin/sh
+cp "$1" "$SEEN/agent-$LAUNCHER_NODE_INDEX.pyz"
+cp "$2" "$SEEN/task-$LAUNCHER_NODE_INDEX.json"
+"""
+
+
+@pytest.mark.parametrize("embed", [False, True])
+def test_the_script_brings_each_host_its_agent_and_task(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, embed: bool
+) -> None:
+    for name, text in (("bin/ssh", SSH), ("bin/python", PYTHON)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "code/examples").mkdir(parents=True)
+    code = shutil.make_archive(str(tmp_path / "c0de"), "gztar", tmp_path / "code")
+    python = str(tmp_path / "bin/python")
+    hosts = tuple(
+        host(name, f"10.1.0.{last}", python=python, state_dir=f"{tmp_path}/a {name}")
+        for last, name in enumerate(("gpu1", "gpu2"), 1)
+    )
+    plan = make_host_plan(hosts, engine="agent", run_root=str(tmp_path / "runs"))
+    script = render_hosts(plan).shell(embed=embed)
+    assert ("base64" in script) == embed
+    (tmp_path / "artifact.sh").write_text(script)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "CODE": code, "SEEN": str(tmp_path)}
+    subprocess.run(["bash", "artifact.sh"], cwd=tmp_path, env=env, check=True, timeout=60)
+    for node in plan.nodes:
+        assert (tmp_path / f"agent-{node.node_index}.pyz").read_bytes() == read_archive()
+        task = parse_task((tmp_path / f"task-{node.node_index}.json").read_text())
+        assert (task.node, task.settings) == (node, plan.agent)
 
 
 def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(

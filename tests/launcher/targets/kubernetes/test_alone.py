@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.faults import WorkerEnd
 from launcher.agent.report import AgentReport, make_outcome, render_termination
 from launcher.api.listing import read_state, show_logs
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import logs as kubernetes_logs

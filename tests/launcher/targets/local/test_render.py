@@ -63,7 +63,7 @@ def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan) -> None:
 
 @pytest.mark.parametrize("value", [AWKWARD, "", "-x", "two\nlines"])
 def test_a_shell_gets_words_and_variables_byte_for_byte(value: str) -> None:
-    line = render_line(("printf", "%s|%s", value, "end"), (("VALUE", value),))
+    line = render_line(("printf", "%s|%s", value, "end"))
     out = subprocess.run(["sh", "-c", line], capture_output=True, check=True).stdout
     assert out.decode() == f"{value}|end"
     exports: Env = (("VALUE", value),)

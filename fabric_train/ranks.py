@@ -1,0 +1,63 @@
+"""What the ranks of a training tell each other, outside of its own collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from fabric_train.errors import InputError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of a CPU process group; ``group`` None stands for one rank alone."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.leads = group is None or dist.get_rank(group) == 0
+        """Whether this is rank 0."""
+
+    @classmethod
+    def of_world(cls, timeout_s: float) -> Ranks:
+        """All ranks, in a new group: saves in the background must not mix with the training."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls()
+        return cls(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks; all ranks must call it."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def from_rank_zero(self, decide: Callable[[], T]) -> T:
+        """What ``decide`` returns or raises on rank 0, on all ranks; all ranks must call it.
+
+        The other ranks raise the error too, because they would wait for rank 0 otherwise.
+        """
+        if self.group is None:
+            return decide()
+        outcome: list[Any] = [attempt(decide) if self.leads else None]
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        result = outcome[0]
+        if isinstance(result, InputError) and not self.leads:
+            raise InputError(f"rank 0 refuses: {result.what}")
+        if isinstance(result, Exception):
+            raise result
+        value: T = result
+        return value
+
+
+def attempt(act: Callable[[], T]) -> T | Exception:
+    """What ``act`` returns, or the exception that it raises."""
+    try:
+        return act()
+    except Exception as error:
+        return error
