@@ -18,6 +18,7 @@ import psutil
 from benchmarks.measure import BenchmarkError, Goal, Measurement, Row
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.program.messages import HasCode
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 
@@ -88,7 +89,7 @@ def open_all(inventory: Inventory, hosts: list[Host]) -> Sample:
 
     def ask(host: Host) -> None:
         with ssh.open(host) as session:
-            session.call("has", state_dir="/nowhere", hashes=[])
+            session.call(HasCode(state_dir="/nowhere", hash="none"))
 
     try:
         return measure(lambda: ssh.each(ask, hosts))

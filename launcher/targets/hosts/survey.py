@@ -53,21 +53,15 @@ class Survey:
 
     def _read(self, sessions: list[Session]) -> tuple[HostFacts, ...]:
         proposed = random.SystemRandom().sample(PORTS, PROPOSED_PORTS)
-        told = self._ssh.each(lambda each: read_host(each, self._job, proposed), sessions)
-        busy = {
-            host.name: why
-            for host, found in zip(self._inventory.hosts, told, strict=True)
-            if (why := why_not(host, found, self._job))
-        }
-        all_facts = [
-            to_facts(host, found, self._job)
-            for host, found in zip(self._inventory.hosts, told, strict=True)
-        ]
+        found = self._ssh.each(lambda each: read_host(each, self._job, proposed), sessions)
+        told = dict(zip(self._inventory.hosts, found, strict=True))
+        reasons = {host.name: why_not(host, found, self._job) for host, found in told.items()}
+        busy = {name: why for name, why in reasons.items() if why}
+        all_facts = [to_facts(host, found, self._job) for host, found in told.items()]
         chosen = decide_hosts(all_facts, busy, self._job)
         check_clocks(chosen, plan_backend(self._job))
         check_versions(chosen)
-        by_name = dict(zip((h.name for h in self._inventory.hosts), told, strict=True))
-        free = [set(by_name[facts.host.name].free_ports) for facts in chosen]
+        free = [told[facts.host].free_ports for facts in chosen]
         common = [port for port in proposed if all(port in ports for ports in free)]
         if not common and self._job.rdzv.port is None:
             raise TargetError(
@@ -75,24 +69,22 @@ class Survey:
                 "--set rdzv.port=N with a port that is",
             )
         self.port = common[0] if common else None
-        of_host = {session.host.name: session for session in sessions}
-        return self._with_addresses(chosen, by_name, of_host)
+        of_host = dict(zip(self._inventory.hosts, sessions, strict=True))
+        return self._with_addresses(chosen, told, of_host)
 
     def _with_addresses(
         self,
         chosen: tuple[HostFacts, ...],
-        told: dict[str, HostReport],
-        sessions: dict[str, Session],
+        told: dict[Host, HostReport],
+        sessions: dict[Host, Session],
     ) -> tuple[HostFacts, ...]:
         if len(chosen) == 1:
             return chosen
         hosts = [facts.host for facts in chosen]
-        candidates = [
-            [a for a in candidates_of(told[host.name]) if is_wanted(host, a)] for host in hosts
-        ]
+        candidates = [[a for a in candidates_of(told[h]) if is_wanted(h, a)] for h in hosts]
         folder = shared_folder(self._job, str(Path.cwd()))
         folders = [folder] * len(hosts) if folder else []
-        opened = [sessions[host.name] for host in hosts]
+        opened = [sessions[host] for host in hosts]
         gathering = Gathering(self._ssh, opened, candidates, folders=folders)
         met = gathering.meet(keep_folders=True)
         found = decide_addresses(hosts, candidates, {call[:3] for call in met.reached})

@@ -59,7 +59,7 @@ class Lease(Record):
     age_s: float = 0.0
 
 
-class TakeLease(HostRequest["Taken"]):
+class TakeLease(HostRequest["LeaseTaken"]):
     lease: Lease
     lease_dir: str
     ttl_s: float
@@ -67,7 +67,7 @@ class TakeLease(HostRequest["Taken"]):
     """How many slots the host has in all; None for no limit."""
 
 
-class Taken(Record):
+class LeaseTaken(Record):
     """``held`` are the leases in the way, if any."""
 
     held: Sequence[Lease] = ()

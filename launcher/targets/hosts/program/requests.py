@@ -33,12 +33,12 @@ class RequestError(Exception):
     """The request cannot be done; the launcher shows this after the host's name."""
 
 
-def take_lease(asked: messages.TakeLease) -> messages.Taken:
+def take_lease(asked: messages.TakeLease) -> messages.LeaseTaken:
     try:
         LeaseBook(asked.lease_dir).take(asked.lease, asked.ttl_s, asked.slots_limit)
     except HeldError as error:
-        return messages.Taken(held=error.leases)
-    return messages.Taken()
+        return messages.LeaseTaken(held=error.leases)
+    return messages.LeaseTaken()
 
 
 def _archive(asked: messages.HasCode | messages.StoreCode) -> Path:

@@ -9,10 +9,10 @@ import pytest
 from launcher.targets.hosts.program.messages import (
     KeeperSpec,
     Lease,
+    LeaseTaken,
     NodeSeen,
     NodesSeen,
     StartNode,
-    Taken,
 )
 from launcher.targets.hosts.program.records import Record, decode, encode
 
@@ -38,7 +38,7 @@ SPEC = KeeperSpec(
     "message",
     [
         LEASE,
-        Taken(held=[LEASE, LEASE.having(node_index=1)]),
+        LeaseTaken(held=[LEASE, LEASE.having(node_index=1)]),
         StartNode(node=SPEC, limit_s=3.0),
         StartNode(node=SPEC.having(lease=None)),
         NodesSeen(nodes={"0.0": NodeSeen(state="exited", exit_code=137, detail="\udcff")}),
