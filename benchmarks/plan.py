@@ -34,8 +34,8 @@ def plan_and_render(nodes: int) -> float:
     from launcher.job.spec import JobSpec
     from launcher.plan.launch_plan import plan_run
     from launcher.plan.target_facts import MachineFacts, TargetFacts
-    from launcher.targets.container import ContainerSettings
     from launcher.targets.docker.render import render_docker
+    from launcher.targets.docker_options import ContainerSettings
 
     job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], "nnodes": nodes})
     facts = TargetFacts(

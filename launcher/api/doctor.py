@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.api.open import room_of
+from launcher.api.choose_target import room_of
 from launcher.doctor.finding import Finding, Status
 from launcher.job.spec import JobSpec
 

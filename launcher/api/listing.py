@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.api.open import open_target
+from launcher.api.choose_target import open_target
 from launcher.api.stopping import read_outcome_now
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import TERMINAL_STATES, RunState
 from launcher.follow.loop import fold
+from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
@@ -224,14 +225,12 @@ def _write(
     outputs: Iterable[Output], plan: LaunchPlan, streams: Mapping[str, BinaryIO], rank: int | None
 ) -> None:
     for output in outputs:
-        if output.worker is None:
-            who = "agent"
-        else:
+        own = None
+        if output.worker is not None:
             own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
             if rank not in (None, own) or output.block.is_progress:
                 continue
-            who = str(own)
         stream = streams[output.stream]
-        stream.write(output.block.with_prefix(f"[{output.node_index}/{who}] ".encode()))
+        stream.write(output.block.with_prefix(f"{prefix_of(output.node_index, own)} ".encode()))
         # At once, so that two streams into one file keep their order.
         stream.flush()

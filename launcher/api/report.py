@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.api.choose_target import open_target
 from launcher.api.listing import read_state
-from launcher.api.open import open_target
 from launcher.runs.folder import RunFolder
 from launcher.runs.report import Postmortem, read_postmortem
 

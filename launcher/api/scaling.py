@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.api.open import open_target
+from launcher.api.choose_target import open_target
 from launcher.api.stopping import read_outcome_now
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.open import ROOMS, open_target, room_of, rooms
+from launcher.api.choose_target import ROOMS, open_target, room_of, rooms
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 
 if TYPE_CHECKING:
-    from launcher.api.open import Choice
+    from launcher.api.choose_target import Choice
     from launcher.follow.target import Target
     from launcher.job.file import Override
     from launcher.job.spec import JobSpec
@@ -113,7 +113,7 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
     ``otherwise`` is the text of a job file for where none is named.
     """
-    from launcher.api.open import choose_engine
+    from launcher.api.choose_target import choose_engine
     from launcher.job.file import parse_job, read_job
 
     overrides = _read_overrides(arguments)
@@ -159,7 +159,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> tuple[Ch
     # Opened first: some targets begin to connect, which takes as long as all the imports.
     opened = room_of(forced).open(root, arguments) if forced else None
 
-    from launcher.api.open import Choice, choose_target
+    from launcher.api.choose_target import Choice, choose_target
     from launcher.plan.launch_plan import new_run_id, plan_run
 
     job = _resumed(read_job(arguments), arguments, opened)

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from launcher import __version__
-from launcher.api.open import rooms
+from launcher.api.choose_target import rooms
 from launcher.commands import check, doctor, env, jobs, play, runs, schema
 from launcher.commands.arguments import add_command
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
-from launcher.commands.typed import spell
+from launcher.commands.printed_commands import spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
 GROUPS = (jobs, runs, doctor, env, check, play, schema)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.api.open import rooms
+from launcher.api.choose_target import rooms
 from launcher.commands.arguments import (
     add_command,
     add_job_file,
@@ -18,7 +18,7 @@ from launcher.commands.arguments import (
     target_named,
 )
 from launcher.commands.parser import seconds
-from launcher.commands.typed import spell
+from launcher.commands.printed_commands import spell
 from launcher.contract.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
@@ -63,6 +63,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _usual_target(job: Any, root: Path) -> str:
-    from launcher.api.open import choose_target
+    from launcher.api.choose_target import choose_target
 
     return choose_target(job, None, root).facts.target

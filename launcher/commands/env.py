@@ -50,8 +50,8 @@ def _env(arguments: argparse.Namespace) -> int:
 
 
 def _render_join(arguments: argparse.Namespace) -> str:
+    from launcher.api.choose_target import open_target
     from launcher.api.joining import join_run, write_task
-    from launcher.api.open import open_target
     from launcher.runs.folder import find_run
 
     plan, index = join_run(find_run(run_root(arguments), arguments.join))

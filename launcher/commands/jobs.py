@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.open import room_of
+from launcher.api.choose_target import room_of
 from launcher.commands.arguments import (
     add_command,
     add_job,
     planned,
     shown,
 )
-from launcher.commands.typed import (
+from launcher.commands.printed_commands import (
     extra_of_job,
     joined,
     options_of_job,
@@ -28,7 +28,7 @@ from launcher.commands.typed import (
 from launcher.contract.errors import ExitCode
 
 if TYPE_CHECKING:
-    from launcher.api.open import Choice
+    from launcher.api.choose_target import Choice
     from launcher.follow.console import Console
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder

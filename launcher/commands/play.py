@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.commands.arguments import add_command
-from launcher.commands.typed import program_name
+from launcher.commands.printed_commands import program_name
 from launcher.contract.errors import ExitCode, InputError
 
 if TYPE_CHECKING:

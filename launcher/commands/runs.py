@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.api.open import rooms
+from launcher.api.choose_target import rooms
 from launcher.commands.arguments import add_command, add_run, find, run_root
 from launcher.commands.parser import natural, seconds
-from launcher.commands.typed import spell
+from launcher.commands.printed_commands import spell
 from launcher.contract.errors import ExitCode, InputError
 
 

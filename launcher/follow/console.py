@@ -9,9 +9,9 @@ from typing import TextIO
 from launcher.contract.clock import Clock, SystemClock
 from launcher.follow.lines import LineBlock
 from launcher.follow.outlet import Outlet
+from launcher.follow.prefix import paint_prefix
 from launcher.follow.tails import Stream
 
-PREFIX_COLOURS = (36, 33, 35, 32, 34, 31)
 PROGRESS_INTERVAL_S = 5.0
 """How often a progress update becomes a plain line where no terminal is attached."""
 
@@ -121,8 +121,7 @@ class Console:
         on_terminal = self._terminal if sink is self._stream else sink.isatty()
         if not self._colour or not on_terminal:
             return prefix
-        code = 1 if colour_key < 0 else PREFIX_COLOURS[colour_key % len(PREFIX_COLOURS)]
-        return f"\x1b[{code}m{prefix}\x1b[0m"
+        return paint_prefix(prefix, colour_key)
 
     def _put(self, sink: TextIO | Outlet, data: bytes) -> None:
         if isinstance(sink, Outlet):

@@ -12,6 +12,7 @@ from launcher.contract.errors import DiskFullError, InputError, LauncherError, T
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason, RunState
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOLDER_REMOVED
+from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import is_stop_requested, take_scale_request
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import RunEnd, Target
@@ -158,7 +159,7 @@ class Follower:
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
             if output.worker is None:
-                prefix = f"[{output.node_index}/agent]"
+                prefix = prefix_of(output.node_index, None)
                 self._console.show(
                     output.block, stream="stderr", prefix=prefix, colour_key=output.node_index
                 )
@@ -166,7 +167,7 @@ class Follower:
                 self._show_worker(output, self._rank(output.worker))
 
     def _show_worker(self, output: Output, rank: int) -> None:
-        prefix = f"[{output.node_index}/{rank}]" if self._workers > 1 else ""
+        prefix = prefix_of(output.node_index, rank) if self._workers > 1 else ""
         if output.block.is_progress:
             if rank == 0:
                 text = output.block.data.decode()

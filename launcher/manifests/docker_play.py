@@ -14,8 +14,8 @@ from typing import Any
 from launcher.contract import protocol
 from launcher.manifests.play import Play, PlayedPod
 from launcher.manifests.play_values import PlayedMount, PlayedVolume
-from launcher.targets.container import LOG_OPTIONS
 from launcher.targets.docker.engine import Engine, engine_errors
+from launcher.targets.docker_options import LOG_OPTIONS
 
 LABEL = "launcher.play-id"
 """The label of all that a play makes. Plays have no run folder, so it is not the label of runs."""

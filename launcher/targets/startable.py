@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.targets import proc
-from launcher.targets.code import Code
+from launcher.targets.code_archive import Code
 
 LOOK_LIMIT_S = 20.0
 _FIND = """

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from launcher.yamlfile.loaders import BOOL, FLOAT, INT, NULL, TAG, CoreLoader, FastLoader
+from launcher.yamlfile.messages import explain
 from launcher.yamlfile.problem import FileError, KeyPath, Problem
-from launcher.yamlfile.words import explain
 
 MAX_FILE_BYTES = 2**20
 MAX_NODES = 20_000

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from launcher.targets.hosts.line import LEASE_TTL_S
+from launcher.targets.hosts.connection import LEASE_TTL_S
 from tests.hosts.places import Network, wait_until
 from tests.hosts.test_doctor import held
 from tests.hosts.typist import Typist

@@ -14,7 +14,7 @@ import pytest
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from launcher.targets.container import ContainerSettings, plan_containers
+from launcher.targets.docker_options import ContainerSettings, plan_containers
 from launcher.targets.kubernetes.logs import LogFollower
 from launcher.targets.kubernetes.watch import PodWatch
 from launcher.targets.local.render import LocalSettings

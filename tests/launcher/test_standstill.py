@@ -33,10 +33,10 @@ from launcher.runs.folder import RunFolder
 from launcher.targets import proc
 from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
+from launcher.targets.hosts import connection as host_line
 from launcher.targets.hosts import images, ssh
-from launcher.targets.hosts import line as host_line
+from launcher.targets.hosts.connection import HostLine, LineRenewer
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.line import HostLine, LineRenewer
 from launcher.targets.hosts.program import keeper as host_keeper
 from launcher.targets.hosts.program import leases, messages, processes, requests
 from launcher.targets.hosts.settings import Host, HostFacts

@@ -15,8 +15,9 @@ TAKEOVER = AGENT + "test_takeover.py::"
 
 ROWS: tuple[Row, ...] = (
     Row(
-        functions="""agent.roster.shell:Shell.begin agent.roster.shell:Shell.next_word
-            agent.roster.shell:Shell.settle agent.roster.shell:Shell.end
+        functions="""agent.roster.thread:RosterThread.begin
+            agent.roster.thread:RosterThread.next_word
+            agent.roster.thread:RosterThread.settle agent.roster.thread:RosterThread.end
             agent.roster.handler:RosterHandler.next_rendezvous
             agent.roster.store:StoreClient.__init__ agent.roster.store:connect""",
         who="a node, for the store and what the others say there",
@@ -100,7 +101,9 @@ ROWS: tuple[Row, ...] = (
         frozen=by(ENDED, "test_a_node_that_freezes_after_another_has_finished_is_not_waited_for"),
         never=by(HANDLER, "test_in_a_store_to_which_nobody_came_nobody_waits"),
     ),
-    Row.alike("agent.roster.shell:Shell._pulse", "the roster's thread, between two pulses", NOBODY),
+    Row.alike(
+        "agent.roster.thread:RosterThread._pulse", "the roster's thread, between two pulses", NOBODY
+    ),
     Row(
         functions="""agent.roster.store:_fork_store agent.roster.store:StoreProcess.stop
             agent.roster.store:_serve""",

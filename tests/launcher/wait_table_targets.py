@@ -17,7 +17,10 @@ PLAY, FAULTS = (
 )
 PLAY_FAULTS = "launcher/manifests/test_play_faults.py::"
 SSH, COPY = "launcher/targets/hosts/test_ssh_sessions.py::", "launcher/targets/hosts/test_copy.py::"
-LEASES, LATE = "launcher/targets/hosts/test_leases.py::", "launcher/targets/hosts/test_late.py::"
+LEASES, LATE = (
+    "launcher/targets/hosts/test_leases.py::",
+    "launcher/targets/hosts/test_late_start.py::",
+)
 FACTS, EXAMINE = (
     "launcher/targets/hosts/test_facts.py::",
     "launcher/targets/hosts/test_examine.py::",
@@ -151,8 +154,8 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row(
-        functions="""targets.hosts.line:HostLine._run targets.hosts.line:HostLine.close
-            targets.hosts.line:HostLine.free targets.hosts.target:HostsTarget.bring_output""",
+        functions="""targets.hosts.connection:HostLine._run targets.hosts.connection:HostLine.close
+            targets.hosts.connection:HostLine.free targets.hosts.target:HostsTarget.bring_output""",
         who="a line of the launcher, for what its host tells",
         ends="the launcher's word; silence, after which the host is reached anew",
         limit="SILENCE_LIMIT_S; FREE_LIMIT_S and 5 s to close; FIRST_WORD_LIMIT_S to look on",
@@ -165,7 +168,7 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same"),
     ),
     Row(
-        functions="targets.hosts.line:copy_once",
+        functions="targets.hosts.connection:copy_once",
         who="the launcher, for all files of a host",
         ends="the host says that it is done",
         limit="COPY_SILENCE_S between two messages",
@@ -175,10 +178,12 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row.alike(
-        "targets.hosts.line:LineRenewer._run", "the launcher's beat, between two beats", NOBODY
+        "targets.hosts.connection:LineRenewer._run",
+        "the launcher's beat, between two beats",
+        NOBODY,
     ),
     Row(
-        functions="targets.hosts.late:LateStarts.add.keep_trying",
+        functions="targets.hosts.late_start:LateStarts.add.keep_trying",
         who="the launcher, for a host that is away",
         ends="the start; the run's end",
         limit="BACK_LIMIT_S, where the run cannot do without it; else the run's life",

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.agent.roster import head as heads
+from launcher.agent.roster.events import Rules
 from launcher.agent.roster.head import Cause, Head, Phase, index_of, rank_order
 from launcher.agent.roster.view import State, may_form, status_in
 from launcher.agent.roster.watch import silent
-from launcher.agent.roster.words import Rules
 
 TAKEOVER_CALL_S = 2.0
 """The last call after a lost store, which all survivors notice at about the same time."""

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from launcher.agent.roster import words
+from launcher.agent.roster import events
 from launcher.agent.roster.exit_barrier import AgentStore
 from launcher.agent.roster.fencing import Fence, TakenGeneration
 from launcher.agent.roster.head import (
@@ -35,8 +35,8 @@ from launcher.agent.roster.parting import (
     wait_for_the_others,
 )
 from launcher.agent.roster.settings import RosterSettings
-from launcher.agent.roster.shell import Shell
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
+from launcher.agent.roster.thread import RosterThread
 from launcher.agent.roster.view import may_form, nodes_waiting
 from launcher.contract.clock import Clock, SystemClock
 
@@ -98,7 +98,7 @@ class RosterHandler(rdzv.RendezvousHandler):
                 "of the last nodes can go on (set fence_dir to let any %d do so)",
                 min_nodes,
             )
-        self._shell = Shell(
+        self._thread = RosterThread(
             rules=settings.rules(min_nodes, max_nodes),
             index=settings.node_index,
             nonce=uuid.uuid4().hex[:8],
@@ -108,7 +108,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             where=f" at {endpoint.host}:{endpoint.port}",
         )
         # torch gives up by itself where nothing listens; this is for a frozen store
-        self._shell.begin(settings.connect_timeout_s + CONNECT_SLACK_S)
+        self._thread.begin(settings.connect_timeout_s + CONNECT_SLACK_S)
 
     def _connect(self) -> StoreClient:
         """Two connections: one beats, the other may block with the caller; runs in the thread."""
@@ -130,16 +130,16 @@ class RosterHandler(rdzv.RendezvousHandler):
         ``RendezvousTimeoutError``, ``RendezvousStateError`` (also when another node has this
         ``node_index``, or the fence cannot be written), ``RendezvousConnectionError``.
         """
-        self._shell.check()
-        self._shell.ask(words.Join(format_card(self._addr, self._port.hold())))
+        self._thread.check()
+        self._thread.ask(events.Join(format_card(self._addr, self._port.hold())))
         while True:
-            match self._shell.next_word():
-                case words.TakeGeneration():
-                    self._shell.post(words.Generation(self._take_generation()))
-                case words.Refuse(kind, text):
+            match self._thread.next_word():
+                case events.TakeGeneration():
+                    self._thread.post(events.Generation(self._take_generation()))
+                case events.Refuse(kind, text):
                     self._port.release()
                     raise REFUSALS[kind](text)
-                case words.Deliver(membership):
+                case events.Deliver(membership):
                     self._port.release()
                     return self._entered(membership)
 
@@ -149,13 +149,13 @@ class RosterHandler(rdzv.RendezvousHandler):
         Raises ``RendezvousConnectionError`` when the store is gone or silent for too long.
         """
         try:
-            self._shell.check()
+            self._thread.check()
         except rdzv.RendezvousConnectionError:
             if self._ends_without_store():
                 return 0
             raise
         self._look_at_fence()
-        state = self._shell.state
+        state = self._thread.state
         waiting = nodes_waiting(state)
         if waiting and state.head and state.head.epoch != self._told_epoch:
             self._told_epoch = state.head.epoch
@@ -163,7 +163,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         return waiting
 
     def is_closed(self) -> bool:
-        head = self._shell.state.head
+        head = self._thread.state.head
         if head is not None:
             return head.phase is Phase.CLOSED
         return self._caller is not None and self._caller.is_closed()
@@ -180,11 +180,11 @@ class RosterHandler(rdzv.RendezvousHandler):
         other exception, or when this node is no member, it just leaves and the others re-form.
         """
         error = sys.exc_info()[1]
-        state = self._shell.state
+        state = self._thread.state
         head = state.head
         current = head is not None and head.epoch == state.entered and state.belongs
         try:
-            self._shell.check()
+            self._thread.check()
         except Exception:
             parted = False
         else:
@@ -197,7 +197,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._linger(
             parted and (self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError))
         )
-        self._shell.end()
+        self._thread.end()
         self._port.release()
         return parted
 
@@ -234,20 +234,20 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     def admit(self) -> None:
         """The running group has committed: the waiting newcomers may come in now."""
-        self._shell.post(words.PlainEvent.ADMIT)
+        self._thread.post(events.PlainEvent.ADMIT)
 
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
-        self._shell.post(words.PlainEvent.LEAVE)
-        return self._shell.settle(has_parted, PARTING_LIMIT_S)
+        self._thread.post(events.PlainEvent.LEAVE)
+        return self._thread.settle(has_parted, PARTING_LIMIT_S)
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round.
 
         Idempotent, takes <= 2 s.
         """
-        self._shell.post(words.PlainEvent.FINISH)
-        self._shell.settle(is_known_to_have_finished, PARTING_LIMIT_S)
+        self._thread.post(events.PlainEvent.FINISH)
+        self._thread.settle(is_known_to_have_finished, PARTING_LIMIT_S)
 
     def leave_finished(self) -> None:
         """For a node that is stopped while it waits for the others to finish; they go on."""
@@ -264,22 +264,22 @@ class RosterHandler(rdzv.RendezvousHandler):
         not finished cannot form a group. Signal handlers run meanwhile, and may raise.
         """
         with contextlib.suppress(rdzv.RendezvousError):
-            while not self._shell.settle(is_closed, FINISH_LOOK_S):
-                self._shell.check()
+            while not self._thread.settle(is_closed, FINISH_LOOK_S):
+                self._thread.check()
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
-        self._shell.post(words.Close(reason))
-        return self._shell.settle(is_closed, PARTING_LIMIT_S)
+        self._thread.post(events.Close(reason))
+        return self._thread.settle(is_closed, PARTING_LIMIT_S)
 
     # -- within --------------------------------------------------------------------------------
     @property
     def _head(self) -> Head:
-        return self._shell.state.head or _NO_HEAD
+        return self._thread.state.head or _NO_HEAD
 
     def _ends_without_store(self) -> bool:
         """Whether the workers can go on without a store, because no other group could be formed."""
-        state = self._shell.state
+        state = self._thread.state
         if state.head is None or not state.belongs or state.entered != state.head.epoch:
             return False
         return state.head.closed == FINISHED or not may_form(state)
@@ -309,13 +309,13 @@ class RosterHandler(rdzv.RendezvousHandler):
         )
 
     def _take_generation(self) -> int | None:
-        head = self._shell.state.head
+        head = self._thread.state.head
         if self._fence is None or head is None:
             return None
         try:
             # A leader that was frozen must not take a number above that of the others.
             if (newest := self._overtaken_by(head)) and newest.origin != head.origin:
-                self._shell.post(words.Fenced(True))
+                self._thread.post(events.Fenced(True))
                 return None
             return self._fence.take(head.origin)
         except OSError as error:
@@ -325,13 +325,13 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     def _look_at_fence(self) -> None:
         """The leader looks every few seconds whether another group has taken over."""
-        state, now = self._shell.state, self._clock.monotonic()
+        state, now = self._thread.state, self._clock.monotonic()
         if self._fence is None or not state.leads or now - self._fence_looked_at < FENCE_LOOK_S:
             return
         self._fence_looked_at = now
         head = state.head
         if head and head.phase is Phase.SEALED and (newest := self._overtaken_by(head)):
-            self._shell.post(words.Fenced(newest.origin != head.origin))
+            self._thread.post(events.Fenced(newest.origin != head.origin))
 
     def _overtaken_by(self, head: Head) -> TakenGeneration | None:
         """A later generation than that of the last membership here; a new store has none."""
@@ -348,7 +348,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             with contextlib.suppress(rdzv.RendezvousConnectionError):
                 assert self._caller is not None
                 limit_s = self._settings.detection_limit_s
-                wait_for_the_others(self._caller, self._shell.state, limit_s, self._clock)
+                wait_for_the_others(self._caller, self._thread.state, limit_s, self._clock)
         self._store.stop()
 
 

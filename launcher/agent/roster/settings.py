@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.roster.words import Rules
+from launcher.agent.roster.events import Rules
 from launcher.contract import protocol
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})

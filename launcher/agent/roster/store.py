@@ -23,7 +23,7 @@ import torch.distributed
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent import processes
-from launcher.agent.roster import words
+from launcher.agent.roster import events
 from launcher.agent.roster.head import Phase, parse_head
 from launcher.agent.roster.view import FINISHED_MARK, HEAD, SEATS, beat_key, status_in
 
@@ -58,27 +58,29 @@ class StoreClient:
         self._prefix = f"roster/{run_id}/"
         self.store = connect(endpoint, timeout_s)
 
-    def carry_out(self, action: words.StoreAction) -> words.Done | words.Values | words.Swapped:
+    def carry_out(self, action: events.StoreAction) -> events.Done | events.Values | events.Swapped:
         """One operation, answered by the event that the machine expects."""
         try:
             return self._carry_out(action)
         except (RuntimeError, ValueError) as error:
             raise unreachable(self.endpoint, error) from error
 
-    def _carry_out(self, action: words.StoreAction) -> words.Done | words.Values | words.Swapped:
+    def _carry_out(
+        self, action: events.StoreAction
+    ) -> events.Done | events.Values | events.Swapped:
         match action:
-            case words.Write(key, text):
+            case events.Write(key, text):
                 self.store.set(self._prefix + key, text)
-                return words.Done()
-            case words.Enlist(seat):
+                return events.Done()
+            case events.Enlist(seat):
                 self.store.append(self._prefix + SEATS, seat + " ")
-                return words.Done()
-            case words.Fetch(keys):
+                return events.Done()
+            case events.Fetch(keys):
                 values = self.store.multi_get([self._prefix + key for key in keys])
-                return words.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
-            case words.Swap(expected, desired):
+                return events.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
+            case events.Swap(expected, desired):
                 text = self.store.compare_set(self._prefix + HEAD, expected, desired)
-                return words.Swapped(text.decode())
+                return events.Swapped(text.decode())
 
     def part(self, name: str) -> Any:
         """A ``torch.distributed.Store`` of its own below the run's keys."""
@@ -86,8 +88,8 @@ class StoreClient:
 
     def beats_of(self, seats: Sequence[str]) -> dict[str, str]:
         """The last beats of seats that exist."""
-        answer = self.carry_out(words.Fetch(tuple(beat_key(seat) for seat in seats)))
-        assert isinstance(answer, words.Values)
+        answer = self.carry_out(events.Fetch(tuple(beat_key(seat) for seat in seats)))
+        assert isinstance(answer, events.Values)
         return {seat: answer.values[beat_key(seat)] for seat in seats}
 
     def waiting(self) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from launcher.agent.roster import events
 from launcher.agent.roster import head as heads
-from launcher.agent.roster import words
 from launcher.agent.roster.watch import SUSPECT_INTERVALS, Beat, listen, plan_watched, silent
 
 HEAD = "head"
@@ -21,7 +21,7 @@ FAST_FOR_S = 5.0
 class State:
     """All that one node knows and wants."""
 
-    rules: words.Rules
+    rules: events.Rules
     index: int
     nonce: str
     seat: str
@@ -34,7 +34,7 @@ class State:
     finishing_at: float = 0.0
     closing: str = ""
     admitted: int = 0
-    fenced_out: words.Fenced | None = None
+    fenced_out: events.Fenced | None = None
     # this node in the run
     entered: int = 0
     waited_s: float = 0.0
@@ -56,7 +56,7 @@ class State:
     waiters_at: float = 0.0
     # the pulse under way
     count: int = 0
-    asked: words.StoreAction | None = None
+    asked: events.StoreAction | None = None
     said: str = ""
     due: bool = False
     carded: str = ""
@@ -219,33 +219,35 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
     return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
 
-def answered(state: State, event: words.Done | words.Values | words.Swapped, now: float) -> State:
+def answered(
+    state: State, event: events.Done | events.Values | events.Swapped, now: float
+) -> State:
     """The store's answer to the action under way."""
     asked, state = state.asked, replace(state, asked=None)
     match asked, event:
-        case words.Write(key), words.Done() if key == state.written:
+        case events.Write(key), events.Done() if key == state.written:
             return state
-        case words.Write(key), words.Done() if key == card_key(state.seat):
+        case events.Write(key), events.Done() if key == card_key(state.seat):
             return replace(state, carded=asked.text)
-        case words.Write(), words.Done():
+        case events.Write(), events.Done():
             return replace(state, said=status_in(asked.text), due=False, count=state.count + 1)
-        case words.Enlist(seat), words.Done() if seat.startswith(FINISHED_MARK):
+        case events.Enlist(seat), events.Done() if seat.startswith(FINISHED_MARK):
             return replace(state, told_finished=True, looked=False)
-        case words.Enlist(seat), words.Done():
+        case events.Enlist(seat), events.Done():
             return replace(state, enlisted=seat)
-        case words.Swap(), words.Swapped(text):
+        case events.Swap(), events.Swapped(text):
             return _after_swap(state, asked, text, now)
-        case words.Fetch((key,)), words.Values(values) if key.startswith("members/"):
+        case events.Fetch((key,)), events.Values(values) if key.startswith("members/"):
             return replace(state, ring=heads.parse_members(values[key]), ring_key=key)
-        case words.Fetch(keys), words.Values(values) if keys[0].startswith("card/"):
+        case events.Fetch(keys), events.Values(values) if keys[0].startswith("card/"):
             cards = {k.removeprefix("card/"): v for k, v in values.items()}
             return replace(state, cards={s: heads.parse_card(s, c) for s, c in cards.items()})
-        case words.Fetch(), words.Values(values):
+        case events.Fetch(), events.Values(values):
             return see(state, values, now)
     raise AssertionError(f"{event} does not answer {asked}")
 
 
-def _after_swap(state: State, asked: words.Swap, text: str, now: float) -> State:
+def _after_swap(state: State, asked: events.Swap, text: str, now: float) -> State:
     won = text == asked.desired
     sealed, ring = state.written, tuple(state.cards[s] for s in state.sealing if s in state.cards)
     state = adopt(replace(state, swaps=state.swaps + 1, looked=False), text, now)
@@ -254,7 +256,7 @@ def _after_swap(state: State, asked: words.Swap, text: str, now: float) -> State
     return state
 
 
-def counts_before(rules: words.Rules) -> dict[str, int]:
+def counts_before(rules: events.Rules) -> dict[str, int]:
     return {heads.Cause.FAULT.value: rules.faults_before} if rules.faults_before else {}
 
 

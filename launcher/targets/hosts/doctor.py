@@ -28,7 +28,7 @@ from launcher.doctor.run import (
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.rendezvous import plan_backend
-from launcher.targets.code import Code, pack
+from launcher.targets.code_archive import Code, pack
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
 from launcher.targets.hosts.images import read_image

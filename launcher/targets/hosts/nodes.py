@@ -11,8 +11,8 @@ from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.code import Code
-from launcher.targets.hosts.line import LEASE_TTL_S
+from launcher.targets.code_archive import Code
+from launcher.targets.hosts.connection import LEASE_TTL_S
 from launcher.targets.hosts.plan import comes_back, run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import KeeperSpec, Lease

@@ -8,7 +8,7 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import AgentFiles, TaskFile, render_agent_files, start_argv
-from launcher.targets.container import DOCKER_RUN_ATTACHED, Container, shared_options
+from launcher.targets.docker_options import DOCKER_RUN_ATTACHED, Container, shared_options
 from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.shell import quote, render_block, render_start

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from launcher.plan.target_facts import MachineFacts
 from launcher.plan.target_settings import TargetSettings
-from launcher.targets.container import ContainerSettings
+from launcher.targets.docker_options import ContainerSettings
 
 STATE_DIR = "~/.launcher"
 """Where a host keeps runs, code and programs, unless the inventory names another folder."""

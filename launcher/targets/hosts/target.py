@@ -23,18 +23,18 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
-from launcher.targets.code import Code, read_code
-from launcher.targets.container import plan_containers
-from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
-from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.late import BACK_LIMIT_S, LateStarts
-from launcher.targets.hosts.line import (
+from launcher.targets.code_archive import Code, read_code
+from launcher.targets.docker_options import plan_containers
+from launcher.targets.hosts.connection import (
     LEASE_TTL_S,
     MISSING,
     HostLine,
     LineRenewer,
     copy_once,
 )
+from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
+from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.late_start import BACK_LIMIT_S, LateStarts
 from launcher.targets.hosts.nodes import (
     ask_on,
     by_host,

@@ -15,7 +15,7 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.agent_files import OTHER_AGENT_FIX
-from launcher.targets.container import PYTHON
+from launcher.targets.docker_options import PYTHON
 from launcher.targets.kubernetes.plan import render_kept_plan
 from launcher.targets.kubernetes.pods import PodSettings
 

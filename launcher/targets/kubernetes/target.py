@@ -37,10 +37,10 @@ from launcher.targets.kubernetes.pod_states import (
     is_suspended,
     parse_job_end,
 )
+from launcher.targets.kubernetes.preflight import refuse_taken, try_pod
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_pod import pods_of
 from launcher.targets.kubernetes.run_pods import RunPods, selector_of
-from launcher.targets.kubernetes.trial import refuse_taken, try_pod
 
 if TYPE_CHECKING:
     from launcher.follow.console import Console

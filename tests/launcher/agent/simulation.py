@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from launcher.agent.roster import words
+from launcher.agent.roster import events
 from launcher.agent.roster.head import Membership, Phase, format_card, parse_head
-from launcher.agent.roster.machine import start, step
+from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.view import State, nodes_waiting, pause_s
 
 MONITOR_S = 0.1
@@ -26,22 +26,22 @@ class Store:
     def __init__(self) -> None:
         self.data: dict[str, str] = {}
 
-    def carry_out(self, action: words.StoreAction) -> words.Event:
+    def carry_out(self, action: events.StoreAction) -> events.Event:
         match action:
-            case words.Write(key, text):
+            case events.Write(key, text):
                 self.data[key] = text
-                return words.Done()
-            case words.Enlist(seat):
+                return events.Done()
+            case events.Enlist(seat):
                 self.data["seats"] = self.data.get("seats", "") + seat + " "
-                return words.Done()
-            case words.Fetch(keys):
+                return events.Done()
+            case events.Fetch(keys):
                 missing = [key for key in keys if key not in self.data]
                 assert not missing, f"a read of {missing} would block"
-                return words.Values({key: self.data[key] for key in keys})
-            case words.Swap(expected, desired):
+                return events.Values({key: self.data[key] for key in keys})
+            case events.Swap(expected, desired):
                 if self.data.get("head", "") == expected:
                     self.data["head"] = desired
-                return words.Swapped(self.data["head"])
+                return events.Swapped(self.data["head"])
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Node:
     left: bool = False
     running: Membership | None = None
     finished: bool = False
-    refused: words.Refuse | None = None
+    refused: events.Refuse | None = None
     joining: bool = False
     storage_hangs: bool = False
     deferred: list[Callable[[], None]] = field(default_factory=list)
@@ -81,15 +81,15 @@ class Node:
 
         self.world.at(delay_s, awake)
 
-    def handle(self, event: words.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         self.state, actions = step(self.state, event, self.clock())
         for action in actions:
             match action:
-                case words.Deliver(membership):
+                case events.Deliver(membership):
                     self.enter(membership)
-                case words.Refuse():
+                case events.Refuse():
                     self.refused, self.joining = action, False
-                case words.TakeGeneration():
+                case events.TakeGeneration():
                     self.at(self.world.delay(), self.take)
                 case _:
                     self.send(action)
@@ -99,11 +99,11 @@ class Node:
             return
         self.world.generation += 1
         number = self.world.generation
-        self.at(self.world.delay(), lambda: self.handle(words.Generation(number)))
+        self.at(self.world.delay(), lambda: self.handle(events.Generation(number)))
 
-    def send(self, action: words.StoreAction) -> None:
+    def send(self, action: events.StoreAction) -> None:
         self.operations[type(action).__name__] += 1
-        self.operations["keys"] += len(action.keys) if isinstance(action, words.Fetch) else 1
+        self.operations["keys"] += len(action.keys) if isinstance(action, events.Fetch) else 1
 
         def arrive() -> None:
             if self.world.now < self.world.store_frozen_until:
@@ -118,7 +118,7 @@ class Node:
         if self.left or self.refused:
             return
         if self.state.asked is None:
-            self.handle(words.PlainEvent.PULSE)
+            self.handle(events.PlainEvent.PULSE)
         self.at(pause_s(self.state, self.clock()) / self.rate, self.pulse)
 
     def monitor(self) -> None:
@@ -138,7 +138,7 @@ class Node:
     def rejoin(self, delay_s: float = 0.0) -> None:
         if not self.joining and not self.left and not self.refused and not self.finished:
             self.running, self.joining = None, True
-            self.at(delay_s, lambda: self.handle(words.Join(format_card(self.name, 1))))
+            self.at(delay_s, lambda: self.handle(events.Join(format_card(self.name, 1))))
 
     # -- what happens to it
     def freeze(self) -> None:
@@ -157,13 +157,13 @@ class Node:
 
     def leave(self) -> None:
         self.running = None
-        self.handle(words.PlainEvent.LEAVE)
+        self.handle(events.PlainEvent.LEAVE)
         self.at(2.0, lambda: setattr(self, "left", True))
 
     def finish(self) -> None:
         """Its workers have all succeeded: it waits at the exit barrier."""
         self.running, self.finished = None, True
-        self.handle(words.PlainEvent.FINISH)
+        self.handle(events.PlainEvent.FINISH)
 
     def has_ended(self) -> bool:
         """Whether its agent's process would be gone by now."""
@@ -172,16 +172,16 @@ class Node:
         return self.dead or self.refused is not None or (self.finished and not waits)
 
     def admit(self) -> None:
-        self.handle(words.PlainEvent.ADMIT)
+        self.handle(events.PlainEvent.ADMIT)
 
     def close(self, reason: str) -> None:
-        self.handle(words.Close(reason))
+        self.handle(events.Close(reason))
 
 
 class World:
     """Simulated time, one store, one shared folder for generations, any number of nodes."""
 
-    def __init__(self, rules: words.Rules, seed: int = 0, delay_s: float = 0.002) -> None:
+    def __init__(self, rules: events.Rules, seed: int = 0, delay_s: float = 0.002) -> None:
         self.rules = rules
         self.random = random.Random(seed)
         self.delay_s = delay_s

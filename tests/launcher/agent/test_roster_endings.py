@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
+from launcher.agent.roster.events import Rules
 from launcher.agent.roster.head import parse_head
-from launcher.agent.roster.words import Rules
 from tests.launcher.agent.simulation import Node, World
 
 LIMIT_S = 5.0

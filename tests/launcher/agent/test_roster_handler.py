@@ -57,7 +57,7 @@ def make(store: StoreProcess, tmp_path: Path) -> Iterator[Make]:
 
     yield make
     for handler in made:
-        handler._shell.end()
+        handler._thread.end()
 
 
 def together(*handlers: RosterHandler) -> list[RendezvousInfo]:
@@ -332,7 +332,7 @@ def test_no_wall_clock_is_read_from_join_to_loss(
     monkeypatch.setattr(time, "time_ns", never)
     monkeypatch.setattr(datetime, "datetime", NoDate)
     together(*handlers)
-    handlers[1]._shell.end()
+    handlers[1]._thread.end()
     rest = [handlers[0], handlers[2]]
     wait_until(lambda: all(h.num_nodes_waiting() for h in rest), 5)
     assert [info.world_size for info in together(*rest)] == [2, 2]
@@ -341,5 +341,5 @@ def test_no_wall_clock_is_read_from_join_to_loss(
 def test_the_head_is_small_however_many_nodes_there_are(make: Make) -> None:
     handlers = [make((6, 6), node_index=index) for index in range(6)]
     together(*handlers)
-    assert len(handlers[0]._shell.state.text) < 400
-    assert json.loads(handlers[0]._shell.state.text)["nodes"] == 6
+    assert len(handlers[0]._thread.state.text) < 400
+    assert json.loads(handlers[0]._thread.state.text)["nodes"] == 6

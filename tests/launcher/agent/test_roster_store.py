@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from launcher.agent.roster.events import Enlist, Fetch, Swap, Swapped, Values, Write
 from launcher.agent.roster.head import Head, close, format_head
 from launcher.agent.roster.store import (
     TCP_THIN_LINEAR_TIMEOUTS,
@@ -22,7 +23,6 @@ from launcher.agent.roster.store import (
     repeat_evenly,
     serve_forked,
 )
-from launcher.agent.roster.words import Enlist, Fetch, Swap, Swapped, Values, Write
 from tests.launcher.agent.node_process import wait_until
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from launcher.agent.roster.words import Rules
+from launcher.agent.roster.events import Rules
 from tests.launcher.agent.simulation import World
 
 SECONDS = 2.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.roster.words import Rules
+from launcher.agent.roster.events import Rules
 from tests.launcher.agent.simulation import Node, World
 
 LIMIT_S = 5.0

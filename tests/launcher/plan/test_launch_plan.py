@@ -26,7 +26,7 @@ from launcher.plan.launch_plan import (
 )
 from launcher.plan.target_facts import Capacity, MachineFacts, TargetFacts
 from launcher.targets.capacity import plan_capacity
-from launcher.targets.container import ContainerSettings
+from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.local.render import LocalSettings
 
 MakePlan = Callable[..., LaunchPlan]
@@ -304,7 +304,7 @@ def test_a_plan_for_another_target_is_told_from_ones_own(
         "os.PathLike",
         "launcher.plan.launch_plan.LaunchPlan",
         "launcher.no_such_room.Settings",
-        "launcher.targets.container.NoSuchSettings",
+        "launcher.targets.docker_options.NoSuchSettings",
         "no_such_package.Settings",
         "",
     ],

@@ -15,7 +15,7 @@ from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets import repository
-from launcher.targets.code import read_code
+from launcher.targets.code_archive import read_code
 from launcher.targets.docker.engine import _image_hint
 from launcher.targets.local.target import how_to_install
 from launcher.targets.startable import check_here, check_in_code, check_in_mounts

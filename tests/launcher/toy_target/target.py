@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from launcher.api.open import ROOMS
+from launcher.api.choose_target import ROOMS
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.protocol import AGENT_ARCHIVE, CONSOLE_FILE, STALE_VARIABLES
 from launcher.contract.reasons import NodeState

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.container import ContainerSettings
 from launcher.targets.docker.render import DockerArtifact, render_docker
+from launcher.targets.docker_options import ContainerSettings
 from tests.launcher.docker_place import LINGER, STUBBORN, Place, wait_until
 from tests.launcher.runner import hear_hangups
 

@@ -9,8 +9,8 @@ import pytest
 
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets.container import Container, ContainerSettings
 from launcher.targets.docker.render import render_docker
+from launcher.targets.docker_options import Container, ContainerSettings
 
 MakePlan = Callable[..., LaunchPlan]
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"

@@ -21,8 +21,8 @@ from launcher.contract.reasons import NodeState
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
-from launcher.targets.container import ContainerSettings
 from launcher.targets.docker.target import DockerTarget
+from launcher.targets.docker_options import ContainerSettings
 from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place, wait_until
 
 pytestmark = pytest.mark.docker

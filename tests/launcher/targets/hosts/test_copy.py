@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.targets.hosts.line import HostCopy, read_sizes, write_at
+from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
 from launcher.targets.hosts.program.frames import (
     BEAT,
     ENOUGH,
@@ -115,7 +115,7 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
         disk.fill()
         with disk.filler.open("r+b") as file:
             file.truncate(disk.filler.stat().st_size - (300 << 10))
-        monkeypatch.setattr("launcher.targets.hosts.line.FULL_RETRY_S", 0.0)
+        monkeypatch.setattr("launcher.targets.hosts.connection.FULL_RETRY_S", 0.0)
         copies = [HostCopy(pair.here)]
         for _ in range(2):
             pair.watch.send_new()

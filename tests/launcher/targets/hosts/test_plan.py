@@ -24,8 +24,8 @@ from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
 from launcher.targets.agent_archive import read_archive
-from launcher.targets.container import plan_containers
-from launcher.targets.hosts.line import LEASE_TTL_S, HostLine
+from launcher.targets.docker_options import plan_containers
+from launcher.targets.hosts.connection import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
     Address,
     check_clocks,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.targets.code import pack
+from launcher.targets.code_archive import pack
 from launcher.targets.hosts.program import requests
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import KeeperSpec, Kept, Lease, RemoveRun

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands import typed as typed_commands
+from launcher.commands import printed_commands as typed_commands
 from launcher.commands.cli import run_command
 from launcher.job.spec import JobSpec
 from launcher.targets.kubernetes.plan import plan_kubernetes

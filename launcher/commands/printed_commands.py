@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from launcher.api.open import rooms
+from launcher.api.choose_target import rooms
 from launcher.commands.arguments import OVERRIDES, RUN_ROOT, shown
 from launcher.targets.room import words_given
 

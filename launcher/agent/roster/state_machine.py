@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launcher.agent.roster import events
 from launcher.agent.roster import head as heads
-from launcher.agent.roster import words
 from launcher.agent.roster.decide import (
     decide_change,
     decide_members,
@@ -34,46 +34,46 @@ from launcher.agent.roster.watch import silent
 MAX_SWAPS_PER_PULSE = 4
 
 
-def start(rules: words.Rules, index: int, nonce: str) -> State:
+def start(rules: events.Rules, index: int, nonce: str) -> State:
     """A node that has not come yet; ``nonce`` tells its seats from those of its predecessors."""
     return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0")
 
 
-def step(state: State, event: words.Event, now: float) -> tuple[State, tuple[words.Action, ...]]:
+def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[events.Action, ...]]:
     """One event, and what follows: at most one operation on the store, and word to the caller."""
     state = _take_in(state, event, now)
     state, word = _settle(state)
     if state.asked is not None:
         return state, word
     state, action = _next(note_arrivals(state, now), now) if state.head else _begin(state)
-    if isinstance(action, words.Write | words.Enlist | words.Fetch | words.Swap):
+    if isinstance(action, events.Write | events.Enlist | events.Fetch | events.Swap):
         state = replace(state, asked=action)
     return state, (*word, action) if action else word
 
 
 # -- taking in ---------------------------------------------------------------------------------
-def _take_in(state: State, event: words.Event, now: float) -> State:
+def _take_in(state: State, event: events.Event, now: float) -> State:
     match event:
-        case words.PlainEvent.PULSE:
+        case events.PlainEvent.PULSE:
             return _pulse(state)
-        case words.Join(card):
+        case events.Join(card):
             return _pulse(replace(state, waiting=True, card=card, carded="", waited_s=0.0))
-        case words.PlainEvent.LEAVE:
+        case events.PlainEvent.LEAVE:
             return _pulse(replace(state, leaving=True))
-        case words.PlainEvent.FINISH:
+        case events.PlainEvent.FINISH:
             at = state.finishing_at if state.finishing else now
             return _pulse(replace(state, finishing=True, finishing_at=at))
-        case words.Close(reason):
+        case events.Close(reason):
             return _pulse(replace(state, closing=reason))
-        case words.PlainEvent.ADMIT:
+        case events.PlainEvent.ADMIT:
             return replace(state, admitted=state.entered)
-        case words.Fenced(foreign):
+        case events.Fenced(foreign):
             closing = heads.FENCED_OUT if foreign else state.closing
             return replace(state, fenced_out=event, closing=closing)
-        case words.Generation(number):
+        case events.Generation(number):
             stale = not state.head or not state.leads or (number or 0) <= state.head.generation
             return replace(state, taking=False, taken=None if stale else number)
-        case words.Done() | words.Values() | words.Swapped():
+        case events.Done() | events.Values() | events.Swapped():
             return answered(state, event, now)
 
 
@@ -82,7 +82,7 @@ def _pulse(state: State) -> State:
 
 
 # -- word to the caller ------------------------------------------------------------------------
-def _settle(state: State) -> tuple[State, tuple[words.Action, ...]]:
+def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
     """Ends the caller's wait where the head says so, and replaces a seat that was struck off."""
     head = state.head
     if head is None or not state.waiting:
@@ -103,19 +103,19 @@ def _settle(state: State) -> tuple[State, tuple[words.Action, ...]]:
         counts=dict(head.counts),
     )
     state = replace(state, waiting=False, entered=head.epoch, fenced_out=None)
-    return state, (words.Deliver(membership),)
+    return state, (events.Deliver(membership),)
 
 
-def _refusal(state: State) -> words.Refuse | None:
+def _refusal(state: State) -> events.Refuse | None:
     head, rules = state.known_head, state.rules
     if head.phase is heads.Phase.CLOSED:
         kind = "exhausted" if head.closed == heads.EXHAUSTED else "closed"
-        return words.Refuse(kind, f"the run is closed: {head.closed}")
+        return events.Refuse(kind, f"the run is closed: {head.closed}")
     if head.gone.get(state.seat) == heads.REPLACED:
         text = f"another node came with node_index {state.index}: each node needs its own"
-        return words.Refuse("state", text)
+        return events.Refuse("state", text)
     if state.waited_s >= rules.join_timeout_s:
-        return words.Refuse("timeout", _why_not(state))
+        return events.Refuse("timeout", _why_not(state))
     return None
 
 
@@ -139,56 +139,56 @@ def _with_fresh_seat(state: State) -> State:
 
 
 # -- the next operation ------------------------------------------------------------------------
-def _begin(state: State) -> tuple[State, words.Action | None]:
+def _begin(state: State) -> tuple[State, events.Action | None]:
     """Before the head is known. The beat is written first, because others read their leader's."""
     if state.due:
-        return state, words.Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
-    return state, words.Swap("", first_head(state)) if state.waiting or state.closing else None
+        return state, events.Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
+    return state, events.Swap("", first_head(state)) if state.waiting or state.closing else None
 
 
-def _next(state: State, now: float) -> tuple[State, words.Action | None]:
+def _next(state: State, now: float) -> tuple[State, events.Action | None]:
     head = state.known_head
     if state.waiting and state.carded != state.card:
-        return state, words.Write(card_key(state.seat), state.card)
+        return state, events.Write(card_key(state.seat), state.card)
     if state.due or state.said != status_of(state):
-        return state, words.Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
+        return state, events.Write(beat_key(state.seat), f"{state.count} {status_of(state)}")
     if state.waiting and state.enlisted != state.seat:
-        return state, words.Enlist(state.seat)
+        return state, events.Enlist(state.seat)
     if state.finishing and not state.told_finished:
-        return state, words.Enlist(FINISHED_MARK + state.seat)
+        return state, events.Enlist(FINISHED_MARK + state.seat)
     if not state.looked:
-        return state, words.Fetch(keys_to_look_at(state))
+        return state, events.Fetch(keys_to_look_at(state))
     if head.members != state.ring_key:
-        return state, words.Fetch((head.members,))
+        return state, events.Fetch((head.members,))
     if state.swaps >= MAX_SWAPS_PER_PULSE:
         return state, None
     if desired := decide_change(state, now):
-        return state, words.Swap(state.text, heads.format_head(desired))
+        return state, events.Swap(state.text, heads.format_head(desired))
     return _seal(state, now)
 
 
-def _seal(state: State, now: float) -> tuple[State, words.Action | None]:
+def _seal(state: State, now: float) -> tuple[State, events.Action | None]:
     """The leader's steps to a membership: generation, cards, the list of members, the head."""
     head = state.known_head
     chosen = decide_members(state, now)
     if not chosen:
         return state, None
     if exhausted(state):
-        return state, words.Swap(state.text, heads.format_head(heads.close(head, heads.EXHAUSTED)))
+        return state, events.Swap(state.text, heads.format_head(heads.close(head, heads.EXHAUSTED)))
     if state.taken is None and state.rules.fenced:
         if state.taking:
             return state, None
-        return replace(state, taking=True, taking_at=now), words.TakeGeneration()
+        return replace(state, taking=True, taking_at=now), events.TakeGeneration()
     if chosen != state.sealing:
         state = replace(state, sealing=chosen, cards={}, written="")
     if not state.cards:
-        return state, words.Fetch(tuple(card_key(s) for s in chosen))
+        return state, events.Fetch(tuple(card_key(s) for s in chosen))
     key = f"members/{head.epoch}-{state.seat}-{head.version}"
     if state.written != key:
         members = tuple(state.cards[s] for s in chosen)
-        return replace(state, written=key), words.Write(key, heads.format_members(members))
+        return replace(state, written=key), events.Write(key, heads.format_members(members))
     generation = state.taken or state.rules.generation_before + head.epoch
     there = frozenset(state.beats) - silent(state.beats, state.rules.detection_limit_s)
-    return state, words.Swap(
+    return state, events.Swap(
         state.text, heads.format_head(heads.seal(head, key, chosen, generation, there))
     )

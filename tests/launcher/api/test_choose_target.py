@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.api.open import choose_engine, choose_target, open_target
+from launcher.api.choose_target import choose_engine, choose_target, open_target
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.typed import program_name
+from launcher.commands.printed_commands import program_name
 from launcher.contract import protocol
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, ended, pod

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.targets.hosts import late as host_late
-from launcher.targets.hosts.late import LateStarts
+from launcher.targets.hosts import late_start as host_late
+from launcher.targets.hosts.late_start import LateStarts
 from launcher.targets.hosts.ssh import RefusedByHostError
 
 LIMIT_S = 20.0

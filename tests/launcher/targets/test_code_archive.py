@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.targets import code as code_module
-from launcher.targets.code import read_code
+from launcher.targets import code_archive as code_module
+from launcher.targets.code_archive import read_code
 
 
 def names(data: bytes) -> list[str]:

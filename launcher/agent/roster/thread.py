@@ -17,24 +17,24 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStateError,
 )
 
-from launcher.agent.roster import words
+from launcher.agent.roster import events
 from launcher.agent.roster.head import HeadError
-from launcher.agent.roster.machine import start, step
+from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.store import StoreClient
 from launcher.agent.roster.view import State, pause_s
 from launcher.contract.clock import Clock
 
-Word = words.Deliver | words.Refuse | words.TakeGeneration
+Word = events.Deliver | events.Refuse | events.TakeGeneration
 log = logging.getLogger(__name__)
 
 
-class Shell:
+class RosterThread:
     """Runs one node's state machine in a thread, from ``begin`` until ``end``."""
 
     def __init__(
         self,
         *,
-        rules: words.Rules,
+        rules: events.Rules,
         index: int,
         nonce: str,
         connect: Callable[[], StoreClient],
@@ -47,7 +47,7 @@ class Shell:
         self._silence_s = silence_s
         self._where = where
         self._changed = threading.Condition()
-        self._events: deque[words.Event] = deque()
+        self._events: deque[events.Event] = deque()
         self._state = start(rules, index, nonce)
         self._word: Word | None = None
         self._failure: RendezvousError | None = None
@@ -73,13 +73,13 @@ class Shell:
                 )
         self.check()
 
-    def post(self, event: words.Event) -> None:
+    def post(self, event: events.Event) -> None:
         """Hands an event to the machine, now rather than at the next pulse."""
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
 
-    def ask(self, event: words.Event) -> None:
+    def ask(self, event: events.Event) -> None:
         """Posts an event whose answer ``next_word`` waits for; older answers are dropped."""
         with self._changed:
             self._word = None
@@ -146,7 +146,7 @@ class Shell:
 
     def _pulse(self, client: StoreClient) -> None:
         began = self._clock.monotonic()
-        self._handle(client, words.PlainEvent.PULSE)
+        self._handle(client, events.PlainEvent.PULSE)
         end = began + pause_s(self._state, began)
         while not self._ending:
             with self._changed:
@@ -158,14 +158,14 @@ class Shell:
             self._handle(client, event)
             end = min(end, began + pause_s(self._state, began))
 
-    def _handle(self, client: StoreClient, event: words.Event) -> None:
+    def _handle(self, client: StoreClient, event: events.Event) -> None:
         """The event and all operations that follow from it, one after the other."""
-        following: words.Event | None = event
+        following: events.Event | None = event
         while following is not None and not self._ending:
             state, actions = step(self._state, following, self._clock.monotonic())
             operation, following = None, None
             for action in actions:
-                if isinstance(action, words.Write | words.Enlist | words.Fetch | words.Swap):
+                if isinstance(action, events.Write | events.Enlist | events.Fetch | events.Swap):
                     operation = action
                 else:
                     self._say(action)
