@@ -1,6 +1,6 @@
 """The interface of a target: what following, stopping, scaling and showing a run ask of it.
 
-Only a target's own room and the table in ``api/open`` know its name.
+Only a target's own room and the table in ``api/choose_target`` know its name.
 """
 
 from __future__ import annotations
