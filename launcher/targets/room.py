@@ -1,7 +1,7 @@
 """What a target offers before one is opened: options, runs that are found on it, a diagnosis.
 
-A target's room holds one such object, and the table in ``api/choose_target`` leads to it. These modules are
-imported for every command: what takes time to import is imported where it is used.
+A target's room holds one such object, and the table in ``api/choose_target`` leads to it. These
+modules are imported for every command: what takes time to import is imported where it is used.
 """
 
 from __future__ import annotations
