@@ -305,7 +305,8 @@ def _add_code(context: tarfile.TarFile, code: PackedCode) -> None:
         for member in archive:
             path = PurePosixPath("code", member.name)
             make(path.parent)
-            member.name = str(path)
+            # They hold the old name where it is not ASCII, and would win.
+            member.name, member.pax_headers = str(path), {}
             context.addfile(member, archive.extractfile(member) if member.isreg() else None)
 
 

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 GIVEN = Path(__file__).parent
 """Mounted for the step alone: this file, ``requirements.txt`` and ``wheels``."""
@@ -37,7 +38,7 @@ LINE = 200
 """Characters of an error of pip that are told."""
 
 
-def fail(what: str, fix: str) -> None:
+def fail(what: str, fix: str) -> NoReturn:
     """Ends the step."""
     sys.exit(f"error: {what}\n  fix: {fix}")
 
@@ -129,9 +130,10 @@ def facts() -> None:
         fail(f"there is no torch for the image's {sys.executable}", fix)
     try:
         import torch
+
+        found = {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
     except Exception as error:
-        fail(f"torch cannot be imported in the image: {error}", "--base in which it can be")
-    found = {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
+        fail(f"torch cannot be imported in the image: {error!r}", "--base in which it can be")
     sys.stdout.write(json.dumps(found))
 
 
