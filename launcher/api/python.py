@@ -6,6 +6,7 @@ caller, whose signals, streams and current folder stay its own.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -30,7 +31,10 @@ from launcher.contract.errors import (
     LauncherError,
     TargetError,
 )
+from launcher.job.command import parse_command
 from launcher.job.file import check_job
+from launcher.job.refused import NotAcceptedError
+from launcher.job.script import UNNAMED, name_of
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder, find_run
 from launcher.runs.folder import list_runs as list_folders
@@ -57,8 +61,8 @@ main()
 class Job:
     """What to run: the keys of a job file as keyword arguments, nested sections as dicts.
 
-    Relative paths start at the current folder of the moment when it is run. Raises
-    ``InputError`` with everything that is wrong.
+    Left out, ``name`` comes from the script. Relative paths start at the folder that is current
+    when the job is run. Raises ``InputError`` with everything that is wrong.
     """
 
     __signature__ = inspect.Signature(
@@ -66,7 +70,10 @@ class Job:
     )
 
     def __init__(self, **keys: Any) -> None:
-        self._keys = _as_data(keys)
+        name, data = UNNAMED, _as_data(keys)
+        with contextlib.suppress(NotAcceptedError):  # told below
+            name = name_of(parse_command(data.get("command")))
+        self._keys = {"name": name, **data}
         self.spec = check_job(self._keys, "Job")
 
     def __repr__(self) -> str:

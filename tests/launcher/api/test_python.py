@@ -34,7 +34,7 @@ if os.environ["RANK"] == "0":
 """
 WAITS = """
 from launcher import Job, run
-training = run(Job(name="tiny", command="train.py", nproc_per_node=1), on="local")
+training = run(Job(command="train.py", nproc_per_node=1), on="local")
 print(training.run_id, flush=True)
 """
 
@@ -48,7 +48,7 @@ def place(launcher: Runner, monkeypatch: pytest.MonkeyPatch) -> Runner:
 
 
 def tiny(**keys: object) -> Job:
-    return Job(**{"name": "tiny", "command": "train.py", "nproc_per_node": 1, **keys})
+    return Job(**{"command": "train.py", "nproc_per_node": 1, **keys})
 
 
 def python(place: Runner, code: str) -> subprocess.Popen[bytes]:
@@ -88,6 +88,13 @@ def test_a_job_takes_what_python_has_for_lists_and_paths() -> None:
     assert (job.spec.command, job.spec.workdir) == (("a.py", "0.1"), "b")
     assert job.spec.env == (("A", "true"), ("B", "1.5"))
     assert parse_job(job.to_json(), "job.json") == job.spec
+
+
+def test_a_job_is_named_after_its_script_where_it_has_no_name() -> None:
+    assert Job(command="src/My_train.py --lr 0.1").spec.name == "my-train"
+    with pytest.raises(InputError) as raised:
+        Job(command="torchrun train.py")
+    assert "name" not in str(raised.value).splitlines()[0]
 
 
 def test_all_mistakes_of_a_job_are_told_at_once_with_key_and_fix() -> None:
@@ -131,7 +138,7 @@ def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place: Runner) -
     assert list(training.logs(rank=1)) == ["1 --lr 0.1 --x 1", "to stderr"]
     assert (training.status().state, training.report().reason) == ("succeeded", "completed")
     assert str(training.report()).startswith(f"{training.run_id}: succeeded on local")
-    assert find().run_id == find("tiny").run_id == training.run_id
+    assert find().run_id == find("train").run_id == training.run_id
     assert [one.outcome for one in list_runs()] == [outcome]
     assert training.stop() == outcome
 
@@ -146,9 +153,12 @@ def test_a_failed_training_is_an_outcome_that_names_its_rank(place: Runner) -> N
     assert "too hot" in outcome.failure.first.exception
 
 
-def test_a_job_file_runs_with_options_as_on_the_command_line(place: Runner) -> None:
+@pytest.mark.parametrize("job", ["job.yaml", Path("train.py")], ids=str)
+def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(
+    place: Runner, job: str | Path
+) -> None:
     place.write(TRAIN)
-    training = run("job.yaml", on="local", nproc_per_node=2, set=["env.A=1", "stop_grace_s=3"])
+    training = run(job, on="local", nproc_per_node=2, set=["env.A=1", "stop_grace_s=3"])
     plan = RunFolder(training.folder).read_plan()
     assert plan.nodes[0].nproc_per_node == 2
     assert plan.stop_grace_s == 3
@@ -350,8 +360,8 @@ class Notebook:
         self._manager.restart_kernel(now=True)
         self._client.wait_for_ready(timeout=60)
 
-    def finish(self, started: str) -> tuple[str, str]:
-        """The cell's status, and its result or the name of its exception."""
+    def finish(self, started: str) -> str:
+        """The cell's result, or the name of its exception."""
         result = ""
         while True:
             message = self._client.get_iopub_msg(timeout=120)
@@ -363,13 +373,14 @@ class Notebook:
             elif message["msg_type"] == "error":
                 result = content["ename"]
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                status = self._client.get_shell_msg(timeout=60)["content"]["status"]
-                return status, result
+                return result
+
+    def wait_for_output(self, text: str) -> None:
+        while self._client.get_iopub_msg(timeout=120)["content"].get("text") != text:
+            pass
 
     def __call__(self, code: str) -> str:
-        status, result = self.finish(self.start(code))
-        assert status == "ok", result
-        return result
+        return self.finish(self.start(code))
 
     def close(self) -> None:
         self._client.stop_channels()
@@ -392,9 +403,9 @@ def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(
     training = find()
     wait_until(is_up(training))
     cell = notebook.start("print('waiting', flush=True); training.wait()")
-    wait_until(lambda: notebook._client.get_iopub_msg()["msg_type"] == "stream")
+    notebook.wait_for_output("waiting\n")
     notebook.interrupt()
-    assert notebook.finish(cell) == ("error", "KeyboardInterrupt")
+    assert notebook.finish(cell) == "KeyboardInterrupt"
     assert notebook("training.outcome, training.status().state") == "(None, 'running')"
     notebook.restart()
     assert training.outcome is None

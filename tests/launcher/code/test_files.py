@@ -12,7 +12,14 @@ import pytest
 from launcher.code.archive import unpack
 from launcher.code.files import LARGEST, MAX_BYTES, list_files
 from launcher.code.place import CodePlace
-from launcher.code.record import ARCHIVE_FILE, DIFF_FILE, PackedCode, read_code, read_record, write_code
+from launcher.code.record import (
+    ARCHIVE_FILE,
+    DIFF_FILE,
+    PackedCode,
+    read_code,
+    read_record,
+    write_code,
+)
 from launcher.contract.errors import InputError
 
 
