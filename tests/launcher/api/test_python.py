@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,6 +249,16 @@ def test_a_run_is_followed_inside_a_running_event_loop(place: Runner) -> None:
         return (await asyncio.to_thread(training.wait, timeout=60)).state
 
     assert asyncio.run(train()) == "succeeded"
+
+
+def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -> None:
+    place.write(WAITING.replace("SIG_DFL", "SIG_IGN"))
+    training = run(tiny(stop_grace_s=120), on="local")
+    wait_until(is_up(training))
+    asked_at = time.monotonic()
+    assert training.stop(grace=1).reason == "stop-requested"
+    assert time.monotonic() - asked_at < 60
+    assert place.processes() == []
 
 
 def test_an_elastic_run_is_scaled(place: Runner) -> None:
