@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -399,7 +399,7 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(place: Runner) -> Notebook:
+def notebook(place: Runner) -> Iterator[Notebook]:
     pytest.importorskip("ipykernel")
     opened = Notebook(place.folder, place.env)
     yield opened
@@ -423,34 +423,28 @@ def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(
     assert notebook("from launcher import find; find().stop().reason") == "'stop-requested'"
 
 
-def blocks(text: str, language: str = "python") -> list[str]:
-    return [part.partition("```")[0] for part in text.split(f"```{language}\n")[1:]]
+SCRIPTS, _, CELLS = (ROOT / "docs/python.md").read_text().partition("\n## In a notebook\n")
 
 
-def test_what_the_page_shows_works(
-    place: Runner, notebook: Notebook, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scripts, _, cells = (ROOT / "docs/python.md").read_text().partition("\n## In a notebook\n")
-    train, start, mistakes, sweep = blocks(scripts)
-    for text in (train, start, sweep):
-        (place.folder / text.split()[1]).write_text(text)
+def blocks(text: str) -> list[str]:
+    return [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+
+
+def test_the_scripts_of_the_page_work(place: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    train, start, mistakes, sweep = blocks(SCRIPTS)
     exec(compile(mistakes, "docs/python.md", "exec"), {})
-    assert capsys.readouterr().out.strip() in scripts
-    told = [
-        subprocess.run(
-            [sys.executable, name],
-            cwd=place.folder,
-            env=place.env,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
-        ).stdout.splitlines()
-        for name in ("start.py", "sweep.py")
-    ]
+    assert capsys.readouterr().out.strip() in SCRIPTS
+    (place.folder / "train.py").write_text(train)
+    told = []
+    for script in (start, sweep):
+        caller = python(place, script)
+        told.append(caller.communicate(timeout=250)[0].decode().splitlines())
+        assert caller.returncode == 0
     assert told[0][-1] == "succeeded completed 0.30000001192092896"
     assert told[1] == ["{'loss': 0.10000000149011612}", "{'loss': 0.20000000298023224}"]
-    for cell in blocks(cells):
-        shown = notebook(cell)
-    assert shown == "({'ranks': '2'}, ['0', '1'])"
+
+
+def test_the_notebook_of_the_page_works(notebook: Notebook) -> None:
+    shown = [notebook(cell) for cell in blocks(CELLS)]
+    assert shown[-1] == "({'ranks': '2'}, ['0', '1'])"
     assert json.loads((find().folder / "metrics.json").read_text()) == {"ranks": "2"}
