@@ -72,6 +72,9 @@ class Postmortem:
         goodput = self.goodput.to_jsonable() if self.goodput else None
         return {**asdict(self), "goodput": goodput}
 
+    def __str__(self) -> str:
+        return render_postmortem(self)
+
 
 def read_postmortem(
     run: RunFolder, plan: LaunchPlan, state: str, outcome: Outcome | None, now: float
