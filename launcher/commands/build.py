@@ -18,6 +18,9 @@ EPILOG = """The tag goes to stdout, all else to stderr. The requirements are tho
 script, or at the top of its repository: requirements.txt, else pyproject.toml. A torch that the
 base holds stays as it is."""
 
+NO_SCRIPT = ("SCRIPT",)
+"""Where none is named: what is to be typed in the end."""
+
 
 def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
@@ -78,7 +81,7 @@ def _build(arguments: argparse.Namespace) -> int:
             _note(f"{tag} was pushed")
     # As it is called in the image, but for a job file, which holds more than the command.
     words = [arguments.job] if arguments.job and not is_script(arguments.job) else place.command
-    typed = joined([*(words or ("SCRIPT",)), "--image", tag, "--code", "image"])
+    typed = joined([*words, "--image", tag, "--code", "image"])
     _note(f"to run it: {program_name()} run{typed}")
     print(tag)
     return int(ExitCode.OK)
@@ -99,7 +102,7 @@ def _find_code(arguments: argparse.Namespace) -> CodePlace:
         if not root.is_dir():
             raise InputError(f"--code {code}: no such folder", "--code DIR, the folder of the code")
         inner = here.relative_to(root).as_posix() if here.is_relative_to(root) else "."
-        return CodePlace(root=root, inner=inner.removeprefix("."), command=())
+        return CodePlace(root=root, inner=inner.removeprefix("."), command=NO_SCRIPT)
     elif script.is_script(named):
         script.check_script(named)
         command = (named,)

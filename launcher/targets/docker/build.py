@@ -157,7 +157,11 @@ class Builder:
         with tempfile.TemporaryDirectory() as folder:
             self._build(order, args, "facts", "--output", f"type=local,dest={folder}")
             facts = json.loads(Path(folder, "facts.json").read_text())
-        args |= {"INNER": order.code.inner, "AGENT": read_agent_version(), "CUDA": facts["cuda"]}
+        args |= {
+            "INNER": order.code.record.inner,
+            "AGENT": read_agent_version(),
+            "CUDA": facts["cuda"],
+        }
         # As in the images of this project: without the build's own suffix.
         args["TORCH"] = facts["torch"].partition("+")[0]
         # A builder of buildx' own keeps what it builds to itself, unless it is told.
@@ -300,7 +304,7 @@ def _add_code(context: tarfile.TarFile, code: PackedCode) -> None:
             info.type, info.mode = tarfile.DIRTYPE, 0o1777
             context.addfile(info)
 
-    make(PurePosixPath("code", code.inner))
+    make(PurePosixPath("code", code.record.inner))
     with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
         for member in archive:
             path = PurePosixPath("code", member.name)
