@@ -50,3 +50,13 @@ def test_what_is_not_there_is_named_with_the_fix(
     assert what in done.stderr
     assert "fix: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_a_script_the_code_is_what_is_here_and_then_an_engine_is_needed(
+    launcher: Runner,
+) -> None:
+    (launcher.folder / "train.py").touch()
+    launcher.env["PATH"] = str(launcher.folder)
+    done = launcher("build", "--base", "base:1", "--tag", "train:1")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("error: no docker client is on PATH\n  fix: install Docker")
