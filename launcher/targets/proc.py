@@ -142,6 +142,11 @@ class Conversation:
         """Ends it at once; a reader in another thread sees the end of the stream."""
         self._popen.kill()
 
+    def kill_all(self) -> None:
+        """Ends it at once, with all that it has started in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
 
 def _opened(end: IO[bytes] | None) -> IO[bytes]:
     assert end is not None, "asked for above"

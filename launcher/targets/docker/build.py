@@ -157,13 +157,9 @@ class Builder:
         with tempfile.TemporaryDirectory() as folder:
             self._build(order, args, "facts", "--output", f"type=local,dest={folder}")
             facts = json.loads(Path(folder, "facts.json").read_text())
-        args |= {
-            "INNER": order.code.record.inner,
-            "AGENT": read_agent_version(),
-            "CUDA": facts["cuda"],
-        }
+        args |= {"INNER": order.code.record.inner, "AGENT": read_agent_version()}
         # As in the images of this project: without the build's own suffix.
-        args["TORCH"] = facts["torch"].partition("+")[0]
+        args |= {"TORCH": facts["torch"].partition("+")[0], "CUDA": facts["cuda"]}
         # A builder of buildx' own keeps what it builds to itself, unless it is told.
         load = ("--load",) if "buildx" in self._words else ()
         self._build(order, args, "image", "--tag", order.tag, *load)
@@ -241,7 +237,8 @@ class Builder:
                 if found := shown.fullmatch(lines[-1]):
                     self._tell(found[1])
         except BaseException:
-            talk.kill()
+            # A client runs buildx as a program of its own.
+            talk.kill_all()
             raise
         finally:
             code, _ = talk.end()

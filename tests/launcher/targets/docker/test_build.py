@@ -272,6 +272,27 @@ def test_ctrl_c_ends_the_build_in_the_engine_too(
     assert engine.images.list(name=tag) == []
 
 
+def test_ctrl_c_ends_a_client_with_the_plugin_that_it_runs(
+    launcher: Runner, folder: Path, tag: str
+) -> None:
+    client = folder.parent / "bin/docker"
+    client.parent.mkdir()
+    lines = ("#!/bin/sh", '[ "$2" != version ] || exit 0', "sleep 300 &", "echo '#1 1.0 up'; wait")
+    client.write_text("\n".join(lines))
+    client.chmod(0o755)
+    launcher.env["PATH"] = f"{client.parent}:{launcher.env['PATH']}"
+    process = launcher.start("build", "train.py", "--base", BASE, "--tag", tag)
+    assert process.stderr is not None
+    while process.stderr.readline() != b"up\n":
+        assert process.poll() is None
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) == 2
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    wait_until(lambda: not any(child.is_running() for child in started))
+
+
 def steps() -> list[int]:
     """Steps of builds that run on the engine, which is on this machine."""
     found = psutil.process_iter(["cmdline"])
