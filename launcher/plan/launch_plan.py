@@ -115,8 +115,6 @@ def plan_run(
     ``extra_args`` are appended to the job's command. Raises ``InputError`` where the job asks
     for what the facts do not offer.
     """
-    if facts.agent is not None:
-        job = job.model_copy(update={"engine": "agent"})
     if facts.nodes:
         job = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.nodes))})
     devices = plan_devices(job, facts)
