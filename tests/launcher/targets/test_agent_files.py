@@ -145,7 +145,10 @@ def test_a_job_that_insists_on_an_image_s_agent_is_refused_another(
 
 
 def test_plain_torchrun_needs_no_agent_of_an_image(make_job: Callable[..., JobSpec]) -> None:
-    assert choose_agent(make_job(engine="torchrun"), "fabric-train:cpu", "0123456789ab") == (False, "")
+    assert choose_agent(make_job(engine="torchrun"), "fabric-train:cpu", "0123456789ab") == (
+        False,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
