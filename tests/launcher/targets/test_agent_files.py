@@ -209,6 +209,23 @@ def test_the_agent_runs_every_job_unless_it_asks_for_torchrun(
     assert (make_plan(**fields).agent is not None) == uses
 
 
+@pytest.mark.parametrize(
+    ("fields", "limit_s"),
+    [
+        ({"max_restarts": 1}, 1800),
+        ({}, 365 * 24 * 3600),
+        ({"agent": {"hang_max_s": 600}}, 600),
+        ({"agent": {"hang_min_s": 3600}}, 365 * 24 * 3600),
+    ],
+)
+def test_without_restarts_nobody_who_computes_hangs_unless_the_job_says_when(
+    make_plan: MakePlan, fields: dict[str, Any], limit_s: float
+) -> None:
+    agent = make_plan(**fields).agent
+    assert agent is not None
+    assert agent.hang_max_s == limit_s
+
+
 def stores(plan: LaunchPlan) -> tuple[StoreEndpoint, ...]:
     assert plan.agent is not None
     return plan.agent.stores
