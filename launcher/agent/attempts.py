@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent import disk, reserve
+from launcher.agent import disk
+from launcher.agent.atomic_write import ERROR_BYTES, EXIT_BYTES, release, reserve
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.report import ExitRecord, has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
@@ -68,7 +69,7 @@ class Attempts:
         """Releases the reserves of workers whose guards were killed."""
         for worker in self.workers:
             for name in (protocol.EXIT_FILE, protocol.ERROR_FILE):
-                reserve.release(worker.folder / name)
+                release(worker.folder / name)
 
     def folder(self) -> Path:
         """The present attempt's."""
@@ -157,8 +158,8 @@ class Attempts:
         # Made now, so that they need no room on a disk that is full later.
         for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
             (folder / name).touch()
-        reserve.reserve(folder / protocol.EXIT_FILE, reserve.EXIT_BYTES)
-        reserve.reserve(folder / protocol.ERROR_FILE, reserve.ERROR_BYTES)
+        reserve(folder / protocol.EXIT_FILE, EXIT_BYTES)
+        reserve(folder / protocol.ERROR_FILE, ERROR_BYTES)
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)

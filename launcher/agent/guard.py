@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.agent import disk, processes, worker
+from launcher.agent.atomic_write import release, write_atomically
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.report import ExitRecord, read_tail
-from launcher.agent.reserve import release, write_atomically
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 

@@ -18,7 +18,7 @@ from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
-    from launcher.agent.link import Link
+    from launcher.agent.roster.handler import RosterHandler
 
 T = TypeVar("T")
 
@@ -53,7 +53,8 @@ class Node:
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
         self.had_rendezvous = False
-        self.link: Link | None = None
+        self.roster: RosterHandler | None = None
+        """The agent's own rendezvous handler; None where a stock one is used."""
         self.on_first_round: Callable[[], None] = lambda: None
         self.disk_free_limit_s = 0.0
         self._gate, self._clock = gate, clock

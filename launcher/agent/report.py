@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
+from launcher.agent.atomic_write import write_atomically
 from launcher.agent.faults import sort_ends
-from launcher.agent.reserve import write_atomically
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.node_outcome import NodeOutcome

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.reserve import write_atomically
+from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.contract.reasons import Reason
 

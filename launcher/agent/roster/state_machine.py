@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.agent.roster import events
-from launcher.agent.roster import head as heads
+from launcher.agent.roster import membership as heads
 from launcher.agent.roster.decide import (
     decide_change,
     decide_members,
@@ -19,6 +19,7 @@ from launcher.agent.roster.decide import (
     note_arrivals,
     quorate,
 )
+from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.view import (
     FINISHED_MARK,
     State,
@@ -27,14 +28,14 @@ from launcher.agent.roster.view import (
     card_key,
     first_head,
     keys_to_look_at,
+    silent,
     status_of,
 )
-from launcher.agent.roster.watch import silent
 
 MAX_SWAPS_PER_PULSE = 4
 
 
-def start(rules: events.Rules, index: int, nonce: str) -> State:
+def start(rules: Rules, index: int, nonce: str) -> State:
     """A node that has not come yet; ``nonce`` tells its seats from those of its predecessors."""
     return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0")
 

@@ -18,7 +18,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.roster import events
-from launcher.agent.roster.head import HeadError
+from launcher.agent.roster.membership import HeadError
+from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.store import StoreClient
 from launcher.agent.roster.view import State, pause_s
@@ -34,8 +35,7 @@ class RosterThread:
     def __init__(
         self,
         *,
-        rules: events.Rules,
-        index: int,
+        rules: Rules,
         nonce: str,
         connect: Callable[[], StoreClient],
         clock: Clock,
@@ -48,7 +48,7 @@ class RosterThread:
         self._where = where
         self._changed = threading.Condition()
         self._events: deque[events.Event] = deque()
-        self._state = start(rules, index, nonce)
+        self._state = start(rules, rules.node_index, nonce)
         self._word: Word | None = None
         self._failure: RendezvousError | None = None
         self._heard_at = self._checked_at = clock.monotonic()
@@ -83,8 +83,7 @@ class RosterThread:
         """Posts an event whose answer ``next_word`` waits for; older answers are dropped."""
         with self._changed:
             self._word = None
-            self._events.append(event)
-            self._changed.notify_all()
+        self.post(event)
 
     def check(self) -> None:
         """Raises what ended the connection, also when the store has been silent too long."""
