@@ -80,13 +80,7 @@ class Attempts:
 
         ``regroups``: the agent ended them itself, and some may not have begun yet.
         """
-        ends = self._recorded_ends()
-        if regroups or any(end.cause != "terminated" for end in ends):
-            return ends
-        return (*self._never_began(), *ends)
-
-    def _recorded_ends(self) -> tuple[WorkerEnd, ...]:
-        return read_ends(
+        ends = read_ends(
             self.folder(),
             self.number,
             run_dir=self._run_dir,
@@ -94,6 +88,9 @@ class Attempts:
             out_of_memory=read_oom_kills() > self._oom_kills,
             killed=self._killed_with_their_guards(),
         )
+        if regroups or any(end.cause != "terminated" for end in ends):
+            return ends
+        return (*self._never_began(), *ends)
 
     def folders(self) -> tuple[Path, ...]:
         """What the agent and its workers write to, the run's folder first."""

@@ -54,7 +54,7 @@ def run_elastic_agent(
     else:
         reason, detail = Reason.COMPLETED, ""
     roster = node.roster
-    if reason is Reason.COMPLETED and roster and roster.closed_reason in ("", FENCED_OUT):
+    if reason is Reason.COMPLETED and roster and roster.head.closed in ("", FENCED_OUT):
         return reason, protocol.OTHERS_GO_ON
     return reason, detail
 

@@ -189,11 +189,13 @@ class WatchedHandler(RendezvousHandler):
     def _raise_verdict(self) -> None:
         """Raises the reason for which another node, or the count of faults, ended the run."""
         roster, ends = self._roster, self._node.ends
-        closed = roster.closed_reason if roster else ""
+        closed = roster.head.closed if roster else ""
         told = self._faults.told() or _REASON_OF_CLOSING.get(closed)
         if told is Reason.COMPLETED:
             raise NodeEnding(told, "the other nodes finished the run") from None
-        stranded = roster and closed == membership.STRANDED and roster.cause == "fault"
+        stranded = (
+            roster and closed == membership.STRANDED and roster.head.cause is membership.Cause.FAULT
+        )
         if stranded and any(end.cause != "terminated" for end in ends):
             raise NodeEnding(Reason.TRAINING_FAILED, describe(ends[0])) from None
         if told is Reason.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:
@@ -253,7 +255,7 @@ class Admission:
         Called many times a second, and never blocks. A training that does not speak the protocol is
         not asked.
         """
-        if self._roster is None or self._roster.newcomers == 0:
+        if self._roster is None or self._roster.head.newcomers == 0:
             return
         now = self._clock.monotonic()
         if not self._files.training_speaks():

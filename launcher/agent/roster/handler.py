@@ -199,44 +199,34 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     # -- the engine's interface ----------------------------------------------------------------
     @property
-    def counts(self) -> Mapping[str, int]:
-        """Rounds by cause over the whole job: fault, lost, left, replaced, joined, fenced."""
-        return dict(self._head.counts)
-
-    @property
-    def closed_reason(self) -> str:
-        """Why the run was closed, as ``membership.py`` names it; empty while it is not."""
-        return self._head.closed
+    def head(self) -> Head:
+        """The state of the run's membership at the last pulse."""
+        return self._thread.state.head or _NO_HEAD
 
     @property
     def is_fenced_out(self) -> bool:
         """Whether the run was closed here because it goes on around another store."""
-        return self.closed_reason == FENCED_OUT
+        return self.head.closed == FENCED_OUT
 
     @property
     def cause(self) -> str:
         """Why the latest round was opened: a value of ``Cause``."""
-        return self._head.cause.value
+        return self.head.cause.value
 
     def carried(self) -> dict[str, str]:
         """Settings for the handler of a next store, which knows nothing of the run."""
         if self.membership is None:
             return {}
-        finished = self._rules.finished_before + len(self._head.finished)
+        finished = self._rules.finished_before + len(self.head.finished)
         return {
             "nodes_before": str(len(self.membership.members)),
-            "faults_before": str(self.counts.get("fault", 0)),
+            "faults_before": str(self.head.counts.get("fault", 0)),
             "generation_before": str(self.membership.generation),
             "finished_before": str(finished),
         }
 
-    @property
-    def newcomers(self) -> int:
-        """Nodes that could be admitted; with ``hold_newcomers``, commit and call ``admit``."""
-        return self._head.newcomers
-
     def admit(self) -> None:
-        """The running group has committed: the waiting newcomers may come in now."""
+        """The running group has committed: the waiting newcomers (``head.newcomers``) may come in."""
         self._thread.post(events.PlainEvent.ADMIT)
 
     def leave(self) -> bool:
@@ -276,10 +266,6 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._thread.settle(is_closed, PARTING_LIMIT_S)
 
     # -- within --------------------------------------------------------------------------------
-    @property
-    def _head(self) -> Head:
-        return self._thread.state.head or _NO_HEAD
-
     def _ends_without_store(self) -> bool:
         """Whether the workers can go on without a store, because no other group could be formed."""
         state = self._thread.state

@@ -48,7 +48,8 @@ class RosterThread:
         self._where = where
         self._changed = threading.Condition()
         self._events: deque[events.Event] = deque()
-        self._state = start(rules, rules.node_index, nonce)
+        self.state = start(rules, rules.node_index, nonce)
+        """What was known at the last pulse."""
         self._word: Word | None = None
         self._failure: RendezvousError | None = None
         self._heard_at = self._checked_at = clock.monotonic()
@@ -57,11 +58,6 @@ class RosterThread:
         self._thread = threading.Thread(target=self._run, name="roster", daemon=True)
 
     # -- the caller's side ---------------------------------------------------------------------
-    @property
-    def state(self) -> State:
-        """What was known at the last pulse."""
-        return self._state
-
     def begin(self, timeout_s: float) -> None:
         """Starts the thread and waits for the store; raises ``RendezvousConnectionError``."""
         self._thread.start()
@@ -114,8 +110,8 @@ class RosterThread:
     def settle(self, done: Callable[[State], bool], timeout_s: float) -> bool:
         """Whether the state got there in time; a lost store ends the wait."""
         with self._changed:
-            self._changed.wait_for(lambda: done(self._state) or self._failure, timeout_s)
-            return done(self._state)
+            self._changed.wait_for(lambda: done(self.state) or self._failure, timeout_s)
+            return done(self.state)
 
     def end(self, timeout_s: float = 1.0) -> None:
         """Stops the thread; one that hangs in a frozen store is left behind as a daemon."""
@@ -146,7 +142,7 @@ class RosterThread:
     def _pulse(self, client: StoreClient) -> None:
         began = self._clock.monotonic()
         self._handle(client, events.PlainEvent.PULSE)
-        end = began + pause_s(self._state, began)
+        end = began + pause_s(self.state, began)
         while not self._ending:
             with self._changed:
                 left_s = end - self._clock.monotonic()
@@ -155,29 +151,26 @@ class RosterThread:
             if event is None:
                 return
             self._handle(client, event)
-            end = min(end, began + pause_s(self._state, began))
+            end = min(end, began + pause_s(self.state, began))
 
     def _handle(self, client: StoreClient, event: events.Event) -> None:
         """The event and all operations that follow from it, one after the other."""
         following: events.Event | None = event
         while following is not None and not self._ending:
-            state, actions = step(self._state, following, self._clock.monotonic())
+            state, actions = step(self.state, following, self._clock.monotonic())
             operation, following = None, None
             for action in actions:
                 if isinstance(action, events.Write | events.Enlist | events.Fetch | events.Swap):
                     operation = action
                 else:
-                    self._say(action)
+                    with self._changed:
+                        self._word = action
             with self._changed:
-                self._state = state
+                self.state = state
                 self._changed.notify_all()
             if operation is not None:
                 following = client.carry_out(operation)
                 self._heard_at = self._clock.monotonic()
-
-    def _say(self, word: Word) -> None:
-        with self._changed:
-            self._word = word
 
     def _fail(self, error: RendezvousError) -> None:
         with self._changed:

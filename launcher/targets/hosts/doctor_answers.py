@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeAnswer
+from launcher.doctor.judge import NodeAnswer
 from launcher.doctor.run import PROGRAM
 from launcher.job.spec import JobSpec
 from launcher.plan.records import parse_record

@@ -62,8 +62,8 @@ def launch(
         ended = type(error).__name__
     outcome = {
         "ended": ended,
-        "closed": made[0].closed_reason,
-        "counts": dict(made[0].counts),
+        "closed": made[0].head.closed,
+        "counts": dict(made[0].head.counts),
     }
     Path(told + ".outcome").write_text(json.dumps(outcome))
     os._exit(0)
