@@ -28,6 +28,7 @@ from launcher.agent.roster import membership
 from launcher.agent.roster.backend import create_handler
 from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.leaving import ARRIVED_KEY
+from launcher.agent.roster.membership import Cause
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER
@@ -174,7 +175,7 @@ class WatchedHandler(RendezvousHandler):
             return
         formed = self._roster.membership if self._roster else None
         # Stock handlers do not know why: only the workers' words are there to go by.
-        is_fault = formed is not None and formed.cause is membership.Cause.FAULT
+        is_fault = formed is not None and formed.cause is Cause.FAULT
         self._node.on_restart("worker-fault" if is_fault else LOST_PEER, ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
@@ -188,14 +189,11 @@ class WatchedHandler(RendezvousHandler):
 
     def _raise_verdict(self) -> None:
         """Raises the reason for which another node, or the count of faults, ended the run."""
-        roster, ends = self._roster, self._node.ends
-        closed = roster.head.closed if roster else ""
-        told = self._faults.told() or _REASON_OF_CLOSING.get(closed)
+        head, ends = self._roster and self._roster.head, self._node.ends
+        told = self._faults.told() or (_REASON_OF_CLOSING.get(head.closed) if head else None)
         if told is Reason.COMPLETED:
             raise NodeEnding(told, "the other nodes finished the run") from None
-        stranded = (
-            roster and closed == membership.STRANDED and roster.head.cause is membership.Cause.FAULT
-        )
+        stranded = head and head.closed == membership.STRANDED and head.cause is Cause.FAULT
         if stranded and any(end.cause != "terminated" for end in ends):
             raise NodeEnding(Reason.TRAINING_FAILED, describe(ends[0])) from None
         if told is Reason.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:

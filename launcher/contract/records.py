@@ -21,7 +21,8 @@ def dump_record(value: object) -> str:
 
 def changed_fields(record: Any) -> dict[str, object]:
     """The fields whose value is not the default, and those without a default."""
-    defaults = _defaults_of(type(record))
+    kind: Any = type(record)
+    defaults = _defaults_of(kind)
     return {
         name: value
         for name, value in vars(record).items()

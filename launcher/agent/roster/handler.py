@@ -226,7 +226,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         }
 
     def admit(self) -> None:
-        """The running group has committed: the waiting newcomers (``head.newcomers``) may come in."""
+        """The running group has committed: the nodes that wait (``head.newcomers``) come in."""
         self._thread.post(events.PlainEvent.ADMIT)
 
     def leave(self) -> bool:
