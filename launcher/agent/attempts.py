@@ -72,7 +72,7 @@ class Attempts:
                 release(worker.folder / name)
 
     def folder(self) -> Path:
-        """The present attempt's."""
+        """The folder of the present attempt."""
         return self.node_dir / protocol.ATTEMPT_FOLDER.format(attempt=self.number)
 
     def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:

@@ -20,7 +20,7 @@ from launcher.agent.attempts import WorkerPlace
 from launcher.agent.disk import CAUSE, is_full
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.node import Node
-from launcher.agent.rendezvous import NodeEnding, register_watched
+from launcher.agent.rendezvous import NodeEnding, register_wrapper
 from launcher.agent.roster.membership import FENCED_OUT
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER, NodeTask
@@ -49,10 +49,9 @@ def run_elastic_agent(
             elastic_launch(config, guard.enter_forked)(*command)
         else:
             elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
+        reason, detail = Reason.COMPLETED, ""
     except BaseException as error:
         reason, detail = _name_ending(error, node)
-    else:
-        reason, detail = Reason.COMPLETED, ""
     roster = node.roster
     if reason is Reason.COMPLETED and roster and roster.head.closed in ("", FENCED_OUT):
         return reason, protocol.OTHERS_GO_ON
@@ -64,7 +63,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
     if isinstance(rendezvous, Static):
         backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
     else:
-        backend = register_watched(rendezvous.backend, node)
+        backend = register_wrapper(rendezvous.backend, node)
         host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     values: dict[str, Any] = {
@@ -81,13 +80,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "max_restarts": 0 if backend == "static" else INEXHAUSTIBLE,
         "monitor_interval": settings.monitor_interval_s,
         "start_method": "forkserver" if forks else "spawn",
-        "logs_specs": RunFolderLogs(
-            node,
-            endpoint=endpoint,
-            exit_grace_s=settings.exit_grace_s,
-            max_restarts=plan.max_restarts,
-            tee=settings.tee,
-        ),
+        "logs_specs": RunFolderLogs(node, task, endpoint),
         "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),
         "local_addr": plan.local_addr,
         "shutdown_timeout": int(settings.stop_grace_s),
@@ -116,7 +109,7 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
 
 
 def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
-    """Total: whatever torch's agent raises has a reason."""
+    """The reason and detail behind whatever torch's agent raises."""
     roster = node.roster
     match error:
         case NodeEnding(reason=reason, detail=detail):
@@ -170,42 +163,31 @@ class RunFolderLogs(LogsSpecs):
     torch calls ``reify`` once for each start of the worker group.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        *,
-        endpoint: str,
-        exit_grace_s: float,
-        max_restarts: int,
-        tee: bool = True,
-    ) -> None:
-        super().__init__(
-            str(node.attempts.node_dir), redirects=Std.ALL, tee=Std.ALL if tee else Std.NONE
-        )
-        self._node, self._copies, self._endpoint = node, tee, endpoint
-        self._attempts, self._ledger = node.attempts, node.ledger
-        self._exit_grace_s, self._max_restarts = exit_grace_s, max_restarts
+    def __init__(self, node: Node, task: NodeTask, endpoint: str) -> None:
+        copies = Std.ALL if task.settings.tee else Std.NONE
+        super().__init__(task.node.log_dir, redirects=Std.ALL, tee=copies)
+        self._node, self._task, self._endpoint = node, task, endpoint
 
     @property
     def root_log_dir(self) -> str:
-        return str(self._attempts.node_dir)
+        return self._task.node.log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Makes the folders, and adds to each worker's environment what the guard needs."""
         ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
         workers = self._node.begin_attempt(ranks)
-        self._ledger.write(
-            "workers-started", attempt=self._attempts.number, ranks=[*ranks.values()]
-        )
+        number = self._node.attempts.number
+        self._node.ledger.write("workers-started", attempt=number, ranks=[*ranks.values()])
         for worker in workers:
             self._add_variables(envs[worker.local_rank], worker)
         stdouts = {w.local_rank: str(w.folder / protocol.STDOUT_FILE) for w in workers}
         stderrs = {w.local_rank: str(w.folder / protocol.STDERR_FILE) for w in workers}
+        copies = self._task.settings.tee
         return LogsDest(
             stdouts=stdouts,
             stderrs=stderrs,
-            tee_stdouts=dict(stdouts) if self._copies else {},
-            tee_stderrs=dict(stderrs) if self._copies else {},
+            tee_stdouts=dict(stdouts) if copies else {},
+            tee_stderrs=dict(stderrs) if copies else {},
             error_files={w.local_rank: str(w.folder / protocol.ERROR_FILE) for w in workers},
         )
 
@@ -219,14 +201,14 @@ class RunFolderLogs(LogsSpecs):
             {
                 "TORCHELASTIC_ERROR_FILE": str(worker.folder / protocol.ERROR_FILE),
                 # torch is given a number that never runs out; scripts see the user's.
-                "TORCHELASTIC_MAX_RESTARTS": str(self._max_restarts),
+                "TORCHELASTIC_MAX_RESTARTS": str(self._task.node.max_restarts),
                 # Another store may have taken over since the node's plan was made.
                 protocol.RDZV_ENDPOINT: self._endpoint,
-                protocol.NODE_DIR: str(self._attempts.node_dir),
-                protocol.NODE_ATTEMPT: str(self._attempts.number),
+                protocol.NODE_DIR: self._task.node.log_dir,
+                protocol.NODE_ATTEMPT: str(self._node.attempts.number),
                 protocol.HEARTBEAT: str(worker.heartbeat),
                 guard.WORKER_DIR: str(worker.folder),
-                guard.EXIT_GRACE_S: str(self._exit_grace_s),
+                guard.EXIT_GRACE_S: str(self._task.settings.exit_grace_s),
                 guard.PARENT_PID: str(os.getpid()),
             }
         )

@@ -42,7 +42,7 @@ class Phases:
 
 
 class Node:
-    """The state behind one start of the agent; written by its main thread, read by others."""
+    """The state of one start of the agent. Its main thread writes it, other threads read it."""
 
     def __init__(
         self, attempts: Attempts, book: FaultBook, ledger: AgentLedger, gate: GpuGate, clock: Clock
@@ -60,7 +60,7 @@ class Node:
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:
-        """The agent's main thread goes on to something else."""
+        """The agent's main thread enters another phase."""
         self.phases.enter(phase, self._clock.monotonic())
         if phase == "rendezvous":
             self.ledger.write("rendezvous-began", attempt=self.attempts.number)
@@ -96,13 +96,13 @@ class Node:
         return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
 
     def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
-        """The workers will be started again."""
+        """Counts and tells a restart of the workers."""
         self.book.count_restart(cause)
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
     def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
-        """The next store will be tried."""
+        """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False
         self.enter("restart")
         self.ledger.write("store-lost", detail=detail)

@@ -1,4 +1,4 @@
-"""A rendezvous handler around the real one: it decides what happens between two attempts.
+"""A wrapper around torch's rendezvous handler: it decides what happens between two attempts.
 
 torch's elastic agent calls ``next_rendezvous`` before each start of its workers, when the old ones
 are dead. The handler then tells why they died, counts it, waits for the GPUs, or ends the run.
@@ -68,7 +68,7 @@ class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
         self.reason, self.detail = reason, detail
 
 
-def register_watched(backend: str, node: Node) -> str:
+def register_wrapper(backend: str, node: Node) -> str:
     """Registers the handler with torch and returns the name of its backend."""
     name = f"launcher-{backend}"
 
@@ -79,14 +79,14 @@ def register_watched(backend: str, node: Node) -> str:
         inner = (create_handler if own else rendezvous_handler_registry.create_handler)(given)
         serves = not own and params.config.get("is_host") == "1"
         fixed_size = params.min_nodes == params.max_nodes
-        return WatchedHandler(name, inner, node, fixed_size=fixed_size, serves_store=serves)
+        return RendezvousWrapper(name, inner, node, fixed_size=fixed_size, serves_store=serves)
 
     with contextlib.suppress(ValueError):
         rendezvous_handler_registry.register(name, create)
     return name
 
 
-class WatchedHandler(RendezvousHandler):
+class RendezvousWrapper(RendezvousHandler):
     """Delegates to the real handler, and tells the node what happens.
 
     ``serves_store``: the store ends with this process, and no other node may still need it.

@@ -199,7 +199,7 @@ class Supervisor:
         return self._judge(code, report, oom_killed=reports.read_oom_kills() > oom_kills)
 
     def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
-        """Total: every ending of the agent has a reason."""
+        """The report of an agent that ended somehow; every ending has a reason."""
         if self._stop and (report is None or report.reason is not Reason.COMPLETED):
             report = report or AgentReport(reason=self._stop.reason)
             return replace(report, reason=self._stop.reason, detail="")
@@ -224,22 +224,19 @@ class Supervisor:
             # Ctrl-C goes to the whole process group, but only the supervisor may act on it.
             os.setpgid(0, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            code = self._be_agent(report_file)
+            from launcher.agent.engine import run_agent
+
+            report = run_agent(
+                self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
+            )
+            report.write(report_file)
+            code = int(EXIT_CODE_OF_REASON[report.reason])
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-
-    def _be_agent(self, report_file: Path) -> int:
-        from launcher.agent.engine import run_agent
-
-        report = run_agent(
-            self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
-        )
-        report.write(report_file)
-        return int(EXIT_CODE_OF_REASON[report.reason])
 
     def _wait_for_agent(self) -> int:
         waker = processes.Waker(self._clock, say)

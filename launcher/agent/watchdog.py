@@ -42,7 +42,7 @@ class Silence:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What was read at one instant at which all workers were silent; ``at`` is monotonic."""
+    """What was read at one instant while all workers were silent; ``at`` is monotonic."""
 
     at: float
     beats: Mapping[int, WorkerBeat]
@@ -83,7 +83,7 @@ class SilenceBook:
         self._last: dict[int, WorkerBeat] = {}
 
     def new_attempt(self) -> None:
-        """The workers are others now."""
+        """Forgets the beats of the last attempt's workers."""
         self._last.clear()
 
     def limit_s(self, phase: str) -> float:
@@ -152,7 +152,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the thread soon."""
+        """Ends the thread after its present look."""
         self._stopping.set()
 
     def _watch(self) -> None:

@@ -73,7 +73,7 @@ IN_THE_NODE = (
     ),
     Row(
         functions="""agent.launch:run_elastic_agent agent.engine:run_rounds
-            agent.rendezvous:WatchedHandler.next_rendezvous""",
+            agent.rendezvous:RendezvousWrapper.next_rendezvous""",
         who="the agent, for workers, fork server, guards and the other nodes",
         ends="the workers' end, an ending of the group, SIGTERM, a lost store",
         limit="as long as the training; stores are tried outer_limit times",

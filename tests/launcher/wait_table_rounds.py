@@ -65,7 +65,7 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        functions="agent.rendezvous:WatchedHandler.shutdown",
+        functions="agent.rendezvous:RendezvousWrapper.shutdown",
         who="the node that serves a stock backend's store, for the others to leave first",
         ends="all have left",
         limit="LEAVING_LIMIT_S",

@@ -13,7 +13,6 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -56,14 +55,12 @@ class RestartsExhaustedError(rdzv.RendezvousClosedError):
     """The job has used up its restarts by worker faults."""
 
 
-REFUSALS: Mapping[str, type[Exception]] = MappingProxyType(
-    {
-        "closed": rdzv.RendezvousClosedError,
-        "exhausted": RestartsExhaustedError,
-        "timeout": rdzv.RendezvousTimeoutError,
-        "state": rdzv.RendezvousStateError,
-    }
-)
+REFUSALS: Mapping[str, type[Exception]] = {
+    "closed": rdzv.RendezvousClosedError,
+    "exhausted": RestartsExhaustedError,
+    "timeout": rdzv.RendezvousTimeoutError,
+    "state": rdzv.RendezvousStateError,
+}
 
 
 class RosterHandler(rdzv.RendezvousHandler):
@@ -207,11 +204,6 @@ class RosterHandler(rdzv.RendezvousHandler):
     def is_fenced_out(self) -> bool:
         """Whether the run was closed here because it goes on around another store."""
         return self.head.closed == FENCED_OUT
-
-    @property
-    def cause(self) -> str:
-        """Why the latest round was opened: a value of ``Cause``."""
-        return self.head.cause.value
 
     def carried(self) -> dict[str, str]:
         """Settings for the handler of a next store, which knows nothing of the run."""

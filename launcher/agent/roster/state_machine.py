@@ -41,7 +41,7 @@ def start(rules: Rules, index: int, nonce: str) -> State:
 
 
 def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[events.Action, ...]]:
-    """One event, and what follows: at most one operation on the store, and word to the caller."""
+    """The state after one event, at most one operation on the store, and the caller's answers."""
     state = _take_in(state, event, now)
     state, word = _settle(state)
     if state.asked is not None:
@@ -82,7 +82,7 @@ def _pulse(state: State) -> State:
     return replace(state, due=True, looked=False, swaps=0)
 
 
-# -- word to the caller ------------------------------------------------------------------------
+# -- answers for the caller ----------------------------------------------------------------------
 def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
     """Ends the caller's wait where the head says so, and replaces a seat that was struck off."""
     head = state.head
