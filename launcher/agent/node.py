@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,24 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(kw_only=True)
-class Phases:
-    """Seconds spent in each phase of the agent; the present one is open."""
-
-    name: str = "start"
-    since: float = 0.0
-    spent_s: dict[str, float] = field(default_factory=dict)
-
-    def enter(self, name: str, now: float) -> None:
-        """Ends the present phase."""
-        self.spent_s = self.seconds(now)
-        self.name, self.since = name, now
-
-    def seconds(self, now: float) -> dict[str, float]:
-        """All phases so far, the open one included."""
-        return {**self.spent_s, self.name: self.spent_s.get(self.name, 0.0) + now - self.since}
-
-
 class Node:
     """The state of one start of the agent. Its main thread writes it, other threads read it."""
 
@@ -48,8 +29,8 @@ class Node:
         self, attempts: Attempts, book: FaultBook, ledger: AgentLedger, gate: GpuGate, clock: Clock
     ) -> None:
         self.attempts, self.book, self.ledger = attempts, book, ledger
-        self.phases = Phases(since=clock.monotonic())
-        self.node_rank = 0
+        self.phase, self._phase_at = "start", clock.monotonic()
+        self._spent_s: dict[str, float] = {}
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
         self.had_rendezvous = False
@@ -61,13 +42,20 @@ class Node:
 
     def enter(self, phase: str) -> None:
         """The agent's main thread enters another phase."""
-        self.phases.enter(phase, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._spent_s = self.seconds_by_phase(now)
+        self.phase, self._phase_at = phase, now
         if phase == "rendezvous":
             self.ledger.write("rendezvous-began", attempt=self.attempts.number)
 
+    def seconds_by_phase(self, now: float) -> dict[str, float]:
+        """All phases so far, the open one included."""
+        spent_s = self._spent_s.get(self.phase, 0.0) + now - self._phase_at
+        return {**self._spent_s, self.phase: spent_s}
+
     def on_rendezvous(self, node_rank: int, num_nodes: int) -> None:
         """A round is complete; both numbers count nodes, not workers."""
-        self.node_rank, self.num_nodes, self.had_rendezvous = node_rank, num_nodes, True
+        self.num_nodes, self.had_rendezvous = num_nodes, True
         on_first_round, self.on_first_round = self.on_first_round, lambda: None
         on_first_round()
         self.enter("run")

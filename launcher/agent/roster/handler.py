@@ -10,7 +10,6 @@ import contextlib
 import logging
 import socket
 import sys
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
 from launcher.agent.roster.thread import RosterThread
 from launcher.agent.roster.view import may_form, nodes_waiting
-from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 FENCE_LOOK_S = 5.0
@@ -73,13 +72,12 @@ class RosterHandler(rdzv.RendezvousHandler):
         run_id: str,
         local_addr: str,
         rules: Rules,
-        store: StoreProcess | None = None,
-        clock: Clock | None = None,
+        store: StoreProcess | None,
     ) -> None:
         self._endpoint, self._run_id, self._addr = endpoint, run_id, local_addr
         self._rules, self._store = rules, store
         self._told_epoch = 0
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._fence = Fence(Path(rules.fence_dir), run_id) if rules.fenced else None
         self._fence_looked_at = self._clock.monotonic()
         self._caller: StoreClient | None = None
@@ -93,12 +91,7 @@ class RosterHandler(rdzv.RendezvousHandler):
                 rules.min_nodes,
             )
         self._thread = RosterThread(
-            rules=rules,
-            nonce=uuid.uuid4().hex[:8],
-            connect=self._connect,
-            clock=self._clock,
-            silence_s=rules.silence_s,
-            where=f" at {endpoint.host}:{endpoint.port}",
+            rules, self._connect, self._clock, f"{endpoint.host}:{endpoint.port}"
         )
         # torch gives up by itself where nothing listens; this is for a frozen store
         self._thread.begin(rules.connect_timeout_s + CONNECT_SLACK_S)

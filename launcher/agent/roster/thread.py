@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable
 
@@ -33,22 +34,13 @@ class RosterThread:
     """Runs one node's state machine in a thread, from ``begin`` until ``end``."""
 
     def __init__(
-        self,
-        *,
-        rules: Rules,
-        nonce: str,
-        connect: Callable[[], StoreClient],
-        clock: Clock,
-        silence_s: float,
-        where: str = "",
+        self, rules: Rules, connect: Callable[[], StoreClient], clock: Clock, where: str
     ) -> None:
-        self._connect = connect
-        self._clock = clock
-        self._silence_s = silence_s
-        self._where = where
+        self._connect, self._clock, self._where = connect, clock, where
+        self._silence_s = rules.silence_s
         self._changed = threading.Condition()
         self._events: deque[events.Event] = deque()
-        self.state = start(rules, rules.node_index, nonce)
+        self.state = start(rules, rules.node_index, nonce=uuid.uuid4().hex[:8])
         """What was known at the last pulse."""
         self._word: Word | None = None
         self._failure: RendezvousError | None = None
@@ -65,7 +57,7 @@ class RosterThread:
             self._changed.wait_for(lambda: self._connected or self._failure, timeout_s)
             if not self._connected and self._failure is None:
                 self._failure = RendezvousConnectionError(
-                    f"the rendezvous store{self._where} did not answer within {timeout_s:g} s"
+                    f"the rendezvous store at {self._where} did not answer within {timeout_s:g} s"
                 )
         self.check()
 
@@ -92,7 +84,7 @@ class RosterThread:
             silent_s = now - self._heard_at
             if self._failure is None and self._connected and silent_s > self._silence_s:
                 self._failure = RendezvousConnectionError(
-                    f"the rendezvous store{self._where} has been silent for {silent_s:.1f} s"
+                    f"the rendezvous store at {self._where} has been silent for {silent_s:.1f} s"
                 )
             if self._failure is not None:
                 raise self._failure
