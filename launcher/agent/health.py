@@ -40,11 +40,9 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
     beats = node.attempts.beats()
     stepping = [beat for beat in beats.values() if beat.steps]
     ages = [now - beat.at for beat in stepping]
-    deadlines = (
-        [max(beat.until, beat.at + book.limit_s(beat.phase)) - now for beat in stepping]
-        if book
-        else []
-    )
+    deadlines = [
+        max(beat.until, beat.at + book.limit_s(beat.phase)) - now for beat in stepping if book
+    ]
     return Health(
         healthy=node.phase != "run" or not deadlines or max(deadlines) >= 0,
         phase=node.phase,

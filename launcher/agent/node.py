@@ -131,7 +131,7 @@ class Node:
         return done
 
     def describe_disk(self, said: str) -> str:
-        """The full disk that an error speaks of, and its words."""
+        """Describes the full disk behind an error message."""
         folders = self.attempts.folders()
         full = disk.find_full(said, folders) or folders[0]
         return f"{disk.describe(full, folders[0])}; {said}"

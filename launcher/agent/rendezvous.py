@@ -169,7 +169,7 @@ class RendezvousWrapper(RendezvousHandler):
             node.on_restart(verdict.cause, ends)
 
     def _tell_lost_peer(self) -> None:
-        """Workers blamed a peer. By now it is known whether a node left."""
+        """Counts a restart after workers blamed a peer; by now it is known if a node left."""
         ends, self._blamed_peer = self._blamed_peer, ()
         if not ends:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.launcher.wait_table_words import Cannot, Row, by
+from tests.launcher.wait_table_notices import Cannot, Row, by
 
 BOUND = Cannot("the limit ends it, whatever they do")
 NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
@@ -16,7 +16,7 @@ TAKEOVER = AGENT + "test_takeover.py::"
 ROWS: tuple[Row, ...] = (
     Row(
         functions="""agent.roster.thread:RosterThread.begin
-            agent.roster.thread:RosterThread.next_word
+            agent.roster.thread:RosterThread.next_notice
             agent.roster.thread:RosterThread.settle agent.roster.thread:RosterThread.end
             agent.roster.handler:RosterHandler.next_rendezvous
             agent.roster.store:StoreClient.__init__""",

@@ -119,7 +119,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._thread.check()
         self._thread.ask(events.Join(format_card(self._addr, self._port.hold())))
         while True:
-            match self._thread.next_word():
+            match self._thread.next_notice():
                 case events.TakeGeneration():
                     self._thread.post(events.Generation(self._take_generation()))
                 case events.Refuse(kind, text):

@@ -112,12 +112,9 @@ def parse_settings(config: Mapping[str, object], environ: Mapping[str, str]) -> 
     return RosterSettings(**values)
 
 
-_BOOLS = {"1": True, "true": True, "t": True, "yes": True, "y": True} | {
-    "0": False,
-    "false": False,
-    "f": False,
-    "no": False,
-    "n": False,
+_BOOLS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
 }
 _LEAST = {
     "node_index": 0,

@@ -41,15 +41,15 @@ def start(rules: Rules, index: int, nonce: str) -> State:
 
 
 def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[events.Action, ...]]:
-    """The state after one event, at most one operation on the store, and the caller's answers."""
+    """The state after one event, at most one operation on the store, and notices for the caller."""
     state = _take_in(state, event, now)
-    state, word = _settle(state)
+    state, notices = _settle(state)
     if state.asked is not None:
-        return state, word
+        return state, notices
     state, action = _next(note_arrivals(state, now), now) if state.head else _begin(state)
     if isinstance(action, events.Write | events.Enlist | events.Fetch | events.Swap):
         state = replace(state, asked=action)
-    return state, (*word, action) if action else word
+    return state, (*notices, action) if action else notices
 
 
 # -- taking in ---------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _pulse(state: State) -> State:
     return replace(state, due=True, looked=False, swaps=0)
 
 
-# -- answers for the caller ----------------------------------------------------------------------
+# -- notices for the caller ---------------------------------------------------------------------
 def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
     """Ends the caller's wait where the head says so, and replaces a seat that was struck off."""
     head = state.head

@@ -26,7 +26,7 @@ from launcher.agent.roster.store import StoreClient
 from launcher.agent.roster.view import State, pause_s
 from launcher.contract.clock import Clock
 
-Word = events.Deliver | events.Refuse | events.TakeGeneration
+Notice = events.Deliver | events.Refuse | events.TakeGeneration
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +42,7 @@ class RosterThread:
         self._events: deque[events.Event] = deque()
         self.state = start(rules, rules.node_index, nonce=uuid.uuid4().hex[:8])
         """What was known at the last pulse."""
-        self._word: Word | None = None
+        self._notice: Notice | None = None
         self._failure: RendezvousError | None = None
         self._heard_at = self._checked_at = clock.monotonic()
         self._connected = False
@@ -68,9 +68,9 @@ class RosterThread:
             self._changed.notify_all()
 
     def ask(self, event: events.Event) -> None:
-        """Posts an event whose answer ``next_word`` waits for; older answers are dropped."""
+        """Posts an event whose answer ``next_notice`` waits for; older answers are dropped."""
         with self._changed:
-            self._word = None
+            self._notice = None
         self.post(event)
 
     def check(self) -> None:
@@ -89,14 +89,14 @@ class RosterThread:
             if self._failure is not None:
                 raise self._failure
 
-    def next_word(self) -> Word:
-        """Blocks until the machine has something to say; raises when the store is gone."""
+    def next_notice(self) -> Notice:
+        """Blocks until the machine has a notice for the caller; raises when the store is gone."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._word or self._failure, self._silence_s / 4)
-                word, self._word = self._word, None
-            if word is not None:
-                return word
+                self._changed.wait_for(lambda: self._notice or self._failure, self._silence_s / 4)
+                notice, self._notice = self._notice, None
+            if notice is not None:
+                return notice
             self.check()
 
     def settle(self, done: Callable[[State], bool], timeout_s: float) -> bool:
@@ -156,7 +156,7 @@ class RosterThread:
                     operation = action
                 else:
                     with self._changed:
-                        self._word = action
+                        self._notice = action
             with self._changed:
                 self.state = state
                 self._changed.notify_all()
