@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.launcher.wait_table_notices import Cannot, Row, by
+from tests.launcher.wait_table_words import Cannot, Row, by
 
 BOUND = Cannot("the limit ends it, whatever they do")
 NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
