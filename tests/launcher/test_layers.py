@@ -147,7 +147,7 @@ def test_a_package_never_imports_these_others(folder: str, foreign: set[str]) ->
 def test_only_proc_uses_subprocess() -> None:
     # On a host there is no proc: the program there has one such module of its own.
     # The probe is no part of the launcher's process: it runs in the nodes, by itself.
-    for module in set(modules()) - {"targets.proc", "doctor.program", f"{HOST}.commands"}:
+    for module in set(modules()) - {"targets.proc", "doctor.program", f"{HOST}.processes"}:
         assert "import subprocess" not in path_of(module).read_text(), module
 
 

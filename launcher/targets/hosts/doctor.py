@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor import judge
+from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.doctor.run import (
     OWN_FOLDER,
@@ -27,22 +28,25 @@ from launcher.doctor.run import (
 )
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
+from launcher.plan.records import parse_record
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.code_archive import Code, pack
 from launcher.targets.hosts import doctor_judge
-from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
+from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.plan import CODE_DIR, is_wanted, shared_folder
-from launcher.targets.hosts.program.messages import RemoveRun
-from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.plan import CHECKPOINTS_DIR, CODE_DIR, shared_folder, wanted_addresses
+from launcher.targets.hosts.program.messages import ReadEngine, RemoveRun, RunProbe
+from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Ssh
-from launcher.targets.hosts.survey import PORTS, candidates_of
+from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.survey import PORTS, read_host
 from launcher.targets.hosts.target import HostsTarget
 
 PAIR_LIMIT_S = 60.0
 PAIRS_AT_ONCE = 8
+PROBE_LIMIT_S = 40.0
+"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
 
 
 def diagnose_hosts(
@@ -79,6 +83,53 @@ def _why_not_run(findings: Sequence[Finding]) -> str:
 
 
 # -- before anything runs -------------------------------------------------------------------------
+
+
+def read_answers(
+    ssh: Ssh, hosts: Sequence[Host], job: JobSpec, ports: list[int]
+) -> list[HostAnswer]:
+    """An answer of each host, in their order; blocks for the limits of its requests at most."""
+
+    def ask(
+        answer: HostAnswer, question: Callable[[HostAnswer, Session], HostAnswer]
+    ) -> HostAnswer:
+        if answer.error is not None:
+            return answer
+        try:
+            with ssh.open(answer.host) as session:
+                return question(answer, session)
+        except TargetError as error:
+            return replace(answer, error=error)
+
+    def look(answer: HostAnswer, session: Session) -> HostAnswer:
+        return replace(answer, found=read_host(session, job, ports))
+
+    looked = ssh.each(lambda host: ask(HostAnswer(host=host), look), hosts)
+    names = [answer.found.host_name for answer in looked if answer.error is None]
+    return ssh.each(lambda a: ask(a, lambda a, session: _examine(a, session, job, names)), looked)
+
+
+def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
+    bare = job.hosts.runtime == "python"
+    if not bare:
+        engine = session.call(ReadEngine(image=answer.found.image or ""))
+        answer = replace(answer, engine=engine)
+    own = answer.found.host_name
+    env = dict(job.env) if bare else {}
+    folder = shared_folder(job, str(Path.cwd()))
+    try:
+        asked = RunProbe(
+            python=(answer.found.python if bare else "") or "python3",
+            arguments=["node"],
+            env={**env, "DOCTOR_NAMES": " ".join(name for name in names if name != own)},
+            checkpoint_dir=folder or f"{answer.found.state_dir}/{CHECKPOINTS_DIR}",
+            wait_s=PROBE_LIMIT_S,
+        )
+        told = session.call(asked, PROGRAM.read_bytes())
+    except TargetError as error:
+        return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
+    node = parse_record(NodeAnswer, told.answer)
+    return replace(answer, node=node, has_folder=told.has_folder)
 
 
 def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> Iterator[Finding]:
@@ -123,16 +174,11 @@ def _judge_together(
     ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int
 ) -> Iterator[Finding]:
     hosts = [answer.host for answer in answers]
-    candidates = [
-        [address for address in candidates_of(answer.found) if is_wanted(answer.host, address)]
-        for answer in answers
-    ]
+    candidates = [wanted_addresses(a.host, a.found.interfaces) for a in answers]
     folder = shared_folder(job, str(Path.cwd()))
-    folders = [folder] * len(hosts) if folder else []
     with ssh.sessions(hosts) as sessions:
         opened = [sessions[host.name] for host in hosts]
-        gathering = Gathering(ssh, opened, candidates, ports=(port, 0), folders=folders)
-        met = gathering.meet(keep_folders=False)
+        met = meet(ssh, opened, candidates, folder, ports=(port, 0))
     yield from doctor_judge.judge_ports(hosts, met, port)
     pairs = list(doctor_judge.judge_pairs(hosts, candidates, met, port))
     yield from pairs

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from launcher.contract.errors import TargetError
+from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.judge import LOOPBACK
 from launcher.job.spec import JobSpec
-from launcher.targets.hosts.doctor_answers import HostAnswer
 from launcher.targets.hosts.images import Image
-from launcher.targets.hosts.plan import CLOCK_LIMIT_S, Address, decide_addresses, decide_unshared
-from launcher.targets.hosts.program.messages import EngineFacts
+from launcher.targets.hosts.plan import CLOCK_LIMIT_S, decide_addresses, decide_unshared
+from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport
 from launcher.targets.hosts.reach import Met
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
@@ -22,6 +23,24 @@ RENDEZVOUS, EPHEMERAL = 0, 1
 PORT_NAMES = ("the rendezvous port", "an ephemeral port")
 FIRST_EPHEMERAL_PORT = 1024
 IMAGE = "image"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostAnswer:
+    """One host's answer; ``error`` says why there is none.
+
+    ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
+    machine, ``node_error`` why it says nothing, ``engine`` its Docker engine.
+    ``has_folder``: the checkpoint folder was there before anything was asked.
+    """
+
+    host: Host
+    error: TargetError | None = None
+    found: HostReport = field(default_factory=HostReport)
+    node: NodeAnswer | None = None
+    node_error: str = ""
+    engine: EngineFacts | None = None
+    has_folder: bool = True
 
 
 def judge_reachable(answer: HostAnswer) -> Finding:
@@ -53,14 +72,14 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
 
 def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     """The Docker engine, and that it can give GPUs to containers."""
-    name, engine = answer.host.name, answer.engine
+    name, engine, version = answer.host.name, answer.engine, answer.found.docker
     if engine is None:
         return
-    if not engine.version:
+    if not version:
         fix = f"ssh {name} docker version; start it, or add the user to the group docker"
         yield failed("Docker", name, "no engine answers", fix)
         return
-    yield ok("Docker", name, engine.version)
+    yield ok("Docker", name, version)
     if not answer.found.gpus:
         return
     runtimes = ", ".join(engine.runtimes)
@@ -76,15 +95,15 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
 
 def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
     """The image of each host against ``own``, which is what a run would send."""
-    engines = {a.host.name: a.engine for a in answers if a.engine and a.engine.version}
-    known = [engine.image_id for engine in engines.values() if engine.image_id]
+    known = [a.found.image_id for a in answers if a.engine and a.found.image_id]
     right = own.id or max(known, key=known.count, default="")
-    for name, engine in engines.items():
-        yield _judge_image(name, engine, own, right)
+    for answer in answers:
+        if answer.engine and answer.found.docker:
+            yield _judge_image(answer, answer.engine.digests, own, right)
 
 
-def _judge_image(name: str, engine: EngineFacts, own: Image, right: str) -> Finding:
-    id, digests = engine.image_id, engine.digests
+def _judge_image(answer: HostAnswer, digests: Sequence[str], own: Image, right: str) -> Finding:
+    name, id = answer.host.name, answer.found.image_id
     told = f"{own.name}: {_short(id)}" + (f", {digests[0].partition('@')[2]}" if digests else "")
     if id and id == right:
         return ok(IMAGE, name, told)
@@ -131,7 +150,7 @@ def _held(answer: HostAnswer, job: JobSpec) -> str:
 
 def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
     """Whether each host resolves the others' names to addresses that they have."""
-    own = {a.found.host_name: {i[1] for i in a.found.interfaces} for a in answers}
+    own = {a.found.host_name: {i.address for i in a.found.interfaces} for a in answers}
     for answer in answers:
         names = answer.node.names.items() if answer.node else ()
         loop = [name for name, found in names if _is_loopback(found)]

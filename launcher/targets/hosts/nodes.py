@@ -134,10 +134,9 @@ def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> list[str]:
         checkpoint_dir=f"{host.state_dir}/checkpoints/{plan.run_id}",
         outputs_dir=f"{host.state_dir}/outputs/{plan.run_id}",
     )
-    kept = session.call(asked)
-    if not kept.count:
+    if not session.call(asked).count:
         return []
-    name, folder = host.host.name, kept.folder
+    name, folder = host.name, asked.outputs_dir
     return [f"{name} keeps what the training wrote beside its code: scp -r {name}:{folder} ."]
 
 

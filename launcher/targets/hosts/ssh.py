@@ -22,16 +22,15 @@ from launcher.contract.errors import TargetError
 from launcher.targets import proc
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.frames import (
+from launcher.targets.hosts.program.messages import Answer, HostRequest, Refusal
+from launcher.targets.hosts.program.records import (
     BEAT,
     ENOUGH,
     MAGIC,
-    BrokenFrameError,
+    Record,
     read_frame,
     write_frame,
 )
-from launcher.targets.hosts.program.messages import Answer, HostRequest, Refusal
-from launcher.targets.hosts.program.records import Record
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import explain
 
@@ -309,7 +308,7 @@ class Session:
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
                 frame = read_frame(self._talk.stdout)
-            except (BrokenFrameError, OSError, ValueError):
+            except (OSError, ValueError):
                 frame = None
         if frame is None:
             self._fail()

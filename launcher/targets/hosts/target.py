@@ -52,7 +52,7 @@ from launcher.targets.hosts.program.messages import NodeSeen
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
-from launcher.targets.hosts.survey import Survey, describe_hosts
+from launcher.targets.hosts.survey import describe_hosts, survey_hosts
 from launcher.targets.startable import check_in_code, read_secrets
 
 if TYPE_CHECKING:
@@ -93,11 +93,11 @@ class HostsTarget(Target):
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
         if self._inventory is None:
             self._inventory = read_inventory_of(job)
-        survey = Survey(self._connect(), self._inventory, job)
+        ssh = self._connect()
         bare = job.hosts.runtime == "python"
         with ThreadPoolExecutor(max_workers=1) as reader:
             packed = reader.submit(read_code, Path.cwd()) if bare and not self._given_code else None
-            hosts = survey.read()
+            hosts, port = survey_hosts(ssh, self._inventory, job)
             self._code = packed.result() if packed else self._given_code
         image = self._image = None if bare else read_image(hosts[0].image or "")
         own = HostsSettings(
@@ -113,7 +113,7 @@ class HostsTarget(Target):
             torch_version=find_label(image, hosts, protocol.LABEL_TORCH)
             if image
             else hosts[0].torch_version,
-            port=survey.port,
+            port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             inner=self._code.inner if self._code else "",

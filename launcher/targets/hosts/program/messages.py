@@ -156,7 +156,7 @@ class PrepareRun(HostRequest[Completed]):
     needed: Sequence[str]
 
 
-class RemoveRun(HostRequest["Kept"]):
+class RemoveRun(HostRequest["FilesKept"]):
     """Removes a run's folder, and its checkpoint folder if that is empty.
 
     Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named.
@@ -167,22 +167,20 @@ class RemoveRun(HostRequest["Kept"]):
     outputs_dir: str
 
 
-class Kept(Record):
+class FilesKept(Record):
     count: int
-    folder: str
 
 
-class HasImage(HostRequest["ImageFound"]):
+class FindImage(HostRequest["ImageFound"]):
+    """Looks up an image; ``pull``: if it is not there, pulls it, which may be refused."""
+
     image: str
+    pull: bool
 
 
 class ImageFound(Record):
     id: str
     """Empty where the host's engine has no such image."""
-
-
-class PullImage(HostRequest[Completed]):
-    image: str
 
 
 class LoadImage(HostRequest[Completed]):
@@ -297,12 +295,20 @@ class ReadHost(HostRequest["HostReport"]):
     own_image: str = ""
 
 
+class Address(Record):
+    """One address of a host; ``speed`` of its interface in Mbit/s, 0 where it is not known."""
+
+    interface: str
+    address: str
+    speed: int = 0
+
+
 class HostReport(Record):
     """What a host has; empty values for what it lacks.
 
-    ``interfaces`` are (interface, address, Mbit/s). ``rdma_devices`` says of each device whether
-    its user may open it; ``memlock_bytes`` is None without a limit. ``clock_offset_s`` is added by
-    the launcher: the host's clock minus its own.
+    ``rdma_devices`` says of each device whether its user may open it; ``memlock_bytes`` is None
+    without a limit. ``image_id`` and ``labels`` are those of ``image``. ``clock_offset_s`` is
+    added by the launcher: the host's clock minus its own.
     """
 
     host_name: str = ""
@@ -311,7 +317,7 @@ class HostReport(Record):
     python: str = ""
     python_version: str = ""
     torch_version: str = ""
-    interfaces: Sequence[Sequence[Any]] = ()
+    interfaces: Sequence[Address] = ()
     state_dir: str = ""
     user: str = ""
     free_ports: Sequence[int] = ()
@@ -320,6 +326,7 @@ class HostReport(Record):
     memlock_bytes: int | None = None
     docker: str = ""
     image: str | None = None
+    image_id: str = ""
     labels: str = ""
     clock_offset_s: float = 0.0
 
@@ -330,10 +337,8 @@ class EngineFacts(Record):
     ``hook``: NVIDIA's older way to give GPUs to containers is installed.
     """
 
-    version: str
     runtimes: Sequence[str]
     hook: bool
-    image_id: str = ""
     digests: Sequence[str] = ()
 
 

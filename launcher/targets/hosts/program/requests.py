@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.targets.hosts.program import commands, examine, facts, keeper, messages, processes
+from launcher.targets.hosts.program import facts, keeper, messages, processes, reach
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
 from launcher.targets.hosts.program.messages import Completed, RunOnHost, YesOrNo
 from launcher.targets.hosts.program.records import Record
@@ -25,7 +25,6 @@ ENGINE_LIMIT_S = 10.0
 TAKE_UP_LIMIT_S = 30.0
 """Within which a launcher must take up a request."""
 RUNS_DIR = "runs"
-PLAN_FILE = protocol.PLAN_FILE
 CODE_DIR = "code"
 
 
@@ -88,7 +87,7 @@ def stop_nodes(asked: messages.StopNodes) -> Completed:
     return Completed()
 
 
-def remove_run(asked: messages.RemoveRun) -> messages.Kept:
+def remove_run(asked: messages.RemoveRun) -> messages.FilesKept:
     run_dir, outputs = Path(asked.run_dir), Path(asked.outputs_dir)
     written = list(outputs_among(run_dir / CODE_DIR)) if asked.outputs_dir else []
     for path in written:
@@ -99,7 +98,7 @@ def remove_run(asked: messages.RemoveRun) -> messages.Kept:
     if asked.checkpoint_dir:
         with suppress(OSError):
             Path(asked.checkpoint_dir).rmdir()
-    return messages.Kept(count=len(written), folder=str(outputs))
+    return messages.FilesKept(count=len(written))
 
 
 def outputs_among(code: Path) -> Iterator[Path]:
@@ -111,20 +110,19 @@ def outputs_among(code: Path) -> Iterator[Path]:
                 yield path
 
 
-def find_image(asked: messages.HasImage) -> messages.ImageFound:
+def find_image(asked: messages.FindImage) -> messages.ImageFound:
     argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
-    return messages.ImageFound(id=(commands.read_output(argv) or "").strip())
-
-
-def pull_image(asked: messages.PullImage) -> Completed:
-    if told := commands.feed(("docker", "pull", "--quiet", asked.image), ()):
-        raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
-    return Completed()
+    id = (processes.read_output(argv) or "").strip()
+    if asked.pull and not id:
+        if told := processes.feed(("docker", "pull", "--quiet", asked.image), ()):
+            raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
+        id = (processes.read_output(argv) or "").strip()
+    return messages.ImageFound(id=id)
 
 
 def load_image(chunks: Iterator[bytes]) -> Completed:
     """Takes an image as ``docker save`` wrote it."""
-    if told := commands.feed(("docker", "load", "--quiet"), chunks):
+    if told := processes.feed(("docker", "load", "--quiet"), chunks):
         raise RequestError(told.splitlines()[-1])
     return Completed()
 
@@ -142,7 +140,7 @@ def ask_launcher(asked: messages.AskLauncher) -> YesOrNo:
 
 def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
     folder = Path(os.path.expanduser(asked.state_dir)) / RUNS_DIR
-    paths = sorted(folder.glob(f"*/{PLAN_FILE}"))
+    paths = sorted(folder.glob(f"*/{protocol.PLAN_FILE}"))
     found = [_read_run(path) for path in paths if path.parent.name.startswith(asked.run_id)]
     return messages.RunsFound(runs=found)
 
@@ -168,19 +166,18 @@ Handlers = dict[type[Record], Callable[[Any], Record]]
 HANDLERS: Handlers = {
     messages.ReadHost: facts.read_host,
     messages.ReadClock: lambda asked: messages.ClockTime(at=time.time()),
-    messages.ReadEngine: examine.read_engine,
-    messages.FindTokens: examine.find_tokens,
+    messages.ReadEngine: facts.read_engine,
+    messages.FindTokens: reach.find_tokens,
     messages.TakeLease: take_lease,
     messages.HasCode: lambda asked: YesOrNo(yes=_archive(asked).exists()),
     messages.StopNodes: stop_nodes,
     messages.RemoveRun: remove_run,
-    messages.HasImage: find_image,
-    messages.PullImage: pull_image,
+    messages.FindImage: find_image,
     messages.AskLauncher: ask_launcher,
     messages.ListRuns: list_runs,
 }
 HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], Record]] = {
-    messages.RunProbe: lambda asked, program: examine.run_program(asked, program.decode()),
+    messages.RunProbe: lambda asked, program: facts.run_program(asked, program.decode()),
     messages.StoreCode: store_code,
     messages.PrepareRun: prepare_run,
 }
@@ -210,7 +207,7 @@ def end_nodes(
         *processes.find(run_id, nodes, keepers=True),
         *processes.find(run_id, nodes),
     ):
-        processes.end(left)
+        processes.send(left, signal.SIGKILL)
         if time.monotonic() > deadline + 5.0:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
@@ -226,7 +223,7 @@ def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
     """Removes containers whose keeper is gone; False if the engine does not answer."""
     label = f"label={protocol.LABEL_RUN_ID}={run_id}"
     fields = '{{.ID}} {{.Label "' + protocol.LABEL_NODE_INDEX + '"}}'
-    listed = commands.read_output(
+    listed = processes.read_output(
         ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields),
         ENGINE_LIMIT_S,
     )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO
 
 from launcher.contract import protocol
-from launcher.targets.hosts.program.frames import ENOUGH, write_frame
 from launcher.targets.hosts.program.keeper import read_state
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import (
@@ -26,6 +25,7 @@ from launcher.targets.hosts.program.messages import (
     WatchEnd,
     WatchRun,
 )
+from launcher.targets.hosts.program.records import ENOUGH, write_frame
 
 POLL_S = 0.1
 BEAT_S = 1.0

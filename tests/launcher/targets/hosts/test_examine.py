@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.targets.hosts.program.examine import Token, find_tokens, read_engine, run_program
+from launcher.targets.hosts.program.facts import read_engine, run_program
 from launcher.targets.hosts.program.messages import (
     EngineFacts,
     FindTokens,
@@ -17,6 +17,7 @@ from launcher.targets.hosts.program.messages import (
     ReadEngine,
     RunProbe,
 )
+from launcher.targets.hosts.program.reach import Token, find_tokens
 from launcher.targets.hosts.program.requests import HANDLERS
 
 ASKED = RunProbe(python=sys.executable, arguments=[], env={}, wait_s=20.0, checkpoint_dir="")
@@ -82,7 +83,7 @@ def test_a_folder_that_is_not_there_shows_no_tokens(tmp_path: Path) -> None:
 def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     told = read_engine(ReadEngine(image="a:1"))
-    assert told == EngineFacts(version="", runtimes=[], hook=False, digests=[])
+    assert told == EngineFacts(runtimes=[], hook=False, digests=[])
 
 
 def test_the_clock_is_the_wall_clock() -> None:

@@ -27,7 +27,6 @@ from launcher.targets.agent_archive import read_archive
 from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts.connection import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
-    Address,
     check_clocks,
     check_shared,
     check_versions,
@@ -35,7 +34,7 @@ from launcher.targets.hosts.plan import (
     decide_hosts,
     plan_facts,
 )
-from launcher.targets.hosts.program.messages import NodeSeen
+from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.target import HostsTarget
@@ -68,7 +67,7 @@ def test_an_address_that_only_some_reach_is_not_taken() -> None:
 
 
 def test_the_faster_link_is_taken() -> None:
-    fast = tuple((slow, replace(ib, speed=200_000)) for slow, ib in ADDRESSES)
+    fast = tuple((slow, ib.having(speed=200_000)) for slow, ib in ADDRESSES)
     assert chosen(candidates=fast) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
 
 
