@@ -178,7 +178,7 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row.alike(
-        "targets.hosts.connection:LineRenewer._run",
+        "targets.hosts.connection:send_beats.beat",
         "the launcher's beat, between two beats",
         NOBODY,
     ),

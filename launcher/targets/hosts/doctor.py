@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,10 @@ def diagnose_hosts(
         return
     yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
     if job.checkpoint_dir is not None and not all(answer.has_folder for answer in answers):
-        _remove_folder(ssh, answers, shared_folder(job, str(Path.cwd())) or "")
+        folder = shared_folder(job, str(Path.cwd())) or ""
+        # Where doctor made it.
+        made = [answer.host for answer in answers if not answer.has_folder]
+        _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
 
 
 def _why_not_run(findings: Sequence[Finding]) -> str:
@@ -89,24 +92,21 @@ def read_answers(
     ssh: Ssh, hosts: Sequence[Host], job: JobSpec, ports: list[int]
 ) -> list[HostAnswer]:
     """An answer of each host, in their order; blocks for the limits of its requests at most."""
-
-    def ask(
-        answer: HostAnswer, question: Callable[[HostAnswer, Session], HostAnswer]
-    ) -> HostAnswer:
-        if answer.error is not None:
-            return answer
-        try:
-            with ssh.open(answer.host) as session:
-                return question(answer, session)
-        except TargetError as error:
-            return replace(answer, error=error)
-
-    def look(answer: HostAnswer, session: Session) -> HostAnswer:
-        return replace(answer, found=read_host(session, job, ports))
-
-    looked = ssh.each(lambda host: ask(HostAnswer(host=host), look), hosts)
-    names = [answer.found.host_name for answer in looked if answer.error is None]
-    return ssh.each(lambda a: ask(a, lambda a, session: _examine(a, session, job, names)), looked)
+    found = ssh.try_each(lambda session: read_host(session, job, ports), hosts)
+    answers = {
+        host.name: HostAnswer(host=host, error=told)
+        if isinstance(told, TargetError)
+        else HostAnswer(host=host, found=told)
+        for host, told in zip(hosts, found, strict=True)
+    }
+    fit = [answer.host for answer in answers.values() if answer.error is None]
+    names = [answers[host.name].found.host_name for host in fit]
+    examined = ssh.try_each(lambda one: _examine(answers[one.host.name], one, job, names), fit)
+    for host, told in zip(fit, examined, strict=True):
+        if isinstance(told, TargetError):
+            told = replace(answers[host.name], error=told)
+        answers[host.name] = told
+    return list(answers.values())
 
 
 def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
@@ -114,17 +114,16 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
     if not bare:
         engine = session.call(ReadEngine(image=answer.found.image or ""))
         answer = replace(answer, engine=engine)
-    own = answer.found.host_name
-    env = dict(job.env) if bare else {}
-    folder = shared_folder(job, str(Path.cwd()))
+    found, others = answer.found, [name for name in names if name != answer.found.host_name]
+    own_folder = f"{found.state_dir}/{CHECKPOINTS_DIR}"
+    asked = RunProbe(
+        python=(found.python if bare else "") or "python3",
+        arguments=["node"],
+        env={**(dict(job.env) if bare else {}), "DOCTOR_NAMES": " ".join(others)},
+        checkpoint_dir=shared_folder(job, str(Path.cwd())) or own_folder,
+        wait_s=PROBE_LIMIT_S,
+    )
     try:
-        asked = RunProbe(
-            python=(answer.found.python if bare else "") or "python3",
-            arguments=["node"],
-            env={**env, "DOCTOR_NAMES": " ".join(name for name in names if name != own)},
-            checkpoint_dir=folder or f"{answer.found.state_dir}/{CHECKPOINTS_DIR}",
-            wait_s=PROBE_LIMIT_S,
-        )
         told = session.call(asked, PROGRAM.read_bytes())
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
@@ -232,7 +231,10 @@ class _HostsProbe:
             return plan, run_probe(plan, target, limit_s)
         finally:
             if job.checkpoint_dir is not None:
-                _remove_own(Ssh(inventory), plan)
+                own = Path(plan.checkpoint_dir)
+                assert own.name == OWN_FOLDER, "as_probe has named it"
+                hosts = HostsSettings.of(plan).hosts
+                _remove(Ssh(inventory), [facts.host for facts in hosts], str(own))
 
     def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
         """Measures each host with its two neighbours: one that is slow with both is the cause."""
@@ -259,22 +261,7 @@ def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
     return [group for group in (ring[::2], ring[1::2], odd) if group]
 
 
-def _remove_own(ssh: Ssh, plan: LaunchPlan) -> None:
-    """Removes the checkpoint folder of the probe."""
-    own = Path(plan.checkpoint_dir)
-    assert own.name == OWN_FOLDER, "as_probe has named it"
-    _remove(ssh, [facts.host for facts in HostsSettings.of(plan).hosts], str(own), "")
-
-
-def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None:
-    """Removes the job's folder where doctor made it, if it is empty."""
-    made = [answer.host for answer in answers if not answer.has_folder]
-    _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
-
-
-def _remove(ssh: Ssh, hosts: Sequence[Host], tree: str, empty: str) -> None:
-    def remove(host: Host) -> None:
-        with contextlib.suppress(TargetError), ssh.open(host) as session:
-            session.call(RemoveRun(run_dir=tree, checkpoint_dir=empty, outputs_dir=""))
-
-    ssh.each(remove, hosts)
+def _remove(ssh: Ssh, hosts: Iterable[Host], tree: str, empty: str = "") -> None:
+    """Removes the folder ``tree``, and the folder ``empty`` if it is, where a host is reached."""
+    asked = RemoveRun(run_dir=tree, checkpoint_dir=empty, outputs_dir="")
+    ssh.try_each(lambda session: session.call(asked), hosts)

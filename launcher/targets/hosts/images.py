@@ -50,7 +50,7 @@ def find_label(image: Image, hosts: Iterable[HostFacts], name: str) -> str | Non
 def provide_image(image: Image, session: Session) -> None:
     """Makes a host hold the image. Raises ``TargetError`` where it can neither get nor pull it."""
     asked = messages.FindImage(image=image.name, pull=not image.id)
-    there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else SEND_LIMIT_S).id
+    there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else SEND_LIMIT_S)
     if image.id and there != image.id:
         _send(image, session)
 

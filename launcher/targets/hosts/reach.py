@@ -70,7 +70,7 @@ def _call(
         for number, port in enumerate(ports):
             try:
                 asked = messages.Listen(token=tokens[place], port=port)
-                opened[number] = sessions[place].call(asked).port
+                opened[number] = sessions[place].call(asked)
             except TargetError as error:
                 closed[place, number] = error
         return opened
@@ -87,7 +87,7 @@ def _call(
         ]
         called = [(address, port, tokens[to]) for to, address, _, port in calls]
         asked = messages.CallHosts(calls=called, wait_s=REACH_LIMIT_S)
-        return [(place, *calls[i][:3]) for i in sessions[place].call(asked).places]
+        return [(place, *calls[i][:3]) for i in sessions[place].call(asked)]
 
     return frozenset(way for ways in ssh.each(call, places) for way in ways), closed
 
@@ -107,5 +107,5 @@ def _share(
     ssh.each(leave, places)
     wanted = [names[place] for place in places if place not in unwritten]
     asked = messages.FindTokens(folder=folder, names=wanted, wait_s=TOKEN_LIMIT_S)
-    found = ssh.each(lambda session: session.call(asked).names, sessions)
+    found = ssh.each(lambda session: session.call(asked), sessions)
     return [frozenset(map(names.index, seen)) for seen in found], unwritten

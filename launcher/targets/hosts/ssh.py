@@ -22,7 +22,7 @@ from launcher.contract.errors import TargetError
 from launcher.targets import proc
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import Answer, HostRequest, Refusal
+from launcher.targets.hosts.program.messages import Answer, Answered, HostRequest, Refusal
 from launcher.targets.hosts.program.records import (
     BEAT,
     ENOUGH,
@@ -148,6 +148,20 @@ class Ssh:
         if errors:
             raise joined(errors)  # type: ignore[arg-type]
         return [future.result() for future in futures]
+
+    def try_each(
+        self, work: Callable[[Session], Result], hosts: Iterable[Host]
+    ) -> list[Result | TargetError]:
+        """Calls ``work`` with a session to each host; in order, results or why there is none."""
+
+        def attempt(host: Host) -> Result | TargetError:
+            try:
+                with self.open(host) as session:
+                    return work(session)
+            except TargetError as error:
+                return error
+
+        return self.each(attempt, hosts)
 
     def open_early(self, hosts: Iterable[Host]) -> None:
         """Starts to open sessions for the next ``sessions``, which raises any error."""
@@ -280,7 +294,7 @@ class Session:
             what = "make room" if answer.errno in ("ENOSPC", "EDQUOT") else "correct it"
             hint = f"{what} there (ssh {self.host.name}), then the same command"
             raise RefusedByHostError(f"{self.host.name}: {answer.error}", hint)
-        return cast(Answer, answer)
+        return cast(Answer, answer.value if isinstance(answer, Answered) else answer)
 
     def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:
         """Sends a message. Raises ``TargetError`` where the connection is gone, or is stuck."""

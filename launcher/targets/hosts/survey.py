@@ -110,7 +110,7 @@ def read_clock_offset_s(session: Session) -> float:
     found = []
     for _ in range(CLOCK_LOOKS):
         asked_at, started = time.time(), time.monotonic()
-        there = session.call(ReadClock()).at
+        there = session.call(ReadClock())
         took_s = time.monotonic() - started
         found.append((took_s, there - (asked_at + took_s / 2)))
     return float(min(found)[1])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.targets.hosts.program import keeper, messages, requests
-from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Completed, Refusal
+from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Completed, Refusal
 from launcher.targets.hosts.program.reach import Listener, Token, read_reachable
 from launcher.targets.hosts.program.records import MAGIC, Record, read_frame, write_frame
 from launcher.targets.hosts.program.watch import Watch
@@ -92,12 +92,12 @@ class ConversationState:
         keeper.start(spec, self._program)
         return Completed()
 
-    def _listen(self, asked: messages.Listen) -> messages.Listening:
+    def _listen(self, asked: messages.Listen) -> int:
         self._listeners.append(Listener(asked.token, asked.port))
-        return messages.Listening(port=self._listeners[-1].port)
+        return self._listeners[-1].port
 
-    def _call(self, asked: messages.CallHosts) -> messages.Reached:
-        return messages.Reached(places=read_reachable(asked.calls, asked.wait_s, self._listeners))
+    def _call(self, asked: messages.CallHosts) -> list[int]:
+        return read_reachable(asked.calls, asked.wait_s, self._listeners)
 
     def _leave(self, asked: messages.LeaveToken) -> Completed:
         self._tokens.append(Token(asked.folder, asked.name))
@@ -136,18 +136,21 @@ def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
 def answer(asked: Record, blob: bytes, state: ConversationState, stdin: IO[bytes]) -> Record:
     """The answer to one request, or why there is none."""
     kind = type(asked)
+    told: object
     try:
         if kind is messages.LoadImage:
-            return requests.load_image(read_chunks(stdin))
-        if kind in requests.HANDLERS_OF_BYTES:
-            return requests.HANDLERS_OF_BYTES[kind](asked, blob)
-        return {**requests.HANDLERS, **state.handlers}[kind](asked)
+            told = requests.load_image(read_chunks(stdin))
+        elif kind in requests.HANDLERS_OF_BYTES:
+            told = requests.HANDLERS_OF_BYTES[kind](asked, blob)
+        else:
+            told = {**requests.HANDLERS, **state.handlers}[kind](asked)
     except requests.RequestError as error:
         return Refusal(error=str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = errno.errorcode.get(error.errno or 0, "")
         return Refusal(error=f"{where}{error.strerror or error}", errno=code)
+    return told if isinstance(told, Record) else Answered(value=told)
 
 
 if __name__ == "__main__":

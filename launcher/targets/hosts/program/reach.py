@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.targets.hosts.program.messages import FindTokens, TokensFound
+from launcher.targets.hosts.program.messages import FindTokens
 
 CALLS_AT_ONCE = 256
 """A quarter of the usual limit of open descriptors."""
@@ -35,7 +35,7 @@ class Listener:
         self._socket = socket.create_server(
             ("", port), family=family, dualstack_ipv6=dual, backlog=512
         )
-        self.port = self._socket.getsockname()[1]
+        self.port: int = self._socket.getsockname()[1]
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -175,7 +175,7 @@ class Token:
                 folder.rmdir()
 
 
-def find_tokens(asked: FindTokens) -> TokensFound:
+def find_tokens(asked: FindTokens) -> list[str]:
     """Looks for tokens until all are there, or the time is over."""
     folder = os.path.expanduser(asked.folder)
     deadline = time.monotonic() + asked.wait_s
@@ -184,7 +184,7 @@ def find_tokens(asked: FindTokens) -> TokensFound:
         seen = set(os.listdir(folder)) if os.path.isdir(folder) else set()
         found = [name for name in asked.names if name in seen]
         if len(found) == len(asked.names) or time.monotonic() > deadline:
-            return TokensFound(names=found)
+            return found
         time.sleep(LOOK_S)
 
 

@@ -87,7 +87,7 @@ def stop_nodes(asked: messages.StopNodes) -> Completed:
     return Completed()
 
 
-def remove_run(asked: messages.RemoveRun) -> messages.FilesKept:
+def remove_run(asked: messages.RemoveRun) -> int:
     run_dir, outputs = Path(asked.run_dir), Path(asked.outputs_dir)
     written = list(outputs_among(run_dir / CODE_DIR)) if asked.outputs_dir else []
     for path in written:
@@ -98,7 +98,7 @@ def remove_run(asked: messages.RemoveRun) -> messages.FilesKept:
     if asked.checkpoint_dir:
         with suppress(OSError):
             Path(asked.checkpoint_dir).rmdir()
-    return messages.FilesKept(count=len(written))
+    return len(written)
 
 
 def outputs_among(code: Path) -> Iterator[Path]:
@@ -110,14 +110,14 @@ def outputs_among(code: Path) -> Iterator[Path]:
                 yield path
 
 
-def find_image(asked: messages.FindImage) -> messages.ImageFound:
+def find_image(asked: messages.FindImage) -> str:
     argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
     id = (processes.read_output(argv) or "").strip()
     if asked.pull and not id:
         if told := processes.feed(("docker", "pull", "--quiet", asked.image), ()):
             raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
         id = (processes.read_output(argv) or "").strip()
-    return messages.ImageFound(id=id)
+    return id
 
 
 def load_image(chunks: Iterator[bytes]) -> Completed:
@@ -127,7 +127,7 @@ def load_image(chunks: Iterator[bytes]) -> Completed:
     return Completed()
 
 
-def ask_launcher(asked: messages.AskLauncher) -> YesOrNo:
+def ask_launcher(asked: messages.AskLauncher) -> bool:
     path = Path(asked.run_dir, asked.name)
     if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
@@ -135,7 +135,7 @@ def ask_launcher(asked: messages.AskLauncher) -> YesOrNo:
     deadline = time.monotonic() + TAKE_UP_LIMIT_S
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return YesOrNo(yes=not path.exists())
+    return not path.exists()
 
 
 def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
@@ -162,10 +162,10 @@ def _first_change(folder: Path) -> float:
     return min((path.stat().st_mtime for path in folder.iterdir()), default=time.time())
 
 
-Handlers = dict[type[Record], Callable[[Any], Record]]
+Handlers = dict[type[Record], Callable[[Any], object]]
 HANDLERS: Handlers = {
     messages.ReadHost: facts.read_host,
-    messages.ReadClock: lambda asked: messages.ClockTime(at=time.time()),
+    messages.ReadClock: lambda asked: time.time(),
     messages.ReadEngine: facts.read_engine,
     messages.FindTokens: reach.find_tokens,
     messages.TakeLease: take_lease,
@@ -176,7 +176,7 @@ HANDLERS: Handlers = {
     messages.AskLauncher: ask_launcher,
     messages.ListRuns: list_runs,
 }
-HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], Record]] = {
+HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], object]] = {
     messages.RunProbe: lambda asked, program: facts.run_program(asked, program.decode()),
     messages.StoreCode: store_code,
     messages.PrepareRun: prepare_run,

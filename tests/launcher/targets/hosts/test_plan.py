@@ -371,6 +371,6 @@ def test_a_line_holds_the_lease_of_a_run_that_it_follows(
     monkeypatch.setattr(HostLine, "open", read_ttl)
     target = HostsTarget(tmp_path)
     target._open_lines(plan, follows=follows)
-    assert target._pulse is not None
-    target._pulse.close()
+    assert target._beats is not None
+    target._beats.set()
     assert ttls == [LEASE_TTL_S if follows else 0.0] * 2
