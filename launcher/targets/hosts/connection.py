@@ -23,7 +23,7 @@ from launcher.targets.hosts.program.messages import (
     WatchEnd,
     WatchRun,
 )
-from launcher.targets.hosts.program.records import Record
+from launcher.targets.hosts.program.records import BEAT, ENOUGH, Record
 from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
@@ -98,7 +98,7 @@ class HostLine:
             if self._session is None or not self._hears:
                 return None
             self._hears = False
-            self._session.end_watch()
+            self._session.say(ENOUGH)
         self._thread.join(FREE_LIMIT_S)
         return self._freed
 
@@ -126,7 +126,7 @@ class HostLine:
             if min(self.silent_s(), time.monotonic() - self._opened_at) > SILENCE_LIMIT_S:
                 self._session.kill()
             elif self._hears:
-                self._session.beat()
+                self._session.say(BEAT)
 
     def _run(self) -> None:
         while not self._closed:
