@@ -294,7 +294,7 @@ ON_HOSTS = (
     ),
     Row(
         functions="""targets.hosts.program.reach:read_reachable
-            targets.hosts.program.reach:Calls.wait targets.hosts.program.reach:Calls._hear
+            targets.hosts.program.reach:read_reachable.make_calls
             targets.hosts.program.reach:Listener.answer""",
         who="a host, for others at the addresses that they may have",
         ends="each has answered; SETTLED_S after each host has",

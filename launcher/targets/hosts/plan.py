@@ -163,7 +163,9 @@ def plan_facts(
 
     ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent.
     """
-    hosts = own.hosts
+    hosts, shared = own.hosts, shared_folder(job, cwd)
+    runs = {host.name: run_dir_on(host, RUN_ID) for host in hosts}
+    code = f"{CODE_DIR}/{inner}" if inner else CODE_DIR
     return TargetFacts(
         target=TARGET,
         accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
@@ -174,22 +176,21 @@ def plan_facts(
         cwd=cwd,
         ports=() if port is None else (port,),
         # Only the job can say that hosts share a folder.
-        shares_storage=job.checkpoint_dir is not None,
+        shares_storage=shared is not None,
         terminal=terminal,
         nodes=tuple(
-            NodeFacts(machine=host, folders=_folders(job, host, cwd, inner)) for host in hosts
+            NodeFacts(
+                machine=host,
+                folders=Folders(
+                    run=runs[host.name],
+                    # If no folder is shared, one of the host's own, which outlives the run.
+                    checkpoints=shared or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
+                    cwd=f"{runs[host.name]}/{code}",
+                ),
+            )
+            for host in hosts
         ),
         own=own,
-    )
-
-
-def _folders(job: JobSpec, host: HostFacts, cwd: str, inner: str) -> Folders:
-    run_dir = run_dir_on(host, RUN_ID)
-    return Folders(
-        run=run_dir,
-        # The folder that the hosts share, or one of the host's own, which outlives the run.
-        checkpoints=shared_folder(job, cwd) or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
-        cwd=f"{run_dir}/{CODE_DIR}{f'/{inner}' if inner else ''}",
     )
 
 

@@ -90,8 +90,12 @@ def _with_addresses(
 
 def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
     """What one host has, and which of ``ports`` are free there."""
-    host = session.host
-    offset_s = read_clock_offset_s(session)
+    host, looks = session.host, []
+    for _ in range(CLOCK_LOOKS):
+        asked_at, started = time.time(), time.monotonic()
+        there = session.call(ReadClock())
+        took_s = time.monotonic() - started
+        looks.append((took_s, there - (asked_at + took_s / 2)))
     asked = ReadHost(
         state_dir=host.state_dir,
         lease_dir=host.lease_dir,
@@ -102,18 +106,8 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         image=job.image or "",
         own_image=OWN_IMAGE,
     )
-    return session.call(asked).having(clock_offset_s=offset_s)
-
-
-def read_clock_offset_s(session: Session) -> float:
-    """The host's clock minus this machine's, to half of the shortest round trip."""
-    found = []
-    for _ in range(CLOCK_LOOKS):
-        asked_at, started = time.time(), time.monotonic()
-        there = session.call(ReadClock())
-        took_s = time.monotonic() - started
-        found.append((took_s, there - (asked_at + took_s / 2)))
-    return float(min(found)[1])
+    # The shortest round trip tells the most: to half of it.
+    return session.call(asked).having(clock_offset_s=min(looks)[1])
 
 
 def why_not(host: Host, found: HostReport, job: JobSpec) -> str:

@@ -28,7 +28,8 @@ TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))
 def read_host(asked: messages.ReadHost) -> HostReport:
     """The host as the planner needs it."""
     python = shutil.which(os.path.expanduser(asked.python or "python3")) or ""
-    gpus = read_gpus() if asked.gpus else []
+    smi = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+    gpus = (processes.read_output(smi) or "").split() if asked.gpus else []
     found = HostReport(
         host_name=socket.gethostname(),
         cpu_count=len(os.sched_getaffinity(0)),
@@ -50,12 +51,6 @@ def read_host(asked: messages.ReadHost) -> HostReport:
         version = processes.read_output((python, "-c", TORCH_VERSION))
         return found.having(torch_version=(version or "").strip())
     return found
-
-
-def read_gpus() -> list[str]:
-    """Indices of NVIDIA GPUs, as nvidia-smi lists them."""
-    text = processes.read_output(("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"))
-    return (text or "").split()
 
 
 def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:

@@ -103,16 +103,16 @@ def _die_with_parent() -> None:
 
 
 def find(
-    run_id: str, nodes: tuple[int, ...] | None = None, *, keepers: bool = False
+    run_id: str, nodes: tuple[int, ...] | None = None, *, keepers: bool | None = False
 ) -> tuple[int, ...]:
-    """Pids of a run's processes, only of ``nodes`` if given: keepers, or all others."""
+    """Pids of a run's processes, only of ``nodes`` if given: keepers, all others, or None: both."""
     wanted = None if nodes is None else {str(index).encode() for index in nodes}
     return tuple(
         pid
         for pid, env in _environments()
         if env.get(protocol.RUN_ID.encode()) == os.fsencode(run_id)
         and (wanted is None or env.get(protocol.NODE_INDEX.encode()) in wanted)
-        and (KEEPER.encode() in env) == keepers
+        and keepers in (None, KEEPER.encode() in env)
     )
 
 

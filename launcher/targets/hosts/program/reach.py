@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import select
@@ -12,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from launcher.targets.hosts.program.messages import FindTokens
@@ -21,6 +21,7 @@ CALLS_AT_ONCE = 256
 SETTLED_S = 1.5
 """How long to wait for more addresses once each host has answered at one: a kernel sends a lost
 first packet again after 1 s (RFC 6298)."""
+LISTEN_S = 0.01
 LOOK_S = 0.1
 
 
@@ -55,104 +56,43 @@ def read_reachable(
 
     The same token and port at several addresses is one host: once each host has answered at each
     of its ports, only ``SETTLED_S`` more are waited. Callers of ``listeners`` are greeted
-    meanwhile, as they may be the hosts that are called here.
+    meanwhile, as they may be the hosts that are called here. A call that is silent for its share
+    of the limit goes to the end of the queue, so that each is made at least once within the limit,
+    however many never answer.
     """
     deadline = time.monotonic() + limit_s
-    under_way = Calls(calls, limit_s, listeners)
-    try:
-        while under_way.go_on() and time.monotonic() < deadline:
-            under_way.wait(deadline)
-            if under_way.settled:
-                deadline = min(deadline, time.monotonic() + SETTLED_S)
-    finally:
-        under_way.close()
-    return sorted(under_way.reached)
+    share_s = limit_s / max(1, math.ceil(len(calls) / CALLS_AT_ONCE))
+    queue, untried = deque(range(len(calls))), set(range(len(calls)))
+    missing = {(token, port) for _, port, token in calls}
+    reached: list[int] = []
 
-
-class Calls:
-    """Calls at many addresses, at most ``CALLS_AT_ONCE`` open at a time.
-
-    A call that is silent for its share of the limit goes to the end of the queue, so that each is
-    made at least once within the limit, however many never answer.
-    """
-
-    def __init__(
-        self, calls: Sequence[Sequence[Any]], limit_s: float, listeners: Sequence[Listener]
-    ) -> None:
-        self._calls = calls
-        self._share_s = limit_s / max(1, math.ceil(len(calls) / CALLS_AT_ONCE))
-        self._queue = deque(range(len(calls)))
-        self._untried = len(calls)
-        self._missing = {(token, port) for _, port, token in calls}
-        self._open: dict[int, tuple[socket.socket, int, float]] = {}
-        # select takes no descriptor above 1023.
-        self._poll = select.poll()
-        self._listeners = {listener.fileno(): listener for listener in listeners}
-        for number in self._listeners:
-            self._poll.register(number, select.POLLIN)
-        self.reached: list[int] = []
-
-    @property
-    def settled(self) -> bool:
-        """Whether all hosts answered at all ports, and all addresses were tried."""
-        return not self._missing and not self._untried
-
-    def go_on(self) -> bool:
-        """Makes calls while there is room; False when none is open."""
-        while self._queue and len(self._open) < CALLS_AT_ONCE:
-            self._untried = max(0, self._untried - 1)
-            self._dial(self._queue.popleft())
-        return bool(self._open)
-
-    def wait(self, deadline: float) -> None:
-        """Waits until an answer comes, or a call has had its share of the time."""
-        _, _, oldest_at = next(iter(self._open.values()))
-        until = min(deadline, oldest_at + self._share_s) if self._queue else deadline
-        left_s = max(0.0, until - time.monotonic())
-        for number, _ in self._poll.poll(math.ceil(left_s * 1000)):
-            if number in self._listeners:
-                self._listeners[number].answer()
-            else:
-                self._hear(number)
-        late_at = time.monotonic() - self._share_s
-        late = [n for n, (_, _, begun_at) in self._open.items() if begun_at <= late_at]
-        for number in late[: len(self._queue)]:
-            self._queue.append(self._hang_up(number))
-
-    def close(self) -> None:
-        for number in list(self._open):
-            self._hang_up(number)
-
-    def _dial(self, place: int) -> None:
-        address, port, _ = self._calls[place]
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            peer = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            if error.errno == errno.EAFNOSUPPORT:  # a host without IPv6
+    def make_calls() -> None:
+        while queue and time.monotonic() < deadline:
+            try:
+                place = queue.popleft()
+            except IndexError:  # another thread has taken the last one
                 return
-            raise
-        peer.setblocking(False)
-        if peer.connect_ex((address, port)) not in (0, errno.EINPROGRESS):
-            peer.close()
-            return
-        self._open[peer.fileno()] = (peer, place, time.monotonic())
-        self._poll.register(peer, select.POLLIN)
+            address, port, token = calls[place]
+            untried.discard(place)
+            try:
+                with socket.create_connection((address, port), share_s) as peer:
+                    if peer.recv(256) == token.encode():
+                        reached.append(place)
+                        missing.discard((token, port))
+            except socket.timeout:  # noqa: UP041 - no TimeoutError before Python 3.10
+                queue.append(place)
+            except OSError:
+                continue
 
-    def _hear(self, number: int) -> None:
-        peer, place, _ = self._open[number]
-        _, port, token = self._calls[place]
-        with suppress(OSError):
-            if peer.recv(256) == token.encode():
-                self.reached.append(place)
-                self._missing.discard((token, port))
-        self._hang_up(number)
-
-    def _hang_up(self, number: int) -> int:
-        peer, place, _ = self._open.pop(number)
-        self._poll.unregister(number)
-        peer.close()
-        return place
+    threads = [Thread(target=make_calls, daemon=True) for _ in calls[:CALLS_AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+        for listener in select.select(listeners, [], [], LISTEN_S)[0]:
+            listener.answer()
+        if not missing and not untried:
+            deadline = min(deadline, time.monotonic() + SETTLED_S)
+    return sorted(reached)
 
 
 class Token:

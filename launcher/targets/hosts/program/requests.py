@@ -153,13 +153,11 @@ def _read_run(plan: Path) -> RunOnHost:
         plan=plan.read_text(),
         nodes=sorted({int(node.parent.name) for node in nodes}),
         lives="running" in states or "pending" in states or is_followed(plan.parent),
-        began_at=min((_first_change(node) for node in nodes), default=0.0),
+        # The oldest change in the folder of any node.
+        began_at=min(
+            (path.stat().st_mtime for node in nodes for path in node.iterdir()), default=time.time()
+        ),
     )
-
-
-def _first_change(folder: Path) -> float:
-    """The oldest time of change in a folder, in seconds since the epoch."""
-    return min((path.stat().st_mtime for path in folder.iterdir()), default=time.time())
 
 
 Handlers = dict[type[Record], Callable[[Any], object]]
@@ -196,17 +194,13 @@ def end_nodes(
     deadline = time.monotonic() + grace_s + 5.0
     orphans = () if keepers else processes.roots(processes.find(run_id, nodes))
     processes.send(orphans, signal.SIGTERM)
-    while time.monotonic() < deadline:
-        if not (orphans or processes.find(run_id, nodes, keepers=True)):
-            break
-        if orphans and (grace_s == 0 or not processes.find(run_id, nodes)):
+    # Without a keeper nobody ends orphans after a grace, so where there is none they are killed.
+    while (grace_s > 0 or not orphans) and time.monotonic() < deadline:
+        if not processes.find(run_id, nodes, keepers=not orphans):
             break
         time.sleep(0.03)
     was_killed = False
-    while left := (
-        *processes.find(run_id, nodes, keepers=True),
-        *processes.find(run_id, nodes),
-    ):
+    while left := processes.find(run_id, nodes, keepers=None):
         processes.send(left, signal.SIGKILL)
         if time.monotonic() > deadline + 5.0:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
