@@ -189,17 +189,14 @@ def _judge_together(
 # -- a run of the probe ---------------------------------------------------------------------------
 
 
-def read_probe() -> Code:
-    """The probe as the only file to copy, instead of the current folder."""
-    data = pack(PROGRAM.parent, [PROGRAM.name])
-    return Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
-
-
 class _HostsProbe:
     """Runs the probe on the job's hosts, and on pairs of them where that tells which is slow."""
 
     def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
-        self._inventory, self._run_root, self._code = inventory, run_root, read_probe()
+        self._inventory, self._run_root = inventory, run_root
+        # The probe is the only file to copy, instead of the current folder.
+        data = pack(PROGRAM.parent, [PROGRAM.name])
+        self._code = Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
         bare = job.hosts.runtime == "python"
         inside = f"{protocol.CONTAINER_RUN_DIR}/{CODE_DIR}/{PROGRAM.name}"
         self._job = as_probe(job, PROGRAM.name if bare else inside)

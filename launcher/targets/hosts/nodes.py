@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Sequence
 
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
@@ -33,8 +32,9 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
         slots_limit=host.slots,
     )
     if held := session.call(asked).held:
+        holders = ", ".join(f"{it.owner} with {it.run_id} ({it.holding})" for it in held)
         raise TargetError(
-            f"{host.name}: held by {describe_leases(held)}",
+            f"{host.name}: held by {holders}",
             "wait for it, or name other hosts; launcher hosts shows all leases",
         )
 
@@ -51,11 +51,6 @@ def own_lease(plan: LaunchPlan, node: HostNode) -> messages.Lease:
         slots=0 if gpus else node.node.nproc_per_node,
         detached=plan.detached,
     )
-
-
-def describe_leases(leases: Sequence[messages.Lease]) -> str:
-    """Who holds what."""
-    return ", ".join(f"{lease.owner} with {lease.run_id} ({lease.holding})" for lease in leases)
 
 
 def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session) -> None:

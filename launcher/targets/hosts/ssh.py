@@ -332,16 +332,14 @@ class Session:
 
 def hello(host: Host) -> bytes:
     """What starts the program on a host, before the first message."""
-    name, archive = host_program()
+    archive, version = host_program()
     loader = b"%d\n%s" % (len(LOADER), LOADER)
-    return loader + f"{host.state_dir}\n{name}\n{len(archive)}\n".encode() + archive
+    # A folder, as Python caches compiled modules of a folder, and not of an archive.
+    return loader + f"{host.state_dir}\nhost-{version}\n{len(archive)}\n".encode() + archive
 
 
 @functools.cache
-def host_program() -> tuple[str, bytes]:
-    """The program, and the name of its folder on hosts, which is a hash of it.
-
-    A folder, as Python caches compiled modules of a folder, and not of an archive.
-    """
+def host_program() -> tuple[bytes, str]:
+    """The program as an archive, and a hash of it."""
     archive = render_agent_archive(read_host_sources(), HOST_FOLDER)
-    return f"host-{hashlib.sha256(archive).hexdigest()[:16]}", archive
+    return archive, hashlib.sha256(archive).hexdigest()[:16]

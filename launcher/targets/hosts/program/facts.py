@@ -45,8 +45,13 @@ def read_host(asked: messages.ReadHost) -> HostReport:
         memlock_bytes=read_memlock_bytes(),
     )
     if asked.runtime == "docker":
+        version = processes.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
         image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
-        return found.having(image=image, **read_docker(image))
+        fields = "{{.Id}}\n{{json .Config.Labels}}"
+        argv = ("docker", "image", "inspect", "--format", fields, image)
+        id, _, labels = ((processes.read_output(argv) if version else "") or "").partition("\n")
+        told = {"docker": (version or "").strip(), "image_id": id, "labels": labels.strip()}
+        return found.having(image=image, **told)
     if asked.runtime == "python" and python:
         version = processes.read_output((python, "-c", TORCH_VERSION))
         return found.having(torch_version=(version or "").strip())
@@ -71,15 +76,6 @@ def read_memlock_bytes(status: str = "/proc/self/status") -> int | None:
             return None
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def read_docker(image: str) -> dict[str, str]:
-    """The engine's version, and the image's id and labels; empty where there are none."""
-    version = processes.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
-    fields = "{{.Id}}\n{{json .Config.Labels}}"
-    argv = ("docker", "image", "inspect", "--format", fields, image)
-    id, _, labels = ((processes.read_output(argv) if version else "") or "").partition("\n")
-    return {"docker": (version or "").strip(), "image_id": id, "labels": labels.strip()}
 
 
 def read_interfaces() -> list[Address]:

@@ -81,7 +81,10 @@ class _Keeper:
             self._close(SETUP_FAILED, f"cannot start {self._spec.argv[0]}: {error.strerror}")
             return
         if code != 0 and not self._why:
-            self._why = describe_full_disk(self._folder)
+            disk = os.statvfs(self._folder)
+            if disk.f_bavail * disk.f_frsize < FULL_BYTES:
+                # The program had no room to say so itself.
+                self._why = f"{os.strerror(errno.ENOSPC)}: {self._folder}"
         found = inspect(self._spec.container) if self._spec.container else None
         if found is None:
             self._close(code, self._why)
@@ -179,13 +182,6 @@ class _Keeper:
 def record_process(folder: Path, pid: int, **ending: object) -> None:
     """Writes the record of a keeper, with the node's ``ending`` once it has ended."""
     write_record(folder, {"pid": pid, "start": start_of(pid), **ending})
-
-
-def describe_full_disk(folder: Path) -> str:
-    """The reason why a program failed without a word: a full disk; empty if there is room."""
-    disk = os.statvfs(folder)
-    is_full = disk.f_bavail * disk.f_frsize < FULL_BYTES
-    return f"{os.strerror(errno.ENOSPC)}: {folder}" if is_full else ""
 
 
 def read_state(folder: Path) -> NodeSeen:
@@ -300,13 +296,11 @@ def inspect(name: str) -> ContainerState | None:
     """A container's state; None where the engine does not answer."""
     fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
     argv = ("docker", "inspect", "--format", fields, name)
-    text = processes.read_output(argv)
-    if text is None:
+    if (text := processes.read_output(argv)) is None:
         if processes.read_output(("docker", "version", "--format", "{{.Server.Version}}")) is None:
             return None
         # The engine may have started between the two commands: ask once more.
-        text = processes.read_output(argv)
-        if text is None:
+        if (text := processes.read_output(argv)) is None:
             return ContainerState(is_there=False)
     running, oom, error = text.strip("\n").split(" ", 2)
     return ContainerState(True, running == "true", oom == "true", error.strip())

@@ -189,12 +189,14 @@ def end_nodes(
     keepers = processes.find(run_id, nodes, keepers=True)
     answers = _remove_containers(run_id, nodes) if in_containers and not keepers else True
     for pid in keepers:
-        _write_grace(pid, grace_s)
+        with suppress(OSError):
+            folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
+            (folder / keeper.GRACE_FILE).write_text(str(grace_s))
     processes.send(keepers, signal.SIGTERM)
     deadline = time.monotonic() + grace_s + 5.0
     orphans = () if keepers else processes.roots(processes.find(run_id, nodes))
     processes.send(orphans, signal.SIGTERM)
-    # Without a keeper nobody ends orphans after a grace, so where there is none they are killed.
+    # Without a grace orphans, which no keeper ends, are killed at once.
     while (grace_s > 0 or not orphans) and time.monotonic() < deadline:
         if not processes.find(run_id, nodes, keepers=not orphans):
             break
@@ -217,22 +219,13 @@ def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
     """Removes containers whose keeper is gone; False if the engine does not answer."""
     label = f"label={protocol.LABEL_RUN_ID}={run_id}"
     fields = '{{.ID}} {{.Label "' + protocol.LABEL_NODE_INDEX + '"}}'
-    listed = processes.read_output(
-        ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields),
-        ENGINE_LIMIT_S,
-    )
-    if listed is None:
+    argv = ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
+    if (listed := processes.read_output(argv, ENGINE_LIMIT_S)) is None:
         return False
     for id, _, index in (line.partition(" ") for line in listed.splitlines()):
         if nodes is None or int(index) in nodes:
             keeper.remove_container(id)
     return True
-
-
-def _write_grace(pid: int, grace_s: float) -> None:
-    with suppress(OSError):
-        folder = os.readlink(f"/proc/{pid}/fd/1")
-        (Path(folder).parent / keeper.GRACE_FILE).write_text(str(grace_s))
 
 
 def unpack(data: bytes, folder: Path) -> None:
