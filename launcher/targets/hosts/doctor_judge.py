@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from launcher.contract.errors import TargetError
@@ -188,7 +189,10 @@ def judge_pairs(
     hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met, port: int
 ) -> Iterator[Finding]:
     """Every ordered pair at both ports; what fails, by the host that is called."""
-    taken, missing = decide_taken(hosts, candidates, met), 0
+    taken: list[Address] = []
+    with suppress(TargetError):
+        taken = _decide_taken(hosts, candidates, met)
+    missing = 0
 
     def reaches(source: int, to: int, number: int) -> bool:
         # Where all hosts meet, only the addresses that a run would take count.
@@ -204,7 +208,9 @@ def judge_pairs(
             if lost:
                 is_rendezvous = number == RENDEZVOUS
                 opened = str(port) if is_rendezvous else f"{FIRST_EPHEMERAL_PORT}:65535"
-                line = _open([[address] for address in taken] or candidates, lost, opened)
+                used = [[address] for address in taken] or candidates
+                callers = ",".join(a.address for other in lost for a in used[other][:1])
+                line = f"iptables -I INPUT -s {callers} -p tcp --dport {opened} -j ACCEPT"
                 sources = ", ".join(hosts[other].name for other in lost)
                 at = f"{kind} {port}" if is_rendezvous else kind
                 found = f"{host.name} cannot be reached at {at}"
@@ -215,23 +221,12 @@ def judge_pairs(
         yield ok("pairs", "all hosts", f"{ways} ways, each at port {port} and an ephemeral one")
 
 
-def decide_taken(
+def _decide_taken(
     hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
 ) -> list[Address]:
-    """The addresses that a run would take; none where hosts do not meet at all."""
-    try:
-        return decide_addresses(hosts, candidates, _at_ephemeral(met))
-    except TargetError:
-        return []
-
-
-def _at_ephemeral(met: Met) -> set[tuple[int, int, str]]:
-    return {call[:3] for call in met.reached if call[3] == EPHEMERAL}
-
-
-def _open(candidates: Sequence[Sequence[Address]], sources: Sequence[int], ports: str) -> str:
-    addresses = ",".join(a.address for place in sources for a in candidates[place][:1])
-    return f"iptables -I INPUT -s {addresses} -p tcp --dport {ports} -j ACCEPT"
+    """The addresses that a run would take. Raises ``TargetError`` where there are none."""
+    reached = {call[:3] for call in met.reached if call[3] == EPHEMERAL}
+    return decide_addresses(hosts, candidates, reached)
 
 
 def judge_interfaces(
@@ -239,7 +234,7 @@ def judge_interfaces(
 ) -> Iterator[Finding]:
     """The address and interface that a run would take for each host."""
     try:
-        chosen = decide_addresses(hosts, candidates, _at_ephemeral(met))
+        chosen = _decide_taken(hosts, candidates, met)
     except TargetError as error:
         yield failed("interface", "all hosts", error.what, error.hint)
         return

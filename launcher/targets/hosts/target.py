@@ -241,9 +241,9 @@ class HostsTarget(Target):
         index, key = node.node_index, nodes.key_of(node)
         line = self._lines.get(index)
         found = line.state(key) if line else states.get(key, MISSING)
-        if self._late.waits(index):
+        if index in self._late.waiting:
             found = NodeSeen(state="pending", detail=found.detail)
-        elif self._late.is_lost(index):
+        elif index in self._late.lost:
             detail = f"{host} was not reached for {BACK_LIMIT_S:.0f} s"
             code = int(ExitCode.TARGET_UNREACHABLE)
             found = NodeSeen(state="exited", exit_code=code, detail=detail)
