@@ -41,7 +41,7 @@ def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
 
 
 def read_runs(inventory: Inventory, wanted: str = "") -> dict[str, Copies]:
-    """Runs whose id begins so, by their ids, from all hosts that answer.
+    """Runs whose id begins with ``wanted``, by their ids, from all hosts that answer.
 
     Raises ``TargetError`` where none answers.
     """
@@ -85,7 +85,7 @@ def began_at(copies: Copies) -> float:
 
 
 def plan_in_force(copies: Copies) -> LaunchPlan:
-    """Of several hosts' copies of the plan the one with the most starts behind it. Pure."""
+    """The plan with the most starts behind it, as hosts may have older copies. Pure."""
     plans = [parse_plan(run.plan) for _, run in copies]
     return max(plans, key=lambda plan: (plan.attempt, sum(n.incarnation for n in plan.nodes)))
 

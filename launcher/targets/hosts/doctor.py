@@ -52,7 +52,7 @@ PROBE_LIMIT_S = 40.0
 def diagnose_hosts(
     job: JobSpec, inventory: Inventory | None, run_root: Path, limit_s: float
 ) -> Iterator[Finding]:
-    """As ``diagnose``. What is found wrong before the run of the probe keeps it from starting.
+    """As ``diagnose``. The probe does not run if an earlier check has failed.
 
     Raises ``InputError`` where no hosts are named.
     """
@@ -71,7 +71,6 @@ def diagnose_hosts(
     yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
     if job.checkpoint_dir is not None and not all(answer.has_folder for answer in answers):
         folder = shared_folder(job, str(Path.cwd())) or ""
-        # Where doctor made it.
         made = [answer.host for answer in answers if not answer.has_folder]
         _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
 
@@ -79,7 +78,7 @@ def diagnose_hosts(
 def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(finding.status is Status.FAILED for finding in findings):
         return "correct what failed above"
-    # To send or pull an image may take an hour, longer than any deadline here.
+    # Sending or pulling an image may take an hour, longer than any deadline here.
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
     return ""

@@ -15,7 +15,7 @@ from launcher.job.spec import JobSpec
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, decide_addresses, decide_unshared
 from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport
-from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
 
@@ -120,7 +120,7 @@ def _short(id: str) -> str:
 
 
 def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
-    """Who holds what the job needs; a warning where it finds enough without those hosts."""
+    """Who holds what the job needs; only a warning if the other hosts are enough."""
     held = {answer.host.name: _held(answer, job) for answer in answers}
     enough = sum(not why for why in held.values()) >= job.nnodes.min
     for answer in answers:
@@ -175,7 +175,7 @@ def _is_loopback(addresses: Sequence[str]) -> bool:
     return bool(addresses) and all(address.startswith(LOOPBACK) for address in addresses)
 
 
-def judge_ports(hosts: Sequence[Host], met: Met, port: int) -> Iterator[Finding]:
+def judge_ports(hosts: Sequence[Host], met: Reachability, port: int) -> Iterator[Finding]:
     """Whether the rendezvous port is free on every host: any may be the one that serves."""
     taken = sorted(place for place, number in met.closed if number == RENDEZVOUS)
     for name in (hosts[place].name for place in taken):
@@ -186,7 +186,7 @@ def judge_ports(hosts: Sequence[Host], met: Met, port: int) -> Iterator[Finding]
 
 
 def judge_pairs(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met, port: int
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability, port: int
 ) -> Iterator[Finding]:
     """Every ordered pair at both ports; what fails, by the host that is called."""
     taken: list[Address] = []
@@ -222,7 +222,7 @@ def judge_pairs(
 
 
 def _decide_taken(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
 ) -> list[Address]:
     """The addresses that a run would take. Raises ``TargetError`` where there are none."""
     reached = {call[:3] for call in met.reached if call[3] == EPHEMERAL}
@@ -230,7 +230,7 @@ def _decide_taken(
 
 
 def judge_interfaces(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
 ) -> Iterator[Finding]:
     """The address and interface that a run would take for each host."""
     try:
@@ -243,7 +243,7 @@ def judge_interfaces(
         yield ok("interface", host.name, f"{address.address} by {address.interface}{speed}")
 
 
-def judge_folder(hosts: Sequence[Host], met: Met, folder: str | None) -> Iterator[Finding]:
+def judge_folder(hosts: Sequence[Host], met: Reachability, folder: str | None) -> Iterator[Finding]:
     """Whether the checkpoint folder is one folder; ``folder`` None where each has its own."""
     check = "shared checkpoints"
     if folder is None:

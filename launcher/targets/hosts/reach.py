@@ -15,7 +15,7 @@ TOKEN_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Met:
+class Reachability:
     """The result; hosts and ports are given by their place in what was asked.
 
     ``reached`` holds (from, to, address, port). ``seen`` holds, for each host, the hosts whose
@@ -37,7 +37,7 @@ def meet(
     *,
     ports: Sequence[int] = (0,),
     keep_folders: bool = False,
-) -> Met:
+) -> Reachability:
     """Lets hosts call each other at ``ports`` (0: one that the kernel chooses); blocks for seconds.
 
     ``folder`` is the one that all should share, if any; ``keep_folders``: folders that were made
@@ -52,7 +52,7 @@ def meet(
     seen, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})
     if not keep_folders:
         ssh.each(lambda session: session.call(messages.RemoveTokens()), sessions)
-    return Met(reached=reached, seen=tuple(seen), closed=closed, unwritten=unwritten)
+    return Reachability(reached=reached, seen=tuple(seen), closed=closed, unwritten=unwritten)
 
 
 def _call(

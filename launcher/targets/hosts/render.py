@@ -1,4 +1,4 @@
-"""Renders a plan as what each host is to hold and to run; the target sends it as data."""
+"""Renders a plan as what each host stores and runs; the target sends it as data."""
 
 from __future__ import annotations
 

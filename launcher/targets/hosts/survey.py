@@ -106,7 +106,7 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         image=job.image or "",
         own_image=OWN_IMAGE,
     )
-    # The shortest round trip tells the most: to half of it.
+    # Right to half of the shortest round trip.
     return session.call(asked).having(clock_offset_s=min(looks)[1])
 
 

@@ -149,7 +149,7 @@ class HostsTarget(Target):
                 )
 
     def _is_refused(self, artifact: HostsArtifact, error: TargetError) -> bool:
-        """Notes what a host said that is there and cannot do it: the run's own limit counts."""
+        """Whether a host was reached and refused; ``observe`` then tells its reason."""
         if not isinstance(error, RefusedByHostError):
             return False
         self._refused |= dict.fromkeys(artifact.indices, f"{error.what}; {error.hint}")
@@ -199,7 +199,7 @@ class HostsTarget(Target):
         return any(node.is_alive for node in self.observe(plan).nodes)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
-        # By the launcher that follows the run, on whatever machine.
+        # The launcher that follows the run does it, on whichever machine it is.
         host = HostsSettings.of(plan).hosts[plan.nodes[0].node_index]
         asked = AskLauncher(
             run_dir=run_dir_on(host, plan.run_id),
@@ -322,7 +322,7 @@ class HostsTarget(Target):
         return own if own is not None and own.run_id == run_id else None
 
     def _end(self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float) -> None:
-        """Ends ``only`` these nodes, or the run: then what is left of it is brought and removed."""
+        """Ends ``only`` these nodes, or the run, whose files are then brought here."""
         ssh = self._connect(plan)
         unreached: list[str] = []
 

@@ -84,9 +84,12 @@ def read_reachable(
             except OSError:
                 continue
 
-    threads = [Thread(target=make_calls, daemon=True) for _ in calls[:CALLS_AT_ONCE]]
-    for thread in threads:
-        thread.start()
+    threads: list[Thread] = []
+    # Where the user may start no more threads, those that there are make all calls.
+    with suppress(RuntimeError):
+        for _ in calls[:CALLS_AT_ONCE]:
+            threads.append(Thread(target=make_calls, daemon=True))
+            threads[-1].start()
     while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
         for listener in select.select(listeners, [], [], LISTEN_S)[0]:
             listener.answer()

@@ -17,7 +17,7 @@ from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import decide_unshared
 from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport, Lease
-from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
@@ -43,9 +43,9 @@ def rows(findings: Any) -> list[tuple[str, str, str]]:
     return [(f.status.value, f.where, f.found) for f in findings]
 
 
-def met(**fields: Any) -> Met:
+def met(**fields: Any) -> Reachability:
     given = {"reached": EVERY_WAY, "seen": ({0, 1, 2},) * 3, "closed": {}, "unwritten": {}}
-    return Met(**{**given, **fields})
+    return Reachability(**{**given, **fields})
 
 
 def answer(host: Host, *, engine: EngineFacts | None = None, **found: Any) -> HostAnswer:
