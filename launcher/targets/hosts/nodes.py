@@ -12,7 +12,7 @@ from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.code_archive import Code
 from launcher.targets.hosts.connection import LEASE_TTL_S
-from launcher.targets.hosts.plan import comes_back, run_dir_on
+from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
@@ -55,23 +55,7 @@ def own_lease(plan: LaunchPlan, node: HostNode) -> messages.Lease:
 
 def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session) -> None:
     """Starts the node's keeper, which starts the node."""
-    spec = messages.KeeperSpec(
-        run_id=plan.run_id,
-        node_index=node.node.node_index,
-        node_dir=node.node_dir,
-        lease_dir=node.host.host.lease_dir,
-        argv=node.argv,
-        cwd=node.cwd,
-        env=dict(node.env),
-        unset=node.unset,
-        secrets=secrets,
-        container=node.container or "",
-        comes_back=comes_back(plan),
-        slots_limit=node.host.host.slots,
-        detached=plan.detached,
-        stop_grace_s=plan.stop_grace_s,
-        lease=own_lease(plan, node),
-    )
+    spec = node.spec.having(secrets=secrets, lease=own_lease(plan, node))
     session.call(messages.StartNode(node=spec))
 
 
@@ -141,7 +125,7 @@ def prepare(
         files=files,
         agent=node.agent_path if agent else None,
         code=HostsSettings.of(plan).code,
-        needed=[node.cwd, *(mount.source for mount in node.node.mounts)],
+        needed=[node.spec.cwd, *(mount.source for mount in node.node.mounts)],
     )
     session.call(asked, agent or b"")
 

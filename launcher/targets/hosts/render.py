@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from launcher.contract import protocol
-from launcher.contract.node_plan import Env, NodePlan
+from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import AgentFiles, TaskFile, render_agent_files, start_argv
 from launcher.targets.docker_options import (
@@ -15,6 +15,7 @@ from launcher.targets.docker_options import (
     shared_options,
 )
 from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
+from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.shell import quote, render_block, render_start
 
@@ -24,19 +25,17 @@ RESTART_ALWAYS = "always"
 
 @dataclass(frozen=True, kw_only=True)
 class HostNode:
-    """One node: what lies on its host, and what its keeper starts there."""
+    """One node: what lies on its host, and what its keeper starts there.
+
+    ``spec`` is without the secrets and the lease, which only a start has.
+    """
 
     node: NodePlan
     host: HostFacts
     run_dir: str
-    node_dir: str
     folders: tuple[str, ...]
     task: TaskFile | None
-    argv: tuple[str, ...]
-    cwd: str
-    env: Env
-    unset: tuple[str, ...]
-    container: str | None = None
+    spec: KeeperSpec
 
     @property
     def agent_path(self) -> str:
@@ -113,12 +112,13 @@ class HostsArtifact:
         ]
 
     def _start(self, node: HostNode, *before: str) -> list[str]:
+        spec = node.spec
         # -tt: what runs there gets a hangup when this script ends.
         return [
             f"{self._ssh(node.host)} -tt sh -s <<'NODE' &",
-            render_block(("unset", *node.unset), per_line=4),
+            render_block(("unset", *spec.unset), per_line=4),
             *before,
-            *render_start(node.cwd, node.env, node.argv),
+            *render_start(spec.cwd, tuple(spec.env.items()), tuple(spec.argv)),
             "NODE",
             'pids="$pids $!"',
         ]
@@ -158,19 +158,30 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
     )
     devices = (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
     env = (*node.env, *(devices if plan.accelerator == "cuda" else ()))
+    spec = KeeperSpec(
+        run_id=plan.run_id,
+        node_index=node.node_index,
+        node_dir=node_dir,
+        lease_dir=host.host.lease_dir,
+        argv=argv,
+        # The planner gives nodes without a container a folder.
+        cwd="/" if in_container else node.workdir or "/",
+        env={} if in_container else dict(env),
+        unset=() if in_container else protocol.STALE_VARIABLES,
+        secrets={},
+        container=node.name if in_container else "",
+        comes_back=comes_back(plan),
+        slots_limit=host.host.slots,
+        detached=plan.detached,
+        stop_grace_s=plan.stop_grace_s,
+    )
     return HostNode(
         node=node,
         host=host,
         run_dir=run_dir,
-        node_dir=node_dir,
         folders=(node_dir, checkpoint_dir),
         task=None if task is None else TaskFile(path=task_path, text=task),
-        argv=argv,
-        # The planner gives nodes without a container a folder.
-        cwd="/" if in_container else node.workdir or "/",
-        env=() if in_container else env,
-        unset=() if in_container else protocol.STALE_VARIABLES,
-        container=node.name if in_container else None,
+        spec=spec,
     )
 
 

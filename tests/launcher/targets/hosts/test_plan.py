@@ -246,12 +246,12 @@ def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
     make_host_plan: Callable[..., LaunchPlan],
 ) -> None:
     node = render_hosts(make_host_plan(image="fabric-train:cpu", hosts={})).nodes[1]
-    words = list(node.argv)
+    words = list(node.spec.argv)
     assert words[words.index("--network") + 1] == "host"
     run_dir = "/home/gpu2/.launcher/runs/digits-0a1b2c"
     assert f"type=bind,source={run_dir},target=/launcher/run" in words
     assert "/home/gpu2/.launcher/checkpoints/digits-0a1b2c" in node.folders
-    assert node.container == "digits-0a1b2c-1"
+    assert node.spec.container == "digits-0a1b2c-1"
 
 
 def test_another_torch_is_named_with_its_host() -> None:
@@ -294,7 +294,7 @@ def test_dockers_own_policy_brings_back_only_what_can_join_again(
 ) -> None:
     settings = {"hosts": {}, "nnodes": "1:2", **job}
     plan = make_host_plan(image="fabric-train:cpu", detached=detached, **settings)
-    words = list(render_hosts(plan).nodes[0].argv)
+    words = list(render_hosts(plan).nodes[0].spec.argv)
     assert words[words.index("--restart") + 1] == restart
     assert (f"{protocol.COMES_BACK}=1" in words) == (restart == "always")
 
