@@ -13,19 +13,9 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.doctor import judge
+from launcher.doctor import judge, run
 from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status, failed, warning
-from launcher.doctor.run import (
-    OWN_FOLDER,
-    PROGRAM,
-    RUN_NAME,
-    ProbeAnswers,
-    as_probe,
-    judge_speed,
-    judge_start,
-    run_probe,
-)
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.records import parse_record
@@ -72,7 +62,7 @@ def diagnose_hosts(
     if job.checkpoint_dir is not None and not all(answer.has_folder for answer in answers):
         folder = shared_folder(job, str(Path.cwd())) or ""
         made = [answer.host for answer in answers if not answer.has_folder]
-        _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
+        _remove(ssh, made, f"{folder}/{run.OWN_FOLDER}", folder)
 
 
 def _why_not_run(findings: Sequence[Finding]) -> str:
@@ -123,7 +113,7 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         wait_s=PROBE_LIMIT_S,
     )
     try:
-        told = session.call(asked, PROGRAM.read_bytes())
+        told = session.call(asked, run.PROGRAM.read_bytes())
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
     node = parse_record(NodeAnswer, told.answer)
@@ -194,11 +184,11 @@ class _HostsProbe:
     def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
         self._inventory, self._run_root = inventory, run_root
         # The probe is the only file to copy, instead of the current folder.
-        data = pack(PROGRAM.parent, [PROGRAM.name])
+        data = pack(run.PROGRAM.parent, [run.PROGRAM.name])
         self._code = Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
         bare = job.hosts.runtime == "python"
-        inside = f"{protocol.CONTAINER_RUN_DIR}/{CODE_DIR}/{PROGRAM.name}"
-        self._job = as_probe(job, PROGRAM.name if bare else inside)
+        inside = f"{protocol.CONTAINER_RUN_DIR}/{CODE_DIR}/{run.PROGRAM.name}"
+        self._job = run.as_probe(job, run.PROGRAM.name if bare else inside)
 
     def diagnose(self, limit_s: float) -> Iterator[Finding]:
         """The rows of the run."""
@@ -207,28 +197,28 @@ class _HostsProbe:
         except LauncherError as error:
             yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
             return
-        yield from judge_start(answers, limit_s)
+        yield from run.judge_start(answers, limit_s)
         if self._job.hosts.runtime == "docker":
             for where, facts in answers.nodes.items():
                 yield from judge.judge_environment(facts, where)
             yield from judge.judge_equal(answers.nodes)
-        yield judge_speed(answers)
+        yield run.judge_speed(answers)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
             hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
             yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
 
     def _run(
         self, inventory: Inventory, job: JobSpec, limit_s: float
-    ) -> tuple[LaunchPlan, ProbeAnswers]:
+    ) -> tuple[LaunchPlan, run.ProbeAnswers]:
         target = HostsTarget(self._run_root, inventory, code=self._code)
         facts = target.facts(job)
-        plan = plan_run(job, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
+        plan = plan_run(job, facts, run_id=new_run_id(run.RUN_NAME, os.urandom(3)))
         try:
-            return plan, run_probe(plan, target, limit_s)
+            return plan, run.run_probe(plan, target, limit_s)
         finally:
             if job.checkpoint_dir is not None:
                 own = Path(plan.checkpoint_dir)
-                assert own.name == OWN_FOLDER, "as_probe has named it"
+                assert own.name == run.OWN_FOLDER, "as_probe has named it"
                 hosts = HostsSettings.of(plan).hosts
                 _remove(Ssh(inventory), [facts.host for facts in hosts], str(own))
 
