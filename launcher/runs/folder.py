@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
-from launcher.agent.reserve import reserve
-from launcher.agent.reserve import write_atomically as write_or_use_reserve
+from launcher.agent.atomic_write import reserve
+from launcher.agent.atomic_write import write_atomically as write_or_use_reserve
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import boot_id, start_of

@@ -74,7 +74,7 @@ IN_THE_NODE = (
     ),
     Row(
         functions="""agent.launch:run_elastic_agent agent.engine:run_rounds
-            agent.watched:WatchedHandler.next_rendezvous""",
+            agent.rendezvous:RendezvousWrapper.next_rendezvous""",
         who="the agent, for workers, fork server, guards and the other nodes",
         ends="the workers' end, an ending of the group, SIGTERM, a lost store",
         limit="as long as the training; stores are tried outer_limit times",
@@ -142,12 +142,12 @@ IN_THE_NODE = (
         never=BOUND,
     ),
     Row.alike(
-        "agent.watchdog:Watchdog._watch agent.waking:keep_awake.look_on",
+        "agent.watchdog:Watchdog._watch agent.processes:keep_awake.look_on",
         "threads of the agent, between two looks",
         NOBODY,
     ),
     Row.alike(
-        "agent.scratch:Scratch.__init__ agent.scratch:_sweep",
+        "agent.supervisor:Scratch.__init__ agent.supervisor:_sweep",
         "the supervisor, for the lock of its own new folder",
         Cannot("a file that nobody else knows yet; others' are tried without waiting"),
     ),

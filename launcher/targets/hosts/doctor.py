@@ -14,7 +14,6 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor import judge, run
-from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
@@ -116,7 +115,7 @@ def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str
         told = session.call(asked, run.PROGRAM.read_bytes())
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = parse_record(NodeAnswer, told.answer)
+    node = parse_record(judge.NodeAnswer, told.answer)
     return replace(answer, node=node, has_folder=told.has_folder)
 
 

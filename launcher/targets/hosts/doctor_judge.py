@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, failed, ok, warning
-from launcher.doctor.judge import LOOPBACK
+from launcher.doctor.judge import LOOPBACK, NodeAnswer
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, decide_addresses, decide_unshared

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status
+from launcher.doctor.judge import NodeAnswer
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
