@@ -308,7 +308,7 @@ LAUNCHER = (
     ),
     Row(
         functions="""targets.proc:read_output targets.proc:read_bytes
-            targets.hosts.program.commands:read_output doctor.program:_output""",
+            targets.hosts.program.processes:read_output doctor.program:_output""",
         who="anybody, for a short command",
         ends="its end",
         limit="the caller's timeout_s, then SIGKILL",

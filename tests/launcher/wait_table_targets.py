@@ -136,9 +136,9 @@ OF_DOCKER = (
 
 TO_HOSTS = (
     Row(
-        functions="""targets.hosts.ssh:Session.__init__ targets.hosts.ssh:Session._skip_noise
+        functions="""targets.hosts.ssh:Session.__init__
             targets.hosts.ssh:Session.send targets.hosts.ssh:Session.receive
-            targets.hosts.ssh:Session._say targets.proc:Conversation.end""",
+            targets.hosts.ssh:Session.say targets.proc:Conversation.end""",
         who="the launcher, for the program on a host, and the ssh client between them",
         ends="its answer; the end of the connection",
         limit="OPEN_LIMIT_S, then the request's own; a watch: SILENCE_LIMIT_S by its beats",
@@ -189,7 +189,7 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row.alike(
-        "targets.hosts.connection:LineRenewer._run",
+        "targets.hosts.connection:send_beats.beat",
         "the launcher's beat, between two beats",
         NOBODY,
     ),
@@ -214,7 +214,7 @@ TO_HOSTS = (
         never=Cannot("a run that nobody follows is refused at once"),
     ),
     Row(
-        functions="""targets.proc:Conversation.read targets.hosts.program.commands:feed
+        functions="""targets.proc:Conversation.read targets.hosts.program.processes:feed
             targets.hosts.program.__main__:read_chunks""",
         who="launcher and host, for the two engines that an image goes between",
         ends="the last part",
@@ -232,8 +232,8 @@ TO_HOSTS = (
 ON_HOSTS = (
     Row(
         functions="""targets.hosts.program.__main__:converse
-            targets.hosts.program.__main__:Held.answer_callers
-            targets.hosts.program.frames:read_frame targets.hosts.program.frames:write_frame
+            targets.hosts.program.__main__:ConversationState.answer_callers
+            targets.hosts.program.records:read_frame targets.hosts.program.records:write_frame
             targets.hosts.program.watch:Watch.run targets.hosts.program.watch:Watch._hear
             targets.hosts.program.watch:Watch._tell_done targets.hosts.program.watch:Watch.send_new
             targets.hosts.program.watch:Watch._send_file""",
@@ -246,7 +246,7 @@ ON_HOSTS = (
         never=by(COPY, "test_a_launcher_that_never_says_a_word_is_not_waited_for"),
     ),
     Row(
-        functions="targets.hosts.program.commands:start_keeper",
+        functions="targets.hosts.program.processes:start_keeper",
         who="a session, for the keeper to take its spec; the keeper, for the spec",
         ends="it is handed over",
         limit="the request's, by SIGALRM; SPEC_LIMIT_S for the keeper",
@@ -294,7 +294,7 @@ ON_HOSTS = (
     ),
     Row(
         functions="""targets.hosts.program.leases:LeaseBook._locked
-            targets.hosts.program.leases:LeaseBook._try_lock targets.hosts.program.revive:revive""",
+            targets.hosts.program.leases:LeaseBook._try_lock targets.hosts.program.keeper:revive""",
         who="whoever takes a lease, for the lock; revive: tried without waiting",
         ends="the lock is free: the kernel lets go of it with its holder",
         limit="LOCK_LIMIT_S",
@@ -304,9 +304,9 @@ ON_HOSTS = (
         never=by(LEASES, "test_the_last_lease_takes_its_folder_with_it"),
     ),
     Row(
-        functions="""targets.hosts.program.facts:read_reachable
-            targets.hosts.program.facts:Calls.wait targets.hosts.program.facts:Calls._hear
-            targets.hosts.program.facts:Listener.answer""",
+        functions="""targets.hosts.program.reach:read_reachable
+            targets.hosts.program.reach:read_reachable.make_calls
+            targets.hosts.program.reach:Listener.answer""",
         who="a host, for others at the addresses that they may have",
         ends="each has answered; SETTLED_S after each host has",
         limit="the request's wait_s",
@@ -319,7 +319,7 @@ ON_HOSTS = (
         ),
     ),
     Row(
-        functions="targets.hosts.program.examine:find_tokens",
+        functions="targets.hosts.program.reach:find_tokens",
         who="a host, for the others' files in a shared folder",
         ends="all are seen",
         limit="the request's wait_s",
