@@ -13,12 +13,17 @@ from launcher.doctor.references import Object, Reference, parse_references, pars
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id
 from launcher.targets.kubernetes import doctor_judge
-from launcher.targets.kubernetes.api import OPERATORS, PLURALS, ApiError, Cluster, ObjectPlace
-from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.api import (
+    FORBIDDEN,
+    OPERATORS,
+    PLURALS,
+    ApiError,
+    Cluster,
+    ObjectPlace,
+)
+from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
-from launcher.targets.kubernetes.render_pod import pods_of
 
-FORBIDDEN = 403
 LOOKED_AT = {"pods": ("get", "list", "watch"), "pods/log": ("get",)}
 """Rights that following any kind of run needs."""
 JOB_VERBS = ("get", "create", "patch", "delete")
@@ -81,7 +86,7 @@ class _Diagnosis:
             ("pod", self._judge_pod),
         ):
             yield from self._asking(check, f"namespace {self._namespace}", work)
-        for loss in render_losses(pods_of(self._plan)):
+        for loss in render_losses(PodSettings.of(self._plan)):
             yield warning(
                 "pod security", "job", loss, "take it out of the job where it is enforced"
             )

@@ -86,8 +86,8 @@ class PodView:
 
     ``node_index`` is None for an operator's own pods. ``restarts`` counts earlier containers of
     the same pod; ``exit_code`` is as a shell's. ``ending`` is the present container's,
-    ``ending_before`` the one's before it. Times are as Kubernetes writes them, empty where it has
-    not said.
+    ``ending_before`` the one's before it. ``conditions`` are times and words on its placement.
+    Times are as Kubernetes writes them, empty where it has not said.
     """
 
     name: str
@@ -103,9 +103,8 @@ class PodView:
     has_started: bool = False
     ending: Ending | None = None
     ending_before: Ending | None = None
-    machine: str = ""
-    scheduled: str = ""
     started: str = ""
+    conditions: tuple[tuple[str, str], ...] = ()
 
 
 def section(item: Object, *path: str) -> Object:
@@ -152,10 +151,26 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         has_started="running" in state or "terminated" in state or restarts > 0,
         ending=_ending(ended),
         ending_before=_ending(section(own, "lastState", "terminated")),
-        machine=spec.get("nodeName") or "",
-        scheduled=section(true_conditions(pod), "PodScheduled").get("lastTransitionTime") or "",
         started=(section(state, "running") or ended).get("startedAt") or "",
+        conditions=tuple(_conditions(pod)),
     )
+
+
+def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
+    """When a pod was placed, could not be, or was disrupted."""
+    machine = section(pod, "spec").get("nodeName") or "a node"
+    for found in section(pod, "status").get("conditions") or ():
+        said = found.get("message") or found.get("reason") or ""
+        words = {
+            (
+                "PodScheduled",
+                "True",
+            ): f"placed on {machine}",
+            ("PodScheduled", "False"): f"cannot be placed: {said}",
+            ("DisruptionTarget", "True"): f"disrupted: {said}",
+        }.get((found.get("type"), found.get("status")))
+        if words and (stamp := found.get("lastTransitionTime")):
+            yield stamp, words
 
 
 def _ending(ended: Object) -> Ending | None:
