@@ -223,7 +223,7 @@ class Player:
         how = "restarted in its pod" if again is Next.RESTART else "replaced by a new pod"
         self._stage.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
         if again is Next.RECREATE:
-            self._folders.forget(pod.played, self._engine)
+            self._folders.remove(self._engine, pod.played.image, pod.played)
         pod.pending_next = None
         pod.incarnation += 1
         self._start([pod])

@@ -69,10 +69,6 @@ class PyTorchJob:
                 return port["containerPort"].number or PORT
         return PORT
 
-    def pod_name(self, replica: Replica, index: int) -> str:
-        """A pod's name, and that of the service that leads to it."""
-        return f"{self.name}-{replica.kind.lower()}-{index}"
-
 
 def operator_env(job: PyTorchJob, replica: Replica, index: int) -> Env:
     """The variables that the operator appends to every container's own, in its order."""

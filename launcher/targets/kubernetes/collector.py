@@ -29,6 +29,7 @@ from launcher.targets.kubernetes.pod_states import (
     describe_trouble,
     newest_of_each,
     parse_pod,
+    sort_pods,
 )
 from launcher.targets.kubernetes.watch import PodWatch
 
@@ -71,9 +72,7 @@ class PodCollector:
         if self._watch is not None:
             return self._watch.refresh()
         found = self._cluster.list_objects("v1", "Pod", selector_of(self._plan.run_id))
-        views = (parse_pod(pod, self._masters) for pod in found["items"])
-        # Servers list by name.
-        return tuple(sorted(views, key=lambda pod: (pod.created, pod.name)))
+        return tuple(sort_pods(parse_pod(pod, self._masters) for pod in found["items"]))
 
     def observe(self) -> list[NodeObservation]:
         """Each node by its newest pod."""

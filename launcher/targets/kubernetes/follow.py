@@ -26,7 +26,6 @@ from launcher.targets.kubernetes.pod_states import (
     JobEnd,
     PodView,
     newest_of_each,
-    parse_ended_at,
     reason_of_end,
 )
 from launcher.targets.kubernetes.target import KubernetesTarget
@@ -226,7 +225,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> RunEnd | None:
         if reason is Reason.COMPLETED and not run.is_borrowed:
             job.remove()
             job.wait_gone(0)
-    at = parse_ended_at(job.read() or {}) if run.is_borrowed else None
+    at = end.at if run.is_borrowed else None
     return RunEnd(reason=reason, detail=detail or FOUND_LATER, at=at)
 
 

@@ -12,10 +12,10 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
@@ -23,6 +23,7 @@ from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.reasons import NodeState, reason_of_exit_code
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
+from launcher.runs.node_outcomes import parse_node_outcome
 from launcher.runs.story import NodeReport, Said, Story, write_story
 from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.logs import LogSource
@@ -31,7 +32,6 @@ from launcher.targets.kubernetes.pod_states import (
     Ending,
     Object,
     PodView,
-    parse_outcome,
     seconds_of,
     section,
 )
@@ -140,12 +140,12 @@ class PodRecorder:
                     pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts
                 )
                 write_source(folder, of_pod)
-        outcome = parse_outcome(ending.message) if ending else None
-        if outcome is None or (pod.uid, restarts) in self._outcomes:
+        if ending is None or (pod.uid, restarts) in self._outcomes:
             return
         self._outcomes.add((pod.uid, restarts))
-        with contextlib.suppress(OSError, DiskFullError):
-            write_atomically(folder / protocol.OUTCOME_FILE, json.dumps(outcome, indent=2))
+        if parse_node_outcome(ending.message):
+            with contextlib.suppress(OSError, DiskFullError):
+                write_atomically(folder / protocol.OUTCOME_FILE, ending.message)
 
     def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
         with self._lock:
@@ -189,13 +189,13 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
         if started:
             yield f"{key}/started", seconds_of(started), f"container of {pod.name} started"
         if ending is not None:
-            outcome = parse_outcome(ending.message) or {}
-            if first := outcome.get("first"):
-                how = first.get("message") or first.get("cause", "")
-                words = f"rank {first.get('rank')} ended: {how}"
-                yield f"{key}/first", float(first.get("at") or 0.0), words
             word = "" if ending.word in ORDINARY_ENDS else ending.word
-            why = f" ({word})" if (word := outcome.get("reason") or word) else ""
+            if outcome := parse_node_outcome(ending.message):
+                word = outcome.reason.value
+                if first := outcome.first:
+                    words = f"rank {first.rank} ended: {first.message or first.cause}"
+                    yield f"{key}/first", first.at, words
+            why = f" ({word})" if word else ""
             at = seconds_of(ending.finished) or seconds_of(pod.created)
             code = name_exit_code(ending.exit_code)
             yield f"{key}/ended", at, f"container of {pod.name} ended: exit code {code}{why}"
@@ -228,14 +228,11 @@ def bring_story(run: RunFolder, plan: LaunchPlan, job: ClusterJob, claim: Path |
         events = job.cluster.list_objects("v1", "Event", "")["items"]
     if (folder := _folder_on_claim(plan, claim)) is not None:
         _link_all(folder, run.path)
-    nodes = {v.uid: tell_node(v, job.pods.number_of(v)) for v in _of_nodes(job.pods.read())}
+    pods = (pod for pod in job.pods.read() if pod.node_index is not None)
+    nodes = {pod.uid: tell_node(pod, job.pods.number_of(pod)) for pod in pods}
     places = {uid: node.place for uid, node in nodes.items()}
     said = tell_job(plan.job_name, job.read(), events, places)
     write_story(run, Story(said=tuple(said), nodes=tuple(nodes.values())))
-
-
-def _of_nodes(pods: Iterable[PodView]) -> Iterator[PodView]:
-    return (pod for pod in pods if pod.node_index is not None)
 
 
 def tell_job(
@@ -325,8 +322,8 @@ def _link_all(source: Path, target: Path) -> None:
         if path.is_dir() or to.exists():
             continue
         to.parent.mkdir(parents=True, exist_ok=True)
-        copy: Callable[[Path, Path], Any] = shutil.copyfile
-        if path.suffix not in (".json", ".jsonl"):
-            copy = lambda one, other: other.symlink_to(one.absolute())  # noqa: E731
         with contextlib.suppress(OSError):
-            copy(path, to)
+            if path.suffix in (".json", ".jsonl"):
+                shutil.copyfile(path, to)
+            else:
+                to.symlink_to(path.absolute())

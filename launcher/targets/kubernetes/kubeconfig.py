@@ -74,9 +74,12 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
         raise TargetError(what, "kubectl get pods runs the same command, and tells more")
     settings.connection_pool_maxsize = CONNECTIONS
-    if not settings.verify_ssl:
-        _silence_verification()
     settings.retries = _retries()
+    if not settings.verify_ssl:
+        import urllib3
+
+        # The launcher says it once; urllib3 would at every request.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return client.ApiClient(settings)
 
 
@@ -87,30 +90,15 @@ def parse_warning(value: str) -> str:
     return text.replace('\\"', '"').replace("\\\\", "\\")
 
 
-def _silence_verification() -> None:
-    """The launcher says it once; urllib3 would at every request."""
-    import urllib3
-
-    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-
-
 def _retries() -> Any:
-    """As by default, but an answer that did not come in time is not waited for three times more."""
+    """As by default, but a request whose answer did not come in time is not repeated."""
     import urllib3
 
     class Retry(urllib3.Retry):
-        def increment(
-            self,
-            method: str | None = None,
-            url: str | None = None,
-            response: Any = None,
-            error: Exception | None = None,
-            *more: Any,
-            **named: Any,
-        ) -> Any:
-            if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+        def increment(self, *of_request: Any, **named: Any) -> Any:
+            if isinstance(error := named.get("error"), urllib3.exceptions.ReadTimeoutError):
                 raise error
-            return super().increment(method, url, response, error, *more, **named)
+            return super().increment(*of_request, **named)
 
     return Retry(RETRIES)
 

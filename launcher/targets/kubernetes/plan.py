@@ -201,7 +201,7 @@ def _plan_volumes(job: JobSpec) -> tuple[Volume, ...]:
 
 
 def _check(job: JobSpec) -> None:
-    """Raises ``InputError`` for combinations that the kind or Kubernetes cannot run."""
+    """Raises ``InputError`` for what the kind or Kubernetes cannot run."""
     spec, resources = job.kubernetes, job.resources
     if job.engine == "torchrun":
         raise InputError(

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any
 
 from launcher.contract.errors import name_exit_code
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
-from launcher.contract.worker_end import WorkerEnd
+from launcher.runs.node_outcomes import parse_node_outcome
 
 Object = Mapping[str, Any]
 
@@ -39,34 +37,30 @@ class Trouble(enum.Enum):
     DISRUPTED = "DisruptionTarget"
 
 
-WORDS: Mapping[str, Trouble] = MappingProxyType(
-    {
-        **{trouble.value: trouble for trouble in Trouble},
-        "ErrImagePull": Trouble.IMAGE,
-        "ErrImageNeverPull": Trouble.IMAGE,
-        "InvalidImageName": Trouble.IMAGE,
-        "RunContainerError": Trouble.START,
-        "StartError": Trouble.START,
-        "Preempting": Trouble.DISRUPTED,
-        "NodeLost": Trouble.DISRUPTED,
-    }
-)
+WORDS: Mapping[str, Trouble] = {
+    **{trouble.value: trouble for trouble in Trouble},
+    "ErrImagePull": Trouble.IMAGE,
+    "ErrImageNeverPull": Trouble.IMAGE,
+    "InvalidImageName": Trouble.IMAGE,
+    "RunContainerError": Trouble.START,
+    "StartError": Trouble.START,
+    "Preempting": Trouble.DISRUPTED,
+    "NodeLost": Trouble.DISRUPTED,
+}
 
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
 
-FIX: Mapping[Trouble, str] = MappingProxyType(
-    {
-        Trouble.UNSCHEDULABLE: "lower resources of the job, or kubectl describe nodes",
-        Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
-        Trouble.CONFIG: "create the Secret or ConfigMap that it names",
-        Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
-        Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
-        Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
-        Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
-        Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
-    }
-)
+FIX: Mapping[Trouble, str] = {
+    Trouble.UNSCHEDULABLE: "lower resources of the job, or kubectl describe nodes",
+    Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
+    Trouble.CONFIG: "create the Secret or ConfigMap that it names",
+    Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
+    Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
+    Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
+    Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
+    Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +186,11 @@ def seconds_of(stamp: str) -> float:
     return 0.0
 
 
+def sort_pods(pods: Iterable[PodView]) -> list[PodView]:
+    """Oldest first."""
+    return sorted(pods, key=lambda pod: (pod.created, pod.name))
+
+
 def newest_of_each(pods: Iterable[PodView]) -> dict[int, PodView]:
     """The pod that was made last for each node index, whatever the pods' names."""
     # Times of creation are whole seconds: of two equal ones, the pod that runs is the later one.
@@ -231,15 +230,6 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     return None, ended.get("message", "").strip()
 
 
-def parse_outcome(message: str) -> dict[str, Any] | None:
-    """The agent's outcome that a termination message holds; None for any other message."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(message)
-        if isinstance(found, dict) and "reason" in found:
-            return found
-    return None
-
-
 # -- the job itself -----------------------------------------------------------------------------
 
 GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
@@ -251,33 +241,30 @@ DELETED = "Deleted"
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnd:
-    """How a job's object says that it has ended; ``word`` is the controller's reason."""
+    """How a job's object says that it has ended; ``word`` is the controller's reason.
+
+    ``at`` is in seconds since the epoch; None where it does not say.
+    """
 
     succeeded: bool
     word: str
     message: str
+    at: float | None = None
 
 
 def parse_job_end(item: Object) -> JobEnd | None:
     """The end that a job's conditions tell; None while it goes on."""
-    for kind, condition in _ends(item):
-        return JobEnd(
-            succeeded=kind in GOOD_ENDS,
-            word=condition.get("reason", ""),
-            message=condition.get("message", ""),
-        )
-    return None
-
-
-def parse_ended_at(item: Object) -> float | None:
-    """When a job's conditions say that it ended, in seconds since the epoch."""
-    stamps = (condition.get("lastTransitionTime") for _, condition in _ends(item))
-    return next((seconds_of(stamp) for stamp in stamps if stamp), None)
-
-
-def _ends(item: Object) -> Iterator[tuple[str, Object]]:
     found = true_conditions(item)
-    return ((kind, found[kind]) for kind in (*BAD_ENDS, *GOOD_ENDS) if kind in found)
+    for kind in (*BAD_ENDS, *GOOD_ENDS):
+        if (condition := found.get(kind)) is not None:
+            stamp = condition.get("lastTransitionTime")
+            return JobEnd(
+                succeeded=kind in GOOD_ENDS,
+                word=condition.get("reason", ""),
+                message=condition.get("message", ""),
+                at=seconds_of(stamp) if stamp else None,
+            )
+    return None
 
 
 def is_suspended(item: Object) -> bool:
@@ -296,12 +283,11 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
     for pod in failed:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {FIX[Trouble.OUT_OF_MEMORY]}"
-    if failed and failed[0].trouble is Trouble.START:
-        return Reason.BAD_INPUT, describe_trouble(failed[0])
-    if failed:
-        last = last_words(failed[0].message)
-        last = last or f"ended with exit code {name_exit_code(failed[0].exit_code)}"
-        return reason_of_exit_code(failed[0].exit_code or 0), f"{failed[0].name}: {last}"
+    for pod in failed[:1]:
+        if pod.trouble is Trouble.START:
+            return Reason.BAD_INPUT, describe_trouble(pod)
+        last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
+        return reason_of_exit_code(pod.exit_code or 0), f"{pod.name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word
@@ -309,24 +295,28 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
 
 def sort_failures(pods: Iterable[PodView]) -> list[PodView]:
     """The pods that have failed; the one that says why comes first."""
-    return sorted((p for p in pods if p.exit_code not in (None, 0)), key=_order_of_failure)
+    failed = (pod for pod in pods if pod.exit_code)
+    return sorted(
+        failed,
+        key=lambda pod: order_of_failure(pod.exit_code or 0, pod.message, pod.ending, pod.trouble),
+    )
 
 
 def last_words(message: str) -> str:
     """A termination message on one line; empty where it says nothing."""
-    outcome = parse_outcome(message)
-    said = str(outcome.get("detail", "")) if outcome else message
+    outcome = parse_node_outcome(message)
+    said = outcome.detail if outcome else message
     return " ".join(said.splitlines()[-1:])
 
 
-def _order_of_failure(pod: PodView) -> tuple[bool, bool, float]:
+def order_of_failure(
+    exit_code: int, message: str, ending: Ending | None, trouble: Trouble | None = None
+) -> tuple[bool, bool, float]:
     """Permanent failures first; causes before the failures that followed them; then by time."""
-    is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and pod.trouble is not Trouble.START
-    first: Any = (parse_outcome(pod.message) or {}).get("first")
-    with contextlib.suppress(TypeError, ValueError):
-        end = WorkerEnd(**first)
-        return is_worth_a_retry, end.is_collateral, float(end.at)
-    finished = seconds_of(pod.ending.finished) if pod.ending else 0.0
+    is_worth_a_retry = exit_code >= RETRY_FROM and trouble is not Trouble.START
+    if (outcome := parse_node_outcome(message)) and (first := outcome.first):
+        return is_worth_a_retry, first.is_collateral, first.at
+    finished = seconds_of(ending.finished) if ending else 0.0
     return is_worth_a_retry, False, finished or float("inf")
 
 
