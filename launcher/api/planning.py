@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.api.choose_target import Choice, choose_target, open_target
-from launcher.code.place import find_code
-from launcher.code.record import PackedCode, read_code, write_code
+from launcher.code.place import CodePlace, find_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.follow.loop import create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.runs.folder import RunFolder, find_run, list_runs
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from launcher.code.record import PackedCode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,9 @@ class PlannedRun:
 
     def create(self) -> RunFolder:
         """Makes the run's folder, with the job and its code. Raises ``InputError``."""
+        from launcher.code.record import write_code
+        from launcher.follow.loop import create_run
+
         target = self.choice.target
         code = self._read_code(target)
         run = create_run(self.plan, target)
@@ -71,7 +77,8 @@ def plan_job(
     Raises ``InputError`` and ``TargetError``.
     """
     place = find_code(job.command, job.code, job.workdir, Path.cwd())
-    reading = _in_background(lambda: read_code(place, run_root)) if place else None
+    is_read = not (preview and opened and not opened.sends_code)
+    reading = _in_background(lambda: _read_code(place, run_root)) if place and is_read else None
     if opened and opened.sends_code and reading:
         opened.code = reading.result()
     facts = opened.facts_offline(job) if opened and preview else None
@@ -107,7 +114,15 @@ def resume_job(job: JobSpec, run_root: Path, earlier: str, target: Target | None
     return job.model_copy(update={"checkpoint_dir": plan.checkpoint_dir})
 
 
+def _read_code(place: CodePlace, run_root: Path) -> PackedCode:
+    from launcher.code.record import read_code
+
+    return read_code(place, run_root)
+
+
 def _in_background(work: Callable[[], PackedCode]) -> Future[PackedCode]:
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(1, thread_name_prefix="code")
     reading = pool.submit(work)
     pool.shutdown(wait=False)
