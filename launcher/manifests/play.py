@@ -246,9 +246,9 @@ def _replica_notes(replica: Replica, machine: Machine) -> Iterator[str]:
     if cpus is not None and cpus > machine.cpu_count:
         yield f"{cpus:g} CPUs: this machine has {machine.cpu_count}"
     if any(port["hostPort"] for port in container["ports"]):
-        yield "hostPort: reached inside of the play's network alone"
+        yield "hostPort: can be reached only inside of the play's network"
     if any("podIP" in v["valueFrom"]["fieldRef"]["fieldPath"].text for v in container["env"]):
-        yield "status.podIP: the pod's name, which leads there"
+        yield "status.podIP: here the pod's name, which resolves to its address"
 
 
 # -- following ----------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ class Player:
             pod.readers = ()
 
     def _show(self) -> None:
-        # As many as there are now: pods that print faster than it is shown hold nothing up.
+        # No more than is queued now, so that pods that print fast do not block the loop.
         for _ in range(self._output.qsize()):
             found = self._output.get()
             if not isinstance(found, _Lost):

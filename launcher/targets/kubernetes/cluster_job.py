@@ -184,7 +184,7 @@ class ClusterJob:
             self.pods.collect()
         except TargetError as error:
             # Users who may not see the pods may end the job all the same.
-            notes.append(f"the last of its logs is left there: {error.what}")
+            notes.append(f"its last logs were not collected: {error.what}")
         try:
             (self.suspend if keep else self.remove)()
         except TargetError as error:

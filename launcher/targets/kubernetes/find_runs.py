@@ -93,8 +93,8 @@ def list_cluster_runs(
     """
     jobs, notes = read_jobs(cluster)
     rows = [_row(run_root, job, now) for job in jobs]
-    going_on = [row for row in rows if everything or row.state in (RUNNING, SUSPENDED)]
-    return sorted(going_on, key=lambda row: -row.age_s), notes
+    shown = [row for row in rows if everything or row.state in (RUNNING, SUSPENDED)]
+    return sorted(shown, key=lambda row: -row.age_s), notes
 
 
 def _row(run_root: Path, job: Found, now: float) -> ListedRun:

@@ -32,6 +32,8 @@ from launcher.targets.kubernetes.pod_states import (
     Ending,
     Object,
     PodView,
+    event_time,
+    message_of,
     seconds_of,
     section,
 )
@@ -277,13 +279,10 @@ def tell_event(
         return
     if reason in TOLD_BY_THE_JOB or (uid in places and reason in TOLD_BY_PODS):
         return
-    stamps = (event.get(key) for key in ("lastTimestamp", "eventTime", "firstTimestamp"))
-    made = section(event, "metadata").get("creationTimestamp")
-    stamp = next(filter(None, stamps), made) or ""
     times = f" ({event['count']} times)" if (event.get("count") or 1) > 1 else ""
     who = "" if uid in places or uid == job_uid else f"{about.get('name')}: "
-    said = " ".join((event.get("message") or "").split())
-    yield Said(at=seconds_of(stamp), place=places.get(uid), text=f"{who}{reason}: {said}{times}")
+    text = f"{who}{reason}: {message_of(event)}{times}"
+    yield Said(at=event_time(event), place=places.get(uid), text=text)
 
 
 def tell_node(view: PodView, number: int) -> NodeReport:

@@ -14,6 +14,8 @@ from launcher.targets.kubernetes.pod_states import (
     GOOD_ENDS,
     Object,
     PodView,
+    event_time,
+    message_of,
     seconds_of,
     section,
     true_conditions,
@@ -120,22 +122,12 @@ def _conditions(job: Object) -> Iterator[str]:
 
 def _warnings(job: Object, events: Iterable[Object], namespace: str) -> Iterator[str]:
     made_at = seconds_of(section(job, "metadata").get("creationTimestamp") or "")
-    for event in sorted(events, key=_at):
+    for event in sorted(events, key=event_time):
         # Events of an earlier job of the same name may still be there.
-        if event.get("type") == "Warning" and _at(event) >= made_at - CLOCK_STEP_S:
+        if event.get("type") == "Warning" and event_time(event) >= made_at - CLOCK_STEP_S:
             about = section(event, "involvedObject")
             kind, name = str(about.get("kind")), about.get("name")
-            message = " ".join((event.get("message") or "").split())
-            fix = find_fix(message, namespace)
-            fix = fix or f"kubectl describe {kind.lower()} {name} -n {namespace}"
+            message = message_of(event)
+            look = f"kubectl describe {kind.lower()} {name} -n {namespace}"
+            fix = find_fix(message, namespace) or look
             yield f"{kind} {name}: {event.get('reason')}: {message}; {fix}"
-
-
-def _at(event: Object) -> float:
-    stamps = (
-        section(event, "series").get("lastObservedTime"),
-        event.get("lastTimestamp"),
-        event.get("eventTime"),
-        section(event, "metadata").get("creationTimestamp"),
-    )
-    return next((seconds_of(stamp) for stamp in stamps if stamp), 0.0)

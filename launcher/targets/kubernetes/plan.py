@@ -47,6 +47,13 @@ IDENTITY_OF_KIND = {
     "job": "indexed-job",
 }
 """How an agent learns its index, by the names of ``agent/identity.py``."""
+POD_NAMES = {
+    "pytorchjob": "{name}-worker-{index}",
+    "trainjob": "{name}-node-0-{index}.{name}",
+    "jobset": "{name}-node-0-{index}.{name}",
+    "job": "{name}-{index}.{name}",
+}
+"""The DNS name of a pod inside its namespace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +99,6 @@ class PodSettings(TargetSettings):
     start_limit_s: int = 600
     waits_for_master: bool = False
     """Whether the operator gives Workers an init container that waits for the Master."""
-
-    @property
-    def is_restricted(self) -> bool:
-        """Whether Pod Security ``restricted`` admits the pods."""
-        return not (self.host_network or self.rdma_devices or self.waits_for_master)
 
 
 def plan_pods(job: JobSpec) -> PodSettings:
@@ -145,24 +147,15 @@ def plan_pods(job: JobSpec) -> PodSettings:
 
 def names_of_pods(name: str, kind: str, count: int, *, has_master: bool) -> tuple[str, ...]:
     """The DNS names of ``count`` pods, as the kind's controller names them."""
-    nodes = range(count)
-    if has_master:
-        return (f"{name}-master-0", *(f"{name}-worker-{index}" for index in nodes[:-1]))
-    patterns = {
-        "pytorchjob": f"{name}-worker-{{}}",
-        "trainjob": f"{name}-node-0-{{}}.{name}",
-        "jobset": f"{name}-node-0-{{}}.{name}",
-        "job": f"{name}-{{}}.{name}",
-    }
-    return tuple(patterns[kind].format(index) for index in nodes)
+    workers = tuple(POD_NAMES[kind].format(name=name, index=index) for index in range(count))
+    return (f"{name}-master-0", *workers[:-1]) if has_master else workers
 
 
 def _plan_checkpoint(job: JobSpec) -> Claim | None:
     """The claim for checkpoints. Raises ``InputError`` for a job that needs one and has none."""
     given = job.kubernetes.checkpoint
     if given is not None and given != EPHEMERAL:
-        claim = parse_claim(given)
-        return claim if claim.folder else Claim(name=claim.name, folder=job.name)
+        return _claim_with_folder(given, job.name)
     if given is None and (job.is_elastic or job.max_restarts or job.checkpoint_dir):
         why = f"nnodes is {job.nnodes}" if job.is_elastic else f"max_restarts is {job.max_restarts}"
         if job.checkpoint_dir:
@@ -178,9 +171,13 @@ def _plan_checkpoint(job: JobSpec) -> Claim | None:
 
 def _plan_run(job: JobSpec, checkpoint: Claim | None) -> Claim | None:
     if job.kubernetes.run is not None:
-        claim = parse_claim(job.kubernetes.run)
-        return claim if claim.folder else Claim(name=claim.name, folder=RUNS_FOLDER)
+        return _claim_with_folder(job.kubernetes.run, RUNS_FOLDER)
     return None if checkpoint is None else Claim(name=checkpoint.name, folder=RUNS_FOLDER)
+
+
+def _claim_with_folder(text: str, folder: str) -> Claim:
+    claim = parse_claim(text)
+    return claim if claim.folder else replace(claim, folder=folder)
 
 
 def _plan_volumes(job: JobSpec) -> tuple[Volume, ...]:
@@ -284,8 +281,8 @@ def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
 
 
 def _folder(mounted_at: str, claim: Claim | None) -> str:
-    # Made by the agent as the pods' user. A subPath would be made by the kubelet as root, which
-    # a file server may refuse, or leave where the pods cannot write.
+    # The agent makes the folder, as the pods' user. A subPath would be made by the kubelet as root:
+    # file servers may refuse that, and the pods could not write there.
     return mounted_at if claim is None else f"{mounted_at}/{claim.folder}"
 
 

@@ -186,6 +186,21 @@ def seconds_of(stamp: str) -> float:
     return 0.0
 
 
+def event_time(event: Object) -> float:
+    """When an event was seen last, in seconds since the epoch; 0 where it does not say."""
+    stamps = (
+        section(event, "series").get("lastObservedTime"),
+        *(event.get(key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")),
+        section(event, "metadata").get("creationTimestamp"),
+    )
+    return next((seconds_of(stamp) for stamp in stamps if stamp), 0.0)
+
+
+def message_of(event: Object) -> str:
+    """An event's message on one line."""
+    return " ".join((event.get("message") or "").split())
+
+
 def sort_pods(pods: Iterable[PodView]) -> list[PodView]:
     """Oldest first."""
     return sorted(pods, key=lambda pod: (pod.created, pod.name))

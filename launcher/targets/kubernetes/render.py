@@ -97,20 +97,17 @@ def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
     names = dict.fromkeys(claim.name for claim in claims if claim is not None)
     secrets = ", ".join(plan.nodes[0].secrets)
     modes = "ReadWriteMany" if len(plan.nodes) > 1 else "ReadWriteOnce"
+    agent = f"the node agent {read_agent_version()}"
+    inside = f"Python and torch; {agent} is in the ConfigMap below"
+    if has_own_agent(plan):
+        inside = f"{agent}, which each pod checks (render --embed: in here instead)"
     return [
         CONTROLLERS[pods.kind],
         f"the image {plan.image}, which the nodes hold or can pull",
-        f"in it {_inside_image(plan)}",
+        f"in it {inside}",
         *(f"the PersistentVolumeClaim {name} ({modes})" for name in names),
         *([f"the Secret {pods.secret} with {secrets}"] if secrets else []),
     ]
-
-
-def _inside_image(plan: LaunchPlan) -> str:
-    version = read_agent_version()
-    if has_own_agent(plan):
-        return f"the node agent {version}, which each pod checks (render --embed: in here instead)"
-    return f"Python and torch; the node agent {version} is in the ConfigMap below"
 
 
 def _notes(plan: LaunchPlan, pods: PodSettings) -> list[str]:

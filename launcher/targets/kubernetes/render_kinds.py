@@ -29,14 +29,14 @@ NODE = "node"
 """The container of all other kinds; the trainer injects its variables into it."""
 TRAINER = "trainer.kubeflow.org"
 NOT_STARTED = (126, 127, 128)
-"""What a shell or a container's runtime says of a program that it cannot start; 128 is the
-kubelet's for StartError, and no signal's."""
+"""Exit codes for a program that a shell or the container runtime cannot start; 128 is the kubelet's
+for StartError."""
 LOSSES_PER_NODE = 3
-"""How many pods may fail for each node of the job, whose cause is worth a retry."""
+"""How many pods may fail for each node of the job, for causes that are worth a retry."""
 
 SCHEDULER_NAMES = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 WAIT_LIMIT_S = 300
-"""How long a gang holds what it has got already."""
+"""How long a gang holds the pods that were placed, while it waits for the others."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_MIN = "kueue.x-k8s.io/job-min-parallelism"
 KUEUE_EQUAL = "kueue.x-k8s.io/job-completions-equal-parallelism"

@@ -220,10 +220,9 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
 
 
 def _probes(pods: PodSettings) -> Object:
-    """Of life alone. A readiness probe would hide the pods' names until the nodes have met, and
-    they meet by these names.
+    """No readiness probe: it would hide the pods' names, by which the nodes meet.
 
-    An agent that waits for others counts as healthy: no probe ends a rendezvous.
+    An agent that waits for others counts as healthy, so no probe ends a rendezvous.
     """
     if pods.probe_port is None:
         return {}
