@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.manifests.play import Play, PlayedPod
+from launcher.manifests.play import PlayedPod
 from launcher.manifests.play_values import PlayedMount, PlayedVolume
 from launcher.targets.docker.engine import Engine, engine_errors
 from launcher.targets.docker_options import LOG_OPTIONS
@@ -206,16 +206,3 @@ class PlayedGroup:
     def network_kwargs(self) -> dict[str, Any]:
         """Arguments of the SDK's ``create_network``."""
         return {"name": self.run_id, "driver": "bridge", "labels": {LABEL: self.run_id}}
-
-
-def group_of(
-    play: Play, play_id: str, folders: PlayFolders, incarnations: Mapping[int, int]
-) -> PlayedGroup:
-    """The containers of the pods with these indices, each with its incarnation."""
-    containers = tuple(
-        PlayedContainer(
-            play_id=play_id, index=i, incarnation=number, pod=play.pods[i], folders=folders
-        )
-        for i, number in incarnations.items()
-    )
-    return PlayedGroup(run_id=play_id, containers=containers)

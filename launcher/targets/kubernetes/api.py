@@ -119,9 +119,14 @@ class Cluster:
         """The namespace given, else the context's own, else ``default``."""
         if self._namespace:
             return self._namespace
-        if self._in_cluster:
-            return _namespace_inside()
-        return str(self._read_context().get("namespace") or "default")
+        if not self._in_cluster:
+            return str(self._active()["context"].get("namespace") or "default")
+        # As client-go's inClusterClientConfig.Namespace.
+        if named := os.environ.get("POD_NAMESPACE"):
+            return named
+        with contextlib.suppress(OSError):
+            return NAMESPACE_FILE.read_text().strip() or "default"
+        return "default"
 
     @property
     def context(self) -> str:
@@ -132,10 +137,6 @@ class Cluster:
     def skips_verification(self) -> bool:
         """Whether the context tells clients not to look at the server's certificate."""
         return not self._client.configuration.verify_ssl
-
-    def _read_context(self) -> Object:
-        found: Object = self._active()["context"]
-        return found
 
     def _active(self) -> Object:
         _, config = official_client()
@@ -325,15 +326,6 @@ class Cluster:
             _return_http_data_only=True,
             _request_timeout=limits,
         )
-
-
-def _namespace_inside() -> str:
-    """As client-go's ``inClusterClientConfig.Namespace``: POD_NAMESPACE, else the account's own."""
-    if named := os.environ.get("POD_NAMESPACE"):
-        return named
-    with contextlib.suppress(OSError):
-        return NAMESPACE_FILE.read_text().strip() or "default"
-    return "default"
 
 
 # -- errors -------------------------------------------------------------------------------------

@@ -145,7 +145,10 @@ class PodCollector:
                 self._finish(self._followers.values())
                 self._look_for_refusals()
                 self._followers.clear()
-                self._release()
+                if self._lock is not None:
+                    # Lets other processes write.
+                    self._lock.close()
+                    self._lock = None
         if self.refusal is not None:
             raise self.refusal
 
@@ -172,12 +175,6 @@ class PodCollector:
 
     def _save(self) -> None:
         self._recorder.save(self.watch.seen(), self.watch.pods())
-
-    def _release(self) -> None:
-        """Lets other processes write."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
     def _look_for_refusals(self) -> None:
         refusals = (follower.refusal for follower in self._followers.values())

@@ -23,7 +23,6 @@ from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
-    JobEnd,
     PodView,
     newest_of_each,
     reason_of_end,
@@ -80,7 +79,10 @@ class ClusterDriver:
             return RunEnd(reason=reason, detail=detail)
         if now < self._next_look_at:
             return None
-        if (end := self._read_end()) is not None:
+        end = None
+        with contextlib.suppress(TargetError):
+            end = self._job.read_end()
+        if end is not None:
             self._is_over = True
             self._ends_it = end.succeeded or end.word == DELETED
             reason, detail = reason_of_end(end, self._read_last_pods())
@@ -99,11 +101,6 @@ class ClusterDriver:
             self._job.scale(self._run, nodes)
         except LauncherError as error:
             self._console.note(f"not scaled: {error.what}")
-
-    def _read_end(self) -> JobEnd | None:
-        with contextlib.suppress(TargetError):
-            return self._job.read_end()
-        return None
 
     def _read_last_pods(self) -> tuple[PodView, ...]:
         """Each node's last pod, also where a controller has deleted it since."""
