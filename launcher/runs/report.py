@@ -29,8 +29,6 @@ from launcher.runs.summary import render_clocks, render_failure, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
-AGENT = "agent: "
-"""Prefix of the lines that come from an agent's console."""
 
 Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 """The agents' events by (node index, incarnation)."""
@@ -89,9 +87,6 @@ def read_postmortem(
     over = state in {ended.value for ended in TERMINAL_STATES}
     events = [event for events in ledgers.values() for event in events]
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
-    if run.is_borrowed:
-        # The story has the pods' times already; the agents' lines are only here.
-        of_pods = tuple(e for e in of_pods if str(e.values["text"]).startswith(AGENT))
     story = read_story(run)
     nodes = _complete(_read_nodes(run, ledgers, None if over else now), story.nodes)
     # For a run that goes on: the failure of its present attempt, if there is one.

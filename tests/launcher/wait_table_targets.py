@@ -332,8 +332,7 @@ ON_HOSTS = (
 
 OF_CLUSTERS = (
     Row(
-        functions="""targets.kubernetes.api:Cluster._call targets.kubernetes.api:Cluster._open
-            targets.kubernetes.api:Cluster._stream_lines targets.kubernetes.api:Cluster.read_log""",
+        functions="targets.kubernetes.api:Cluster._request targets.kubernetes.api:Cluster._open",
         who="the launcher, for the API server",
         ends="its answer; a stream's end",
         limit="REQUEST_LIMIT_S for each request, STREAM_SILENCE_S in a stream",
@@ -343,7 +342,7 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_an_unreachable_server_is_told_with_the_fix"),
     ),
     Row(
-        functions="targets.kubernetes.target:KubernetesTarget.wait_gone",
+        functions="targets.kubernetes.cluster_job:ClusterJob.wait_gone",
         who="whoever stops, for the pods' end",
         ends="none is left",
         limit="the grace and STOP_MARGIN_S",
@@ -389,13 +388,14 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_a_log_that_is_gone_with_its_pod_ends_the_reading"),
     ),
     Row.alike(
-        """targets.kubernetes.output:PodOutput.take targets.kubernetes.output:ConsoleWriter._is_held
+        """targets.kubernetes.collector:PodCollector.writes_output
+            targets.kubernetes.collector:ConsoleWriter._is_held
             targets.kubernetes.logs:LogFollower._accept""",
         "nobody: a lock that is tried without waiting, a file, and lines that are there",
         Cannot("the kernel answers at once"),
     ),
     Row.alike(
-        "targets.kubernetes.config:open_client",
+        "targets.kubernetes.kubeconfig:open_client",
         "the launcher, for the login command of the person's context",
         Cannot("it may ask the person at the terminal, who ends it with Ctrl-C"),
     ),
