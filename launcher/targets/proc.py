@@ -18,26 +18,25 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.contract import protocol
 
+if TYPE_CHECKING:
+    import psutil
+
+Answer = TypeVar("Answer")
 PR_SET_PDEATHSIG = 1
 KILL_LIMIT_S = 10.0
 
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    output = read_bytes(argv, timeout_s=timeout_s)
+    return None if output is None else output.decode(errors="replace")
 
 
-def read_bytes(argv: tuple[str, ...], *, cwd: str, timeout_s: float) -> bytes | None:
+def read_bytes(argv: tuple[str, ...], *, cwd: str | None = None, timeout_s: float) -> bytes | None:
     """As ``read_output``, in a folder and undecoded."""
     try:
         done = subprocess.run(argv, cwd=cwd, capture_output=True, timeout=timeout_s, check=False)
@@ -49,9 +48,8 @@ def read_bytes(argv: tuple[str, ...], *, cwd: str, timeout_s: float) -> bytes | 
 def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
     """Starts a process whose output goes to ``console``, and returns its pid.
 
-    The process gets SIGTERM when the launcher dies, however it dies (Linux; elsewhere only
-    signals that the launcher survives long enough to pass on). Raises ``OSError`` where
-    the program or the folder is missing.
+    On Linux the process gets SIGTERM when the launcher dies, however it dies. Raises ``OSError``
+    where the program or the folder is missing.
     """
     with console.open("ab") as output:
         child = subprocess.Popen(
@@ -93,7 +91,9 @@ class Conversation:
             # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
             start_new_session=True,
         )
-        self.stdin, self.stdout = _opened(self._popen.stdin), _opened(self._popen.stdout)
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
 
     def read(self, size: int, limit_s: float) -> bytes:
         """The next ``size`` bytes, fewer at its end; it is killed after ``limit_s`` seconds."""
@@ -139,20 +139,9 @@ class Conversation:
         self._popen.kill()
 
 
-def _opened(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None, "asked for above"
-    return end
-
-
 def find(**wanted: str) -> tuple[int, ...]:
     """Pids of the living processes that have these variables, whatever their parent."""
-    return tuple(
-        sorted(
-            pid
-            for pid, env in _environments()
-            if all(env.get(name) == value for name, value in wanted.items())
-        )
-    )
+    return tuple(sorted(pid for pid, env in _environments() if wanted.items() <= env.items()))
 
 
 def find_runs() -> dict[str, tuple[int, ...]]:
@@ -180,32 +169,25 @@ def is_alive(pid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped a process, as Ctrl-Z does."""
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
+    return _ask(pid, lambda process: str(process.status())) == "stopped"
 
 
 def parent_of(pid: int) -> int | None:
     """The pid of a process' parent; None where it has ended."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).ppid()
-    except psutil.Error:
-        return None
+    return _ask(pid, lambda process: process.ppid())
 
 
 def variable_of(pid: int, name: str) -> str | None:
     """One environment variable of another process; None where it cannot be read."""
+    return _ask(pid, lambda process: process.environ().get(name))
+
+
+def _ask(pid: int, question: Callable[[psutil.Process], Answer]) -> Answer | None:
     import psutil
 
-    try:
-        return psutil.Process(pid).environ().get(name)
-    except (psutil.Error, OSError):
-        return None
+    with contextlib.suppress(psutil.Error, OSError):
+        return question(psutil.Process(pid))
+    return None
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}

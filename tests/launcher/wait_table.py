@@ -282,8 +282,8 @@ LAUNCHER = (
         never=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
     ),
     Row(
-        functions="""targets.proc:read_output targets.proc:read_bytes
-            targets.hosts.program.commands:read_output doctor.program:_output""",
+        functions="""targets.proc:read_bytes targets.hosts.program.commands:read_output
+            doctor.program:_output""",
         who="anybody, for a short command",
         ends="its end",
         limit="the caller's timeout_s, then SIGKILL",

@@ -22,7 +22,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import choose_agent, write_agent_files
-from launcher.targets.capacity import plan_capacity
 from launcher.targets.docker.console import Consoles
 from launcher.targets.docker.engine import (
     ContainerEnding,
@@ -34,7 +33,7 @@ from launcher.targets.docker.engine import (
 )
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.docker_options import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
-from launcher.targets.gpus import read_gpus
+from launcher.targets.machine import plan_capacity, read_gpus
 from launcher.targets.repository import OWN_IMAGE
 from launcher.targets.startable import check_in_mounts, read_secrets
 

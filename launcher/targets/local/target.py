@@ -30,9 +30,8 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
 from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
-from launcher.targets.capacity import read_capacity
-from launcher.targets.gpus import read_gpus
 from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
+from launcher.targets.machine import read_capacity, read_gpus
 from launcher.targets.repository import ROOT, in_repository
 from launcher.targets.startable import check_here, read_secrets
 
