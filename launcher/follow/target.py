@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.contract.errors import InputError
 from launcher.contract.reasons import NodeState, Reason
@@ -83,7 +83,7 @@ class ListedRun:
     reason: str = ""
     nnodes: int = 0
 
-    def to_jsonable(self) -> dict[str, Any]:
+    def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
         return asdict(self)
 

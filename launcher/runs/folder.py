@@ -7,14 +7,14 @@ import json
 import os
 import shutil
 import socket
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
 from launcher.agent.reserve import reserve
-from launcher.agent.reserve import write_atomically as write_or_use_reserve
+from launcher.agent.reserve import write_atomically as write_atomically  # for those who write here
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import boot_id, start_of
@@ -95,15 +95,15 @@ class RunFolder:
         at = _read_object(self.path / SUBMITTED_FILE).get("at")
         return float(at) if isinstance(at, int | float) else 0.0
 
-    def read_metrics(self) -> dict[str, Any]:
+    def read_metrics(self) -> Mapping[str, object]:
         """What rank 0 of the training last wrote; empty where it wrote nothing readable."""
         return _read_object(self.path / protocol.METRICS_FILE)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """On a full disk it goes into the reserved space, if necessary without the failure."""
-        data = outcome.to_jsonable()
-        texts = [json.dumps(one, indent=2) + "\n" for one in (data, {**data, "failure": None})]
-        write_or_use_reserve(self.path / protocol.OUTCOME_FILE, *texts)
+        records = (outcome, replace(outcome, failure=None))
+        texts = [json.dumps(asdict(record), indent=2) + "\n" for record in records]
+        write_atomically(self.path / protocol.OUTCOME_FILE, *texts)
 
     def read_outcome(self) -> Outcome | None:
         """None while the run goes on, and until somebody has looked how it ended."""
@@ -180,7 +180,7 @@ class RunFolder:
         return "" if start == mark["start"] else f"process {mark['pid']} is another one by now"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> Mapping[str, Any]:
     """A JSON object; empty where there is none that can be read."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
@@ -269,17 +269,3 @@ def _cannot_be_made(path: str, why: str) -> InputError:
         f"the folder {path} cannot be made: {why}",
         "name another one (checkpoint_dir of the job, --runs DIR), or change its owner",
     )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that a reader or a crash never sees half of it."""
-    temporary = tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False)  # noqa: SIM115
-    try:
-        with temporary:
-            temporary.write(text)
-        os.chmod(temporary.name, 0o644)
-        os.replace(temporary.name, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary.name)
-        raise

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from launcher.plan.records import Jsonable
 from launcher.runs.ledger import LedgerEvent
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
@@ -52,7 +51,7 @@ class Goodput:
     def share(self) -> float:
         return self.seconds["productive"] / self.wall_s if self.wall_s > 0 else 0.0
 
-    def to_jsonable(self) -> Jsonable:
+    def to_jsonable(self) -> Mapping[str, object]:
         """Plain data, rounded."""
         rounded = {name: round(spent_s, 3) for name, spent_s in self.seconds.items()}
         return {**asdict(self), "seconds": rounded, "share": round(self.share, 4)}

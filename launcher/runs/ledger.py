@@ -39,7 +39,7 @@ def parse_event(data: object, source: str = "agent") -> LedgerEvent | None:
     if not isinstance(data, dict) or data.get("source") != source:
         return None
     name = data.get("event")
-    numbers: dict[str, Any] = {key: data.get(key) for key in _NUMBERS}
+    numbers: Mapping[str, Any] = {key: data.get(key) for key in _NUMBERS}
     if not isinstance(name, str) or not all(isinstance(n, int | float) for n in numbers.values()):
         return None
     return LedgerEvent(name=name, values=data, **numbers)

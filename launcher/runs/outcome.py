@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
-from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import COLLATERAL
-from launcher.plan.records import Jsonable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +64,6 @@ class FailureReport:
         first = named(self.first) if self.first else None
         return replace(self, first=first, collateral=tuple(map(named, self.collateral)))
 
-    def to_jsonable(self) -> Jsonable:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -93,12 +87,3 @@ class Outcome:
     restarts: dict[str, int] = field(default_factory=dict)
     """Restarts of workers by cause, as the nodes' agents counted them, over all nodes: a lost
     peer counts once on each node that lost it. Empty where plain torchrun ran the workers."""
-
-    @property
-    def reason_enum(self) -> Reason:
-        """The reason as a member of its table."""
-        return Reason(self.reason)
-
-    def to_jsonable(self) -> Jsonable:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)

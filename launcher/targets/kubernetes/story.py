@@ -17,7 +17,7 @@ from launcher.contract import protocol
 from launcher.contract.reasons import reason_of_exit_code
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.story import NodeReport, Said, Story, write_story
+from launcher.runs.report import NodeReport, Said, Story, write_story
 from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.pod_states import Object, PodView, parse_outcome, parse_pod
 from launcher.targets.kubernetes.render_pod import pods_of
