@@ -8,7 +8,7 @@ from typing import TextIO
 
 from launcher.contract.clock import Clock, SystemClock
 from launcher.follow.lines import LineBlock
-from launcher.follow.outlet import Outlet
+from launcher.follow.output_buffer import OutputBuffer
 from launcher.follow.prefix import paint_prefix
 from launcher.follow.tails import Stream
 
@@ -27,9 +27,9 @@ class Console:
 
     def __init__(
         self,
-        stream: TextIO | Outlet,
+        stream: TextIO | OutputBuffer,
         *,
-        out: TextIO | Outlet | None = None,
+        out: TextIO | OutputBuffer | None = None,
         terminal: bool,
         colour: bool,
         clock: Clock | None = None,
@@ -100,14 +100,14 @@ class Console:
     def has_room(self, stream: Stream) -> bool:
         """Whether more of a stream can be taken without losing any of it."""
         sink = self._sink(stream)
-        return not isinstance(sink, Outlet) or sink.has_room()
+        return not isinstance(sink, OutputBuffer) or sink.has_room()
 
     def wait_for_room(self, stream: Stream) -> bool:
         """As ``has_room``, after waiting for a reader that reads on."""
         sink = self._sink(stream)
-        return not isinstance(sink, Outlet) or sink.wait_for_room()
+        return not isinstance(sink, OutputBuffer) or sink.wait_for_room()
 
-    def _sink(self, stream: Stream) -> TextIO | Outlet:
+    def _sink(self, stream: Stream) -> TextIO | OutputBuffer:
         return self._out if stream == "stdout" else self._stream
 
     def _write(self, data: bytes) -> None:
@@ -117,14 +117,14 @@ class Console:
             data = b"\r\x1b[K" + data + self._progress[: width - 1].encode()
         self._put(self._stream, data)
 
-    def _painted(self, sink: TextIO | Outlet, prefix: str, colour_key: int) -> str:
+    def _painted(self, sink: TextIO | OutputBuffer, prefix: str, colour_key: int) -> str:
         on_terminal = self._terminal if sink is self._stream else sink.isatty()
         if not self._colour or not on_terminal:
             return prefix
         return paint_prefix(prefix, colour_key)
 
-    def _put(self, sink: TextIO | Outlet, data: bytes) -> None:
-        if isinstance(sink, Outlet):
+    def _put(self, sink: TextIO | OutputBuffer, data: bytes) -> None:
+        if isinstance(sink, OutputBuffer):
             sink.put(data)
         elif id(sink) not in self._lost:
             # A closed terminal or pipe must not end the run that is shown there.

@@ -24,7 +24,7 @@ DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
 STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/runs/test_full_disk.py::"
 RUN_ENDINGS = "launcher/targets/local/test_run_endings.py::"
 LOCAL, RUN_LOCAL = "launcher/targets/local/test_target.py::", "launcher/targets/local/test_run.py::"
-UNREAD, OUTLET = "launcher/follow/test_run_unread.py::", "launcher/follow/test_outlet.py::"
+UNREAD, OUTLET = "launcher/follow/test_run_unread.py::", "launcher/follow/test_output_buffer.py::"
 ALONE, CLUSTER = (
     "launcher/targets/kubernetes/test_alone.py::",
     "launcher/targets/kubernetes/test_target.py::",
@@ -242,9 +242,9 @@ LAUNCHER = (
         never=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
     ),
     Row(
-        functions="""follow.outlet:Outlet.close follow.outlet:Outlet._make_room
-            follow.outlet:Outlet._put follow.outlet:Outlet._write_on
-            follow.outlet:Outlet.wait_for_room""",
+        functions="""follow.output_buffer:OutputBuffer.close follow.output_buffer:OutputBuffer._make_room
+            follow.output_buffer:OutputBuffer._put follow.output_buffer:OutputBuffer._write_on
+            follow.output_buffer:OutputBuffer.wait_for_room""",
         who="the launcher, for whoever reads what it says",
         ends="it is read, or left out with a word",
         limit="HOLD_S while it runs, STALL_S at its end",

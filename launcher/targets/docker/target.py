@@ -35,8 +35,8 @@ from launcher.targets.docker.engine import (
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.docker_options import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
 from launcher.targets.machine import plan_capacity, read_gpus
+from launcher.targets.preflight import check_in_mounts, read_secrets
 from launcher.targets.repository import OWN_IMAGE
-from launcher.targets.startable import check_in_mounts, read_secrets
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -32,8 +32,8 @@ from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
 from launcher.targets.machine import read_capacity, read_gpus
+from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.repository import ROOT, in_repository
-from launcher.targets.startable import check_here, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

@@ -20,7 +20,7 @@ STALL_S = 5.0
 """At the end of a run, a reader who takes nothing for so long is not waited for."""
 
 
-class Outlet:
+class OutputBuffer:
     """Writes to a stream's descriptor in a thread, whole lines in the order they were given.
 
     ``write`` never waits for a reader for more than ``HOLD_S``. What a reader missed beyond
