@@ -242,7 +242,8 @@ LAUNCHER = (
         never=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
     ),
     Row(
-        functions="""follow.output_buffer:OutputBuffer.close follow.output_buffer:OutputBuffer._make_room
+        functions="""follow.output_buffer:OutputBuffer.close
+            follow.output_buffer:OutputBuffer._make_room
             follow.output_buffer:OutputBuffer._put follow.output_buffer:OutputBuffer._write_on
             follow.output_buffer:OutputBuffer.wait_for_room""",
         who="the launcher, for whoever reads what it says",
