@@ -118,7 +118,9 @@ class Follower:
     def _loop(self) -> RunEnd:
         while True:
             self._show_new()
-            if reason := self._asked_to_stop():
+            if self.stop_reason is None and is_stop_requested(self._run):
+                self.stop_reason = Reason.STOP_REQUESTED
+            if reason := self.stop_reason:
                 grace_s = self._driver.plan.stop_grace_s
                 self._console.note(f"stopping ({reason.value}), at most {grace_s} s")
                 return RunEnd(reason=reason)
@@ -127,11 +129,6 @@ class Follower:
             if (end := self._driver.turn()) is not None:
                 return end
             self._clock.sleep(self._driver.poll_s)
-
-    def _asked_to_stop(self) -> Reason | None:
-        if self.stop_reason is None and is_stop_requested(self._run):
-            self.stop_reason = Reason.STOP_REQUESTED
-        return self.stop_reason
 
     def _finish(self, end: RunEnd) -> Outcome:
         try:
@@ -158,24 +155,16 @@ class Follower:
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
-            if output.worker is None:
-                prefix = prefix_of(output.node_index, None)
-                self._console.show(
-                    output.block, stream="stderr", prefix=prefix, colour_key=output.node_index
-                )
-            else:
-                self._show_worker(output, self._rank(output.worker))
-
-    def _show_worker(self, output: Output, rank: int) -> None:
-        prefix = prefix_of(output.node_index, rank) if self._workers > 1 else ""
-        if output.block.is_progress:
-            if rank == 0:
-                text = output.block.data.decode()
-                self._console.progress(text, stream=output.stream, prefix=prefix)
-            return
-        if rank == 0:
-            self._console.end_progress(output.stream)
-        self._console.show(output.block, stream=output.stream, prefix=prefix, colour_key=rank)
+            block, stream, node_index = output.block, output.stream, output.node_index
+            rank = self._rank(output.worker) if output.worker else None
+            prefix = prefix_of(node_index, rank) if rank is None or self._workers > 1 else ""
+            if not block.is_progress:
+                if rank == 0:
+                    self._console.end_progress(stream)
+                key = node_index if rank is None else rank
+                self._console.show(block, stream=stream, prefix=prefix, colour_key=key)
+            elif rank == 0:
+                self._console.progress(block.data.decode(), stream=stream, prefix=prefix)
 
     def _rank(self, worker: WorkerLog) -> int:
         plan, live, node_index = self._driver.plan, self._driver.live, worker.node_index
