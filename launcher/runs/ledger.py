@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,13 @@ class LedgerEvent:
 _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 
 
-def parse_event(data: object, source: str = "agent") -> LedgerEvent | None:
+def parse_event(line: str, source: str) -> LedgerEvent | None:
     """None for a line of another source, and for one without place, name or time."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        # Its writer was killed while it wrote.
+        return None
     if not isinstance(data, dict) or data.get("source") != source:
         return None
     name = data.get("event")
@@ -46,20 +50,12 @@ def parse_event(data: object, source: str = "agent") -> LedgerEvent | None:
 
 
 def read_ledger(path: Path, source: str = "agent") -> tuple[LedgerEvent, ...]:
-    """The source's events in one file, oldest first; other sources' and broken lines are left out.
-
-    A line is broken where its writer was killed while it wrote.
-    """
-    with contextlib.suppress(OSError):
-        return tuple(_parse_lines(path.read_text(errors="replace").splitlines(), source))
-    return ()
-
-
-def _parse_lines(lines: Iterable[str], source: str) -> Iterator[LedgerEvent]:
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            if event := parse_event(json.loads(line), source):
-                yield event
+    """The source's events in one file, oldest first; empty where there is no such file."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(event for line in lines if (event := parse_event(line, source)))
 
 
 def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:

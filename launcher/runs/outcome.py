@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
 from launcher.contract.worker_end import COLLATERAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """One worker that ended badly.
+    """One worker that failed.
 
     ``failed_at`` is seconds since the epoch by the launcher's clock, for ordering only; ``host`` is
     the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is ahead.
-    ``cause`` is a word of ``contract``'s FAILURE; ``attempt`` counts the starts of this
-    incarnation's workers, 0-based.
+    ``cause`` and ``attempt`` are those of ``WorkerEnd``.
     """
 
     node_index: int
@@ -85,5 +85,11 @@ class Outcome:
     checkpoint_dir: str
     torch_version: str | None
     restarts: dict[str, int] = field(default_factory=dict)
-    """Restarts of workers by cause, as the nodes' agents counted them, over all nodes: a lost
-    peer counts once on each node that lost it. Empty where plain torchrun ran the workers."""
+    """Restarts of workers by cause, over all nodes: a lost node counts once on each of the others.
+    Empty under plain torchrun."""
+
+    @property
+    def fault(self) -> str | None:
+        """Whose mistake a failed run is; None for others."""
+        fault = FAULT_OF_REASON[Reason(self.reason)]
+        return fault.value if fault and self.state == RunState.FAILED.value else None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import protocol
-from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, Reason, RunState
+from launcher.contract.reasons import TERMINAL_STATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.records import parse_record
 from launcher.runs.failure import read_report
@@ -153,7 +153,7 @@ def read_postmortem(
         engine="torchrun" if plan.agent is None else "agent",
         state=state,
         reason=outcome.reason if outcome else None,
-        fault=_fault(outcome),
+        fault=outcome.fault if outcome else None,
         detail=outcome.detail if outcome else "",
         exit_code=outcome.exit_code if outcome else None,
         attempts=plan.attempt + 1,
@@ -192,13 +192,6 @@ def _merge(
             Moment(after_s=after_s, node_index=index, incarnation=incarnation, text=one.text)
         )
     return tuple(sorted((*moments, *of_target), key=lambda moment: moment.after_s))
-
-
-def _fault(outcome: Outcome | None) -> str | None:
-    if outcome is None or outcome.state != RunState.FAILED.value:
-        return None
-    fault = FAULT_OF_REASON[Reason(outcome.reason)]
-    return fault.value if fault else None
 
 
 def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[NodeReport]:

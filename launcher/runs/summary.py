@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
+from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import is_own_failure
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 
@@ -110,14 +110,13 @@ def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:
 
 
 def _detail(outcome: Outcome) -> str:
-    fault = FAULT_OF_REASON[Reason(outcome.reason)]
-    detail = without_first(outcome.detail, outcome.failure)
-    parts = [detail] if detail else []
-    if outcome.state == RunState.FAILED.value and fault is not None:
-        parts.append(f"fault: {fault.value}")
-    if outcome.attempts > 1:
-        parts.append(f"attempts: {outcome.attempts}")
-    return f" ({'; '.join(parts)})" if parts else ""
+    parts = [
+        without_first(outcome.detail, outcome.failure),
+        f"fault: {outcome.fault}" if outcome.fault else "",
+        f"attempts: {outcome.attempts}" if outcome.attempts > 1 else "",
+    ]
+    about = "; ".join(filter(None, parts))
+    return f" ({about})" if about else ""
 
 
 def _results(outcome: Outcome) -> list[str]:
