@@ -10,7 +10,6 @@ import base64
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,12 +71,15 @@ class AgentFiles:
             lines = [f"base64 -d >{path} <<'END'", *cut, "END"]
         return ["# The node agent: a Python archive.", *lines]
 
-    def shell_tasks(self) -> Iterator[str]:
+    def shell_tasks(self) -> list[str]:
         """Lines that write what each node's agent is told."""
-        yield "# What each node's agent is told. Workers' output:"
-        yield "# nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder."
+        lines = [
+            "# What each node's agent is told. Workers' output:",
+            "# nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.",
+        ]
         for task in self.tasks:
-            yield from (f"cat >{quote(task.path)} <<'END'", task.text.rstrip("\n"), "END")
+            lines += [f"cat >{quote(task.path)} <<'END'", task.text.rstrip("\n"), "END"]
+        return lines
 
 
 def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFiles | None:
