@@ -15,7 +15,7 @@ from launcher.runs.folder import RunFolder
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
-"""For one file: the follower has more to do than to read."""
+"""The most that is read of one file before the follower looks at the run again."""
 
 Stream = Literal["stdout", "stderr"]
 HasRoom = Callable[[Stream], bool]
@@ -33,7 +33,7 @@ class Output:
 
 
 class _Tail:
-    """One file from its beginning; the open descriptor keeps what torchrun deletes meanwhile."""
+    """One file from its beginning; it stays open, as torchrun may delete it meanwhile."""
 
     def __init__(
         self,
@@ -73,9 +73,8 @@ def _always(stream: Stream) -> bool:
 class RunTails:
     """All outputs of one run; files that appear later are picked up as they come.
 
-    ``workers_in_consoles``: the workers' lines are in the nodes' own output, and nowhere else,
-    both streams in one. ``agents`` False leaves the nodes' own lines out. ``keeps_returns``: as in
-    ``BlockSplitter``, for the workers' stdout.
+    ``workers_in_consoles``: workers write both streams into their node's output, and nowhere else.
+    ``agents``: the nodes' own lines too. ``keeps_returns`` is for the workers' stdout.
     """
 
     def __init__(
@@ -96,9 +95,9 @@ class RunTails:
         return self._outputs(lambda tail: tail.poll(has_room))
 
     def close(self, has_room: HasRoom = _always) -> Iterator[Output]:
-        """The rest of every stream, unfinished last lines too. The tails are done afterwards.
+        """The rest of each stream, with its unfinished last line; ends the tails.
 
-        ``has_room`` may wait; a stream for which it gives up stays unread from there on.
+        ``has_room`` may wait. A stream for which it gives up is not read any further.
         """
         yield from self._outputs(lambda tail: tail.close(has_room))
         self._tails = {}

@@ -50,8 +50,8 @@ class RunFolder:
     def create(self, plan: LaunchPlan, script: str, at: float) -> None:
         """Makes the folder with the plan and the artifact, and points ``latest`` at it.
 
-        ``at`` is the time of submission, seconds since the epoch. Raises ``DiskFullError``, and
-        leaves no folder, where there is no room for it.
+        ``at`` is the time of submission, seconds since the epoch. Raises ``DiskFullError`` and then
+        leaves no folder.
         """
         make_folders((str(self.path),))
         try:
@@ -166,10 +166,9 @@ class RunFolder:
         return int(mark["pid"]) if start is not None and start == mark.get("start") else None
 
     def launcher_death(self) -> str:
-        """Why the launcher is known to have died before the run ended; "" if it is not known.
+        """Proof that the launcher died before the run ended; empty if there is none.
 
-        A launcher of another machine, container or boot cannot be seen from here. A run without
-        a record may belong to one of those.
+        A launcher of another machine, container or boot cannot be seen from here.
         """
         mark = _read_object(self.path / LAUNCHER_FILE)
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
@@ -197,10 +196,8 @@ def process_space() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """Tells a process from earlier ones with the same pid; None if there is no such process.
-
-    Not psutil's start time on Linux: that changes whenever the clock is set.
-    """
+    """Tells a process from earlier ones with the same pid; None if there is no such process."""
+    # psutil's start time changes on Linux when the clock is set.
     if not Path("/proc/self").exists():
         import psutil
 
@@ -229,9 +226,8 @@ def list_runs(run_root: Path) -> list[RunFolder]:
     if run_root.exists() and not run_root.is_dir():
         raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
     if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
-        raise InputError(
-            f"--runs {run_root}: Permission denied", "name another, or change its mode"
-        )
+        fix = f"chmod u+rx {run_root}, or name another: --runs DIR"
+        raise InputError(f"--runs {run_root}: Permission denied", fix)
     plans = [p for p in run_root.glob(f"*/{protocol.PLAN_FILE}") if not p.parent.is_symlink()]
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
 
@@ -245,10 +241,7 @@ def check_folder(path: Path) -> None:
 
 
 def make_folders(paths: Iterable[str]) -> None:
-    """Makes folders and their parents.
-
-    Raises ``InputError`` where one cannot be made, ``DiskFullError`` where that is why.
-    """
+    """Makes folders and their parents. Raises ``InputError``, or ``DiskFullError``."""
     for path in paths:
         try:
             Path(path).mkdir(parents=True, exist_ok=True)

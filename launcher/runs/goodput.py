@@ -1,7 +1,6 @@
-"""What a run's time went to, from the training's ledger and the agents'. Pure.
+"""How a run spent its time, from the training's ledger and the agents'. Pure.
 
-Every instant between submission and end belongs to one class, so the classes add up to the wall
-time. Time that no ledger accounts for is idle.
+Each instant from submission to end belongs to one class; the classes add up to the wall time.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from itertools import pairwise
 from launcher.runs.ledger import LedgerEvent
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
-"""productive: steps made for the first time. first step: until the end of a start's first step,
-which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a
-checkpoint. rework: steps that an earlier start had made and lost. starting: agents run but no
-training does (rendezvous, noticing a loss, starting workers). finish: testing and writing after the
-last step. idle: the rest."""
+"""productive: steps made for the first time. first step: the first step of a start, which compiles
+and warms up. load: imports, data, model, resuming. save stall: waiting for a checkpoint. rework:
+steps that an earlier start made and lost. starting: agents run but no training does. finish: after
+the last step. idle: what no ledger accounts for."""
 
 _AFTER = {
     "train-started": "load",

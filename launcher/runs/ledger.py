@@ -16,10 +16,9 @@ from launcher.runs.folder import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEvent:
-    """One line of a ledger; its keys are in ``contract.protocol``.
+    """One line of a ledger, as in ``contract.protocol``; ``values`` is the whole line.
 
-    ``at`` is seconds since the epoch, ``monotonic_s`` the node's own steady clock; ``values`` is
-    the whole line.
+    ``at`` is seconds since the epoch, ``monotonic_s`` the node's monotonic clock.
     """
 
     name: str

@@ -1,8 +1,4 @@
-"""What a node's agent is started from, and the words that start it.
-
-The archive is in the node's image, or the launcher puts it into the run folder. The task is in the
-node's folder.
-"""
+"""The files that a node's agent starts from, and the command that starts it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Renders one node as a container: every option once, in its two spellings side by side.
+"""Renders a node as a container: each option as words of ``docker run`` and for the SDK.
 
-They are the words of ``docker run`` and the keyword arguments of the Docker SDK. A test compares
-``docker inspect`` of both: what is printed is what is submitted.
+A test compares ``docker inspect`` of both: what is printed is what is submitted.
 """
 
 from __future__ import annotations
@@ -93,8 +92,7 @@ def plan_containers(job: JobSpec, user: str | None) -> ContainerSettings:
 class Container:
     """One node as a container; ``shared`` are the options that all containers of the plan have.
 
-    Everything else is computed on demand. To hold all words of 10,000 nodes at once takes longer
-    than the second in which they are rendered.
+    The rest is computed on demand, as holding all words of 10,000 nodes at once would be slow.
     """
 
     plan: LaunchPlan
@@ -139,8 +137,8 @@ class Container:
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.
 
-        ``secrets`` holds a value for each name in ``node.secrets``. The engine keeps the values as
-        long as the container: whoever may use the engine can read them there.
+        ``secrets`` has a value for each of ``node.secrets``. Whoever may use the engine can read
+        them as long as the container exists.
         """
         values = [f"{name}={secrets[name]}" for name in self.node.secrets]
         return {
@@ -209,8 +207,7 @@ def shared_options(
 
 
 def _entrypoint(plan: LaunchPlan, restart: str) -> Option:
-    """Replaces the image's own entry point, and its init process with it. The agent's supervisor is
-    an init process; torchrun is not, and gets Docker's."""
+    """Replaces the image's entry point. torchrun gets Docker's init process; the agent is one."""
     init, program = ((), PYTHON) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
         lines=_line(*init, "--entrypoint", program, "--restart", restart),

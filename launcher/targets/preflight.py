@@ -36,17 +36,14 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 
 def check_here(node: NodePlan, python: str) -> None:
-    """For a node that is processes of this machine.
-
-    Raises ``KeyInputError`` where its folder, script or module is missing.
-    """
+    """Checks the folder, script or module of local processes. Raises ``KeyInputError``."""
     workdir = Path(node.workdir or ".")
     if not workdir.is_dir():
         what = "is not a folder" if workdir.exists() else "is not there"
         fix = f"mkdir -p {workdir}, or correct workdir (relative to where the launcher is called)"
         raise KeyInputError(("workdir",), f"{workdir} {what}", fix)
     if not os.access(workdir, os.X_OK):
-        raise KeyInputError(("workdir",), f"{workdir}: Permission denied", "change its mode")
+        raise KeyInputError(("workdir",), f"{workdir}: Permission denied", f"chmod +x {workdir}")
     if node.command[0] != "-m":
         _check_file(workdir / node.command[0], node.command[0], f"in {workdir}")
     elif not _finds_module(node.command[1], str(workdir), python, dict(node.env)):
@@ -58,10 +55,9 @@ def check_here(node: NodePlan, python: str) -> None:
 
 
 def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
-    """For a node in a container: a script in a mount is on this machine too.
+    """Checks the script of a container if it lies in a mount, which is on this machine too.
 
-    ``workdir`` is where the container starts, None where that is unknown. Raises ``KeyInputError``
-    where the script would lie in a mount, and does not.
+    ``workdir`` is where the container starts, None if that is unknown. Raises ``KeyInputError``.
     """
     script = PurePosixPath(node.command[0])
     if node.command[0] == "-m" or (workdir is None and not script.is_absolute()):

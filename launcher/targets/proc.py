@@ -1,8 +1,7 @@
 """Processes of this machine: the only user of ``subprocess``, and of the process table.
 
-A run's processes are found by the value of one environment variable that all of them inherit,
-never by a pattern of names: torchrun starts each worker in a session of its own, so that
-neither process groups nor parents lead to all of them.
+A run's processes are found by an environment variable that all of them inherit. Process groups
+and parents do not lead to all of them: torchrun starts each worker in a session of its own.
 """
 
 from __future__ import annotations
@@ -67,10 +66,7 @@ def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: P
 
 
 def poll(pid: int) -> int | None:
-    """Exit code of a process that ``start`` returned, shell style; None while it runs.
-
-    Raises ``KeyError`` for any other pid.
-    """
+    """Exit code of a process that ``start`` returned, as in a shell; None while it runs."""
     code = _children[pid].poll()
     return None if code is None else (128 - code if code < 0 else code)
 
@@ -112,10 +108,7 @@ class Conversation:
             timer.cancel()
 
     def end(self) -> tuple[int, str]:
-        """Closes it, by force if it does not end; its exit code and what it said on stderr.
-
-        Idempotent; what it said is told once.
-        """
+        """Ends it, by force if needed; its exit code, and at the first call its stderr."""
         with contextlib.suppress(OSError, ValueError):
             self.stdin.close()
         try:
@@ -216,7 +209,7 @@ Tell = Callable[[str], None]
 def in_background(work: Callable[[Tell], None], log: Path) -> str:
     """Runs ``work`` in a process that outlives this one and its terminal.
 
-    Blocks until ``work`` tells its first line, which is returned; "" where it ended without a word.
+    Blocks until ``work`` tells its first line, which is returned; empty if it ended without one.
     Its output goes to ``log``. Only for a process without threads.
     """
     reader, writer = os.pipe()

@@ -30,10 +30,9 @@ _MAX_DIGITS = 40
 class Entry:
     """Where a value comes from and how it was written.
 
-    ``where`` is ``file:line`` of the key (of the item, in a list), or the option that gave the
-    value; ``line`` is the same line as a number, 0 for an option. ``text`` is a scalar's text
-    before it was read as a number or truth value, ``None`` for lists and mappings; ``written`` is
-    what stands in the file, quotes included.
+    ``where`` is ``file:line`` of the key (in a list, of the item), or the option that gave the
+    value; ``line`` is that line, 0 for an option. ``text`` is a scalar's text before it was read as
+    a number or truth value, None for lists and mappings; ``written`` includes the quotes.
     """
 
     where: str
@@ -69,10 +68,7 @@ def parse_yaml(text: str, file: str) -> YamlSource:
 
 
 def parse_documents(text: str, file: str) -> tuple[YamlSource, ...]:
-    """Parses each document of a file that may hold several, all mappings; empty ones are left out.
-
-    Raises ``FileError``.
-    """
+    """Parses the documents of a file, all mappings; leaves empty ones out. Raises ``FileError``."""
     origin, fix = Origin(file), "write one object, with apiVersion: and kind:"
     roots = _mappings(read_nodes(text, origin), origin, fix, "apiVersion: and kind:")
     return tuple(_Builder(text, origin).build(root) for root in roots)

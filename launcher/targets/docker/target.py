@@ -1,7 +1,4 @@
-"""Target ``docker``: one container per node, on one Docker engine.
-
-Labels hold the live state, so that any later call finds what an earlier one left.
-"""
+"""Target ``docker``: one container for each node, on one Docker engine; labels hold the state."""
 
 from __future__ import annotations
 
@@ -225,8 +222,8 @@ def check_host(artifact: DockerArtifact) -> None:
 class Consoles:
     """Followers of containers' output, one thread each.
 
-    By the engine's log rather than by attaching: attached, a launcher that is suspended would
-    block the training as soon as a pipe is full.
+    They read the engine's log. If they were attached, a suspended launcher would block the training
+    as soon as a pipe is full.
     """
 
     def __init__(self) -> None:
@@ -246,7 +243,6 @@ class Consoles:
         """Makes the file hold all that the container has printed so far. Idempotent.
 
         Waits for the follower, so only for a container that has ended or is not followed.
-        Does nothing where the run folder is gone.
         """
         if id in self._followers:
             self._followers.pop(id).join(JOIN_LIMIT_S)

@@ -169,9 +169,9 @@ class LocalTarget(Target):
 
 
 def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for each variable of the caller that its workers find with another value. Pure.
+    """A note on each variable of the caller that its workers find with another value. Pure.
 
-    Says nothing inside a worker of another run: there these variables are that run's.
+    None inside a worker of another run, where these variables are that run's.
     """
     if protocol.RUN_ID in environ:
         return ()
@@ -215,10 +215,10 @@ def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeO
 
 
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of a run's processes that the launcher started, and not one of the others.
+    """Those of a run's processes that the launcher started itself.
 
-    torchrun sets TORCHELASTIC_RUN_ID for its workers, which may be orphans, and never for itself;
-    workers that were forked show no such variable, but have a parent in the run.
+    Workers have TORCHELASTIC_RUN_ID, and may be orphans. Forked workers show no such variable, but
+    have a parent in the run.
     """
     return tuple(
         pid
@@ -277,10 +277,9 @@ def is_free(port: int) -> bool:
 
 
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
-    """Ports that are free now.
+    """Free ports, picked at random: two runs that start at once rarely choose the same.
 
-    Picked at random, so that two runs started at once rarely choose the same; the one that
-    loses such a race fails to bind and is started again.
+    A run that loses such a race fails to bind and is started again.
     """
     free = filter(is_free, random_source.sample(PORTS, k=200))
     found = tuple(itertools.islice(free, count))
