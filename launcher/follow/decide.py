@@ -9,7 +9,7 @@ from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.node_plan import Elastic
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
-from launcher.follow.target import NodeObservation, Observation
+from launcher.follow.target import NodeObservation, Observation, RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 
 FALL_S = 5.0
@@ -45,15 +45,7 @@ class Restart:
     left: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndRun:
-    """The run is over."""
-
-    reason: Reason
-    detail: str = ""
-
-
-Action = Wait | Replace | Restart | EndRun
+Action = Wait | Replace | Restart | RunEnd
 
 
 def decide_action(
@@ -79,7 +71,7 @@ def decide_action(
         return Wait()
     if not bad:
         if len(ended) == len(observation.nodes):
-            return EndRun(reason=Reason.COMPLETED)
+            return RunEnd(reason=Reason.COMPLETED)
         return _decide_left_over(plan, observation) if late else Wait()
     if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
@@ -145,14 +137,14 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
     if worst.out_of_memory:
-        return EndRun(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
+        return RunEnd(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
         reason = _reason_of_loss(worst) if plan.agent is not None else Reason.NODE_LOST
-        return EndRun(reason=reason, detail=describe(worst))
+        return RunEnd(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
     reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
     # The report names the rank, which says more than a node's exit code.
-    return EndRun(reason=reason, detail=worst.detail)
+    return RunEnd(reason=reason, detail=worst.detail)
 
 
 # -- nodes under the agent: exit codes are those of ``contract.reasons`` ------------------------
@@ -182,7 +174,7 @@ def _decide_agents(
         # The roster tells which newcomers it refused because all had finished: they end well.
         away = bad if _is_roster(plan) else lost
         if not away or finished >= plan.nodes[0].min_nodes:
-            return EndRun(reason=Reason.COMPLETED)
+            return RunEnd(reason=Reason.COMPLETED)
         return _restart_all(plan, away)
     if not live:
         return _restart_all(plan, lost or closed)
@@ -195,11 +187,11 @@ def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
     """A node has finished, and the living ones have no work: they are frozen, or came too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
-        return EndRun(reason=Reason.COMPLETED)
+        return RunEnd(reason=Reason.COMPLETED)
     if _is_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
         return _restart_all(plan, sorted(away, key=lambda node: not node.is_alive))
-    return EndRun(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
+    return RunEnd(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
 
 
 def _decide_lost(
@@ -234,11 +226,11 @@ def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
     return limit - plan.nodes[node.node_index].incarnation
 
 
-def _give_up(node: NodeObservation) -> EndRun:
+def _give_up(node: NodeObservation) -> RunEnd:
     if _is_permanent(node) and not node.out_of_memory:
         # The node's own report names rank and cause, which says more than its exit code.
-        return EndRun(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
-    return EndRun(reason=_reason_of_loss(node), detail=describe_agent(node))
+        return RunEnd(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
+    return RunEnd(reason=_reason_of_loss(node), detail=describe_agent(node))
 
 
 def _reason_of_loss(node: NodeObservation) -> Reason:

@@ -65,12 +65,12 @@ class OutputBuffer:
     def has_room(self) -> bool:
         """Whether the reader keeps up, so that more can be written; False when it has gone."""
         with self._changed:
-            return self._has_room()
+            return len(self._buffer) <= BUFFER_BYTES // 4 and not self._is_lost
 
     def wait_for_room(self) -> bool:
         """As ``has_room``; waits for a reader until it has read nothing for ``STALL_S``."""
         with self._changed:
-            while not self._has_room() and not self._is_lost:
+            while not self.has_room() and not self._is_lost:
                 writes = self._writes
                 if self._gave_up_at != writes:
                     self._changed.wait(STALL_S)
@@ -78,9 +78,6 @@ class OutputBuffer:
                     self._gave_up_at = writes
                     return False
             return not self._is_lost
-
-    def _has_room(self) -> bool:
-        return len(self._buffer) <= BUFFER_BYTES // 4 and not self._is_lost
 
     def flush(self) -> None:
         """Nothing to do: the thread writes at once what it is given."""
@@ -122,7 +119,11 @@ class OutputBuffer:
             try:
                 self._put(chunk)
             except OSError as error:
-                self._lose(error)
+                with self._changed:
+                    self._is_lost = True
+                    self._buffer.clear()
+                with contextlib.suppress(OSError):
+                    self._on_lost(error.strerror or str(error))
             with self._changed:
                 self._is_writing = False
                 self._keeps_up = self._keeps_up or not self._buffer
@@ -141,14 +142,6 @@ class OutputBuffer:
         note = f"launcher: {left_out} lines left out here, as nobody read; see: {self._shows}"
         told = f"{clear}{note}\n"
         return told.encode(self._encoding, "backslashreplace") + chunk
-
-    def _lose(self, error: OSError) -> None:
-        with self._changed:
-            told, self._is_lost = self._is_lost, True
-            self._buffer.clear()
-        if not told:
-            with contextlib.suppress(OSError):
-                self._on_lost(error.strerror or str(error))
 
     def _put(self, data: bytes) -> None:
         while data:

@@ -74,6 +74,17 @@ class _Start:
     def ended_at(self) -> float:
         return max(self.began_at, min(self.events[-1].at, self.until))
 
+    def world(self, submitted_at: float) -> Iterator[tuple[float, int]]:
+        size = int(self.events[0].values.get("world_size") or 0)
+        yield round(self.began_at - submitted_at, 3), size
+        yield round(self.ended_at - submitted_at, 3), 0
+
+    def losses(self, submitted_at: float) -> Iterator[tuple[float, int, float]]:
+        for event in self.events:
+            loss = event.values.get("loss")
+            if event.name in ("progress", "trained") and loss is not None:
+                yield round(event.at - submitted_at, 3), int(event.values["step"]), float(loss)
+
 
 def measure_goodput(
     train: Iterable[LedgerEvent],
@@ -99,8 +110,8 @@ def measure_goodput(
         seconds=seconds,
         starts=len(starts),
         lost_steps=lost_steps,
-        world=tuple(_tell_world(starts, submitted_at)),
-        loss=tuple(_tell_loss(starts, submitted_at)),
+        world=((0.0, 0), *(point for start in starts for point in start.world(submitted_at))),
+        loss=tuple(point for start in starts for point in start.losses(submitted_at)),
         failures=tuple(
             round(start.ended_at - submitted_at, 3) for start in starts[:-1] if not start.ended
         ),
@@ -170,22 +181,3 @@ def _measure_starting(
             total += start.began_at - (first if since == submitted_at else since)
         since = start.ended_at
     return total
-
-
-def _tell_world(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int]]:
-    yield 0.0, 0
-    for start in starts:
-        yield (
-            round(start.began_at - submitted_at, 3),
-            int(start.events[0].values.get("world_size") or 0),
-        )
-        yield round(start.ended_at - submitted_at, 3), 0
-
-
-def _tell_loss(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int, float]]:
-    for start in starts:
-        for event in start.events:
-            loss = event.values.get("loss")
-            if event.name in ("progress", "trained") and loss is not None:
-                step = int(event.values["step"])
-                yield round(event.at - submitted_at, 3), step, float(loss)

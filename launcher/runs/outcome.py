@@ -57,12 +57,9 @@ class FailureReport:
 
     def with_log_commands(self, run_id: str) -> FailureReport:
         """With the command that shows each worker's log in place of its path."""
-
-        def named(one: RankFailure) -> RankFailure:
-            return replace(one, log=f"launcher logs {run_id} --rank {one.rank}")
-
-        first = named(self.first) if self.first else None
-        return replace(self, first=first, collateral=tuple(map(named, self.collateral)))
+        command = f"launcher logs {run_id} --rank"
+        named = [replace(one, log=f"{command} {one.rank}") for one in self.ranks]
+        return replace(self, first=next(iter(named), None), collateral=tuple(named[1:]))
 
 
 @dataclass(frozen=True, kw_only=True)

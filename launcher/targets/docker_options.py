@@ -151,13 +151,8 @@ class Container:
         """Arguments of the SDK's ``create_host_config``."""
         return _joined([option.host for option in self.options])
 
-    def docker_run_argv(self) -> Words:
-        """The command line that starts this container; secrets come from its environment."""
-        options = (word for option in self.options for word in option.words)
-        return (*DOCKER_RUN, *options, self.image, *self.arguments)
-
     def shell(self) -> str:
-        """``docker_run_argv`` for a POSIX shell, one option per line."""
+        """The command that starts it, one option on a line; secrets come from the environment."""
         options = [option.text for option in self.options]
         words = [quote(word) for word in self.arguments]
         if self.plan.agent is None:

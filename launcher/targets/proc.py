@@ -221,10 +221,16 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
     os.setsid()
     if os.fork():
         os._exit(0)
-    code = 1
+    code, open_ends = 1, [writer]
+
+    def tell(line: str) -> None:
+        if open_ends:
+            with os.fdopen(open_ends.pop(), "w") as stream:
+                stream.write(line + "\n")
+
     try:
         _redirect(log)
-        work(_teller(writer))
+        work(tell)
         code = 0
     except BaseException:
         with contextlib.suppress(OSError):
@@ -248,14 +254,3 @@ def _redirect(log: Path) -> None:
         os.dup2(source, number)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-
-
-def _teller(writer: int) -> Tell:
-    open_ends = [writer]
-
-    def tell(line: str) -> None:
-        if open_ends:
-            with os.fdopen(open_ends.pop(), "w") as stream:
-                stream.write(line + "\n")
-
-    return tell

@@ -273,7 +273,7 @@ LAUNCHER = (
         never=Cannot("a run that is not there is refused before"),
     ),
     Row(
-        functions="targets.proc:in_background targets.proc:_teller.tell",
+        functions="targets.proc:in_background targets.proc:in_background.tell",
         who="launcher run --detach, for the background's first word",
         ends="the word, or the background's end",
         limit="that of the submission; Ctrl-C",
