@@ -18,6 +18,7 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
@@ -151,8 +152,12 @@ class Target(ABC):
     ``--resume RUN`` names the run to go on from."""
     tells_by_consoles: ClassVar[bool] = False
     """Whether workers write into their nodes' own output, and nowhere else."""
+    sends_code: ClassVar[bool] = False
+    """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
 
     def __init__(self) -> None:
+        self.code: PackedCode | None = None
+        """The training code; set before ``facts`` where the target sends it, and the job has it."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 
