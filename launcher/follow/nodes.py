@@ -61,9 +61,9 @@ class NodeDriver:
         action = self._decide(observation)
         if isinstance(action, RunEnd):
             return action
-        if isinstance(action, decide.Replace) and not self._may_replace(action.node_index):
-            return None
-        if isinstance(action, decide.Wait):
+        if isinstance(action, decide.Wait) or (
+            isinstance(action, decide.Replace) and not self._may_replace(action.node_index)
+        ):
             return None
         if not self._has_room():
             told = self._wait_for_room(observation)

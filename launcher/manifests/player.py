@@ -156,7 +156,7 @@ class Player:
         incarnations = {pod.index: pod.incarnation for pod in pods}
         group = group_of(self._play, self._id, self._folders, incarnations)
         try:
-            ids = self._engine.create(group, {})
+            ids = self._engine.create(group.network_kwargs(), group.containers, {})
         except NotStartedError as error:
             names = {made.name: made.pod.name for made in group.containers}
             # A cluster would try again, for ever where the restart policy says so.

@@ -112,18 +112,6 @@ class Creatable(Protocol):
     def host_config_kwargs(self) -> dict[str, Any]: ...
 
 
-class Group(Protocol):
-    """Containers on a network of their own, found by ``run_id``."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def containers(self) -> Sequence[Creatable]: ...
-
-    def network_kwargs(self) -> dict[str, Any]: ...
-
-
 class Engine:
     """The engine that the docker command line uses, with what it holds under ``label``.
 
@@ -195,14 +183,20 @@ class Engine:
                 finished=state["FinishedAt"],
             )
 
-    def create(self, artifact: Group, secrets: Mapping[str, str]) -> list[str]:
-        """Creates and starts all of an artifact; returns the containers' ids, in its order.
+    def create(
+        self,
+        network_kwargs: Mapping[str, Any],
+        containers: Sequence[Creatable],
+        secrets: Mapping[str, str],
+    ) -> list[str]:
+        """Creates and starts a run's containers, on its network; returns their ids, in order.
 
-        On any error, and on Ctrl-C, nothing of it is left.
+        On any error, and on Ctrl-C, nothing of them is left.
         """
-        with engine_errors(f"start {artifact.run_id}"), contextlib.ExitStack() as undo:
-            if not self.list_networks(artifact.run_id):
-                network = self.api.create_network(check_duplicate=True, **artifact.network_kwargs())
+        run_id = network_kwargs["labels"][self._label]
+        with engine_errors(f"start {run_id}"), contextlib.ExitStack() as undo:
+            if not self.list_networks(run_id):
+                network = self.api.create_network(check_duplicate=True, **network_kwargs)
                 undo.callback(self._remove_network, network["Id"])
 
             def create(container: Creatable) -> str:
@@ -213,9 +207,9 @@ class Engine:
                     undo.callback(self.remove, created["Id"])
                     return str(created["Id"])
 
-            ids = at_once(create, artifact.containers)
+            ids = at_once(create, containers)
             # All exist before the first starts: no rendezvous waits for what cannot come.
-            names = [container.name for container in artifact.containers]
+            names = [container.name for container in containers]
             at_once(lambda created: self._start(*created), zip(names, ids, strict=True))
             undo.pop_all()
             return ids

@@ -110,7 +110,7 @@ class DockerTarget(Target):
         replaced = {container.node.node_index for container in artifact.containers}
         earlier = self._engine.list_containers(plan.run_id)
         self._end([c for c in earlier if c.node_index in replaced], timeout_s=0)
-        ids = self._engine.create(artifact, secrets)
+        ids = self._engine.create(artifact.network_kwargs(), artifact.containers, secrets)
         for id, container in zip(ids, artifact.containers, strict=True):
             self._consoles.follow(self._engine.api, id, Path(container.console))
 
