@@ -155,7 +155,7 @@ class Player:
                 self._folders.make_termination_log(pod.played)
         group = PlayedGroup(run_id=self._id, containers=tuple(map(self._container, pods)))
         try:
-            ids = self._engine.create(group, {})
+            ids = self._engine.create(group.network_kwargs(), group.containers, {})
         except NotStartedError as error:
             names = {made.name: made.pod.name for made in group.containers}
             # A cluster would try again, for ever where the restart policy says so.

@@ -34,11 +34,10 @@ HOST_NAMES = (
 )
 
 
-def _main_of(folder: str) -> str:
-    return f"""\
+_MAIN = f"""\
 import sys
 
-from {PRIVATE_PACKAGE}.{folder.replace("/", ".")}.__main__ import main
+from {PRIVATE_PACKAGE}.{{folder}}.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv))
@@ -80,7 +79,7 @@ def _read_sources(names: tuple[str, ...], folder: str) -> dict[str, str]:
 def render_agent_archive(sources: Mapping[str, str], folder: str = AGENT_FOLDER) -> bytes:
     """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure."""
     files = {f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()}
-    files["__main__.py"] = _main_of(folder)
+    files["__main__.py"] = _MAIN.format(folder=folder.replace("/", "."))
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(files):

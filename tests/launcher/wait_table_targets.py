@@ -48,7 +48,7 @@ OF_DOCKER = (
             targets.docker.engine:Engine.read_image_config
             targets.docker.engine:Engine.list_containers targets.docker.engine:Engine._networks
             targets.docker.engine:Engine.read_ending targets.docker.engine:Engine.create
-            targets.docker.engine:Engine._create targets.docker.engine:Engine._start
+            targets.docker.engine:Engine.create.create targets.docker.engine:Engine._start
             targets.docker.engine:Engine.end targets.docker.engine:Engine.remove
             targets.docker.engine:Engine._remove_network targets.docker.engine:at_once""",
         who="the launcher, for the Docker engine",
@@ -87,8 +87,8 @@ OF_DOCKER = (
         never=by(DOCKER, "test_stop_may_be_called_again_and_for_a_run_that_is_not_known"),
     ),
     Row(
-        functions="""targets.docker.console:Consoles.save targets.docker.console:_follow
-            targets.docker.console:_complete""",
+        functions="""targets.docker.target:Consoles.save targets.docker.target:_follow
+            targets.docker.target:_complete""",
         who="the launcher, for a container's output",
         ends="the container's end",
         limit="JOIN_LIMIT_S; the follower is a daemon of its own",

@@ -37,7 +37,7 @@ from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
 from launcher.targets.hosts.survey import describe_hosts, survey_hosts
-from launcher.targets.startable import check_in_code, read_secrets
+from launcher.targets.preflight import check_in_code, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

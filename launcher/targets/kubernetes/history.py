@@ -24,7 +24,7 @@ from launcher.contract.reasons import NodeState, reason_of_exit_code
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.runs.node_outcomes import parse_node_outcome
-from launcher.runs.story import NodeReport, Said, Story, write_story
+from launcher.runs.report import NodeReport, Said, Story, write_story
 from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.logs import LogSource
 from launcher.targets.kubernetes.plan import PodSettings
