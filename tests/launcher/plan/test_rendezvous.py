@@ -57,7 +57,7 @@ def test_the_roster_understands_every_key_that_the_planner_gives_it(make_job: Ma
 
     conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
     found = rendezvous(make_job(nnodes="1:2", rdzv={"conf": conf}), fence_dir="/checkpoints")
-    assert parse_settings({**dict(found.conf), "node_index": "0"}).join_timeout_s == 50
+    assert parse_settings({**dict(found.conf), "node_index": "0"}, {}).join_timeout_s == 50
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job: MakeJob) -> None:
