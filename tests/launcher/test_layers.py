@@ -151,7 +151,7 @@ def test_only_proc_uses_subprocess() -> None:
     # The probe is no part of the launcher's process: it runs in the nodes, by itself.
     # git tells what the code of a job is, before any target is known.
     # What an image is built with runs in the image.
-    others = {"targets.proc", "code.git", "doctor.program", f"{HOST}.commands"}
+    others = {"targets.proc", "code.git", "doctor.program", f"{HOST}.processes"}
     others |= {"targets.docker.in_image"}
     for module in set(modules()) - others:
         assert "import subprocess" not in path_of(module).read_text(), module
