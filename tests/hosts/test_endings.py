@@ -51,17 +51,28 @@ def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: sign
 
 
 @pytest.mark.slow  # a killed launcher shows the lease in every CI
+@pytest.mark.parametrize("engine", ["agent", "torchrun"])
 def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
-    typist: Typist, four_hosts: Network
+    typist: Typist, four_hosts: Network, engine: str
 ) -> None:
-    launcher = start_waiting(typist)
+    launcher = start_waiting(typist, "--set", f"engine={engine}")
     four_hosts.set_client_link(up=False)
     try:
         wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 60)
-        launcher.wait(60)
+        if engine == "torchrun":
+            launcher.wait(60)
+        for host in typist.network.hosts:
+            for up in host.home.glob(".launcher/runs/*/up-*"):
+                up.unlink()
     finally:
         four_hosts.set_client_link(up=True)
-    assert typist.outcome["state"] == "failed"
+    if engine == "agent":
+        wait_until(lambda: is_up(typist) or launcher.poll() is not None, UP_LIMIT_S)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(30)
+        assert typist.outcome["reason"] == "interrupted"
+    else:
+        assert typist.outcome["state"] == "failed"
     assert typist("stop", "latest").returncode == 0
 
 
