@@ -38,7 +38,8 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        functions="""agent.roster.exit_barrier:AgentStore.wait
+        functions="""agent.roster.exit_barrier:AgentStore.get
+            agent.roster.exit_barrier:AgentStore.wait
             agent.roster.handler:RosterHandler.leave_finished""",
         who="a node that has finished, for the others",
         ends="the run is closed: all have finished, it failed, or those left can form no group; "
