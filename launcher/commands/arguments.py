@@ -9,20 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.choose_target import ROOMS, open_target, room_of, rooms
+from launcher.api.choose_target import ROOMS, room_of, rooms
+from launcher.code.place import IN_IMAGE
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 
 if TYPE_CHECKING:
-    from launcher.api.choose_target import Choice
-    from launcher.follow.target import Target
+    from launcher.api.planning import PlannedRun
     from launcher.job.file import Override
     from launcher.job.spec import JobSpec
-    from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
 
 RUN_ROOT = Path("runs")
-OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image")
+OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image", "code")
 """Keys of the job file that have an option of their own; ``--set`` takes all others."""
 
 
@@ -45,17 +44,19 @@ def add_command(
 
 
 def add_job_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """A job file and what overrides its keys."""
-    parser.add_argument(
-        "job",
-        metavar="JOB",
-        nargs="?" if optional else None,
-        help="the job file, such as jobs/digits.yaml",
+    """A script, a module or a job file, and what overrides the keys of a job."""
+    group = parser.add_mutually_exclusive_group(required=not optional)
+    group.add_argument(
+        "job", metavar="JOB", nargs="?", help="a script, or a job file such as jobs/digits.yaml"
     )
+    group.add_argument("-m", dest="module", metavar="MODULE", help="run a module as python -m does")
     parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="override nnodes")
     parser.add_argument("--nproc-per-node", metavar="N", help="override nproc_per_node")
     parser.add_argument("--max-restarts", metavar="N", help="override max_restarts")
     parser.add_argument("--image", metavar="REF", help="override image")
+    parser.add_argument(
+        "--code", metavar="DIR", help="override code: the folder of the code, or image"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -114,12 +115,36 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
     ``otherwise`` is the text of a job file for where none is named.
     """
     from launcher.api.choose_target import choose_engine
-    from launcher.job.file import parse_job, read_job
+    from launcher.job.file import parse_job
 
-    overrides = _read_overrides(arguments)
+    text, file = _read_text(arguments, otherwise)
+    return choose_engine(parse_job(text, file, _read_overrides(arguments)), os.environ)
+
+
+def is_job_named(arguments: argparse.Namespace) -> bool:
+    """Whether a script, a module or a job file was named."""
+    return arguments.job is not None or arguments.module is not None
+
+
+def words_of_job_named(arguments: argparse.Namespace) -> list[str]:
+    """The script, module or job file as it was typed."""
+    return [arguments.job] if arguments.module is None else ["-m", arguments.module]
+
+
+def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str, str]:
+    """The text of the job file, or one made for the script or module, and what it is called."""
+    from launcher.job import script
+    from launcher.yamlfile.source import read_text
+
+    if arguments.module is not None:
+        return script.write_job(("-m", arguments.module)), f"-m {arguments.module}"
     if arguments.job is None:
-        return choose_engine(parse_job(otherwise, "no job file", overrides), os.environ)
-    return choose_engine(read_job(arguments.job, overrides), os.environ)
+        return otherwise, "no job file"
+    if not script.is_script(arguments.job):
+        return read_text(arguments.job), arguments.job
+    if arguments.code != IN_IMAGE:
+        script.check_script(arguments.job)
+    return script.write_job((arguments.job,)), arguments.job
 
 
 def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
@@ -140,8 +165,12 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
 def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
     """``file:line`` of a key of the job, the option that gave it, or the file alone."""
     from launcher.job.file import find_place
+    from launcher.job.script import is_script
 
-    return find_place(key, str(arguments.job), _read_overrides(arguments))
+    text, file = _read_text(arguments)
+    place = find_place(key, text, file, _read_overrides(arguments))
+    is_made = arguments.module is not None or is_script(arguments.job)
+    return file if is_made and place == f"{file}:1" else place
 
 
 def target_named(arguments: argparse.Namespace) -> str | None:
@@ -150,7 +179,7 @@ def target_named(arguments: argparse.Namespace) -> str | None:
     return arguments.on or next(named, None)
 
 
-def planned(arguments: argparse.Namespace, *, preview: bool = False) -> tuple[Choice, LaunchPlan]:
+def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedRun:
     """Where the job will run, and the plan of a new run there.
 
     ``preview``: for a target that is asked nothing to render a job, without chance.
@@ -159,36 +188,20 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> tuple[Ch
     # Opened first: some targets begin to connect, which takes as long as all the imports.
     opened = room_of(forced).open(root, arguments) if forced else None
 
-    from launcher.api.choose_target import Choice, choose_target
-    from launcher.plan.launch_plan import new_run_id, plan_run
+    from launcher.api.planning import plan_job, resume_job
 
-    job = _resumed(read_job(arguments), arguments, opened)
-    facts = opened.facts_offline(job) if opened and preview else None
-    if opened and facts:
-        choice, run_id = Choice(target=opened, facts=facts, why=""), job.name
-    else:
-        open_ = (lambda name, root: opened) if opened else open_target
-        choice = choose_target(job, forced, root, open_)
-        run_id = new_run_id(job.name, os.urandom(3))
-    detached = getattr(arguments, "detach", False)
-    return choice, plan_run(
-        job, choice.facts, run_id=run_id, extra_args=arguments.extra, detached=detached
+    job = read_job(arguments)
+    if arguments.resume:
+        job = resume_job(job, root, arguments.resume, opened)
+    return plan_job(
+        job,
+        root,
+        on=forced,
+        opened=opened,
+        extra_args=arguments.extra,
+        detached=getattr(arguments, "detach", False),
+        preview=preview,
     )
-
-
-def _resumed(job: JobSpec, arguments: argparse.Namespace, target: Target | None) -> JobSpec:
-    from launcher.runs.folder import find_run
-
-    if not arguments.resume:
-        return job
-    if target and target.own_checkpoints:
-        what = f"on {target.name.capitalize()} a job goes on from its own checkpoints"
-        raise InputError(
-            f"--resume {arguments.resume}: {what}",
-            f"leave it out; {target.own_checkpoints} says where they are",
-        )
-    earlier = find_run(run_root(arguments), arguments.resume).read_plan()
-    return job.model_copy(update={"checkpoint_dir": earlier.checkpoint_dir})
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:

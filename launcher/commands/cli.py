@@ -91,10 +91,12 @@ def _check(
 
 def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherError:
     """With the file and line of the key, where the error is about one."""
-    if not isinstance(error, KeyInputError) or getattr(arguments, "job", None) is None:
+    if not isinstance(error, KeyInputError) or not hasattr(arguments, "module"):
         return error
-    from launcher.commands.arguments import place_of
+    from launcher.commands.arguments import is_job_named, place_of
 
+    if not is_job_named(arguments):
+        return error
     return InputError(f"{place_of(error.key, arguments)}: {error.what}", error.hint)
 
 

@@ -13,6 +13,7 @@ from launcher.commands.arguments import (
     add_command,
     add_job_file,
     add_target,
+    is_job_named,
     read_job,
     run_root,
     target_named,
@@ -49,7 +50,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from launcher.doctor.finding import render_findings
 
     sample = next(filter(None, (room.sample_job(arguments) for room in rooms())), "")
-    if arguments.job is None and not sample:
+    if not is_job_named(arguments) and not sample:
         fix = "launcher doctor JOB; without one only: launcher doctor --hosts hosts.yaml"
         raise InputError("no job file is named", fix)
     job = read_job(arguments, otherwise=sample)

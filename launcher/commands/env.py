@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.arguments import add_command, add_job_file, read_job, run_root
+from launcher.commands.arguments import add_command, add_job_file, is_job_named, read_job, run_root
 from launcher.commands.parser import natural
 from launcher.contract.errors import ExitCode, InputError
 
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 def _env(arguments: argparse.Namespace) -> int:
     from launcher.targets.by_hand import plan_by_hand, render_by_hand
 
-    if (arguments.job is None) == (arguments.join is None):
+    if is_job_named(arguments) == (arguments.join is not None):
         raise InputError(
             "either a job file or --join RUN is needed", "launcher env jobs/digits.yaml"
         )

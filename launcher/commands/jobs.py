@@ -16,6 +16,7 @@ from launcher.commands.arguments import (
     add_job,
     planned,
     shown,
+    words_of_job_named,
 )
 from launcher.commands.printed_commands import (
     extra_of_job,
@@ -29,6 +30,7 @@ from launcher.contract.errors import ExitCode
 
 if TYPE_CHECKING:
     from launcher.api.choose_target import Choice
+    from launcher.api.planning import PlannedRun
     from launcher.follow.console import Console
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
@@ -61,34 +63,32 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from launcher.api import launch
 
-    choice, plan = planned(arguments)
+    planned_run = planned(arguments)
     typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
-        return _run_in_background(choice, plan, launch.open_console(sys.stderr, spell=typed))
-    shows = typed(f"launcher logs {plan.run_id}")
+        return _run_in_background(planned_run, launch.open_console(sys.stderr, spell=typed))
+    shows = typed(f"launcher logs {planned_run.plan.run_id}")
     with launch.open_streams(shows=shows, spell=typed) as console:
-        return _run_here(arguments, choice, plan, console)
+        return _run_here(arguments, planned_run, console)
 
 
-def _run_in_background(choice: Choice, plan: LaunchPlan, console: Console) -> int:
+def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
     from launcher.api import launch
 
-    run = _create(choice, plan, console)
-    launch.follow_in_background(run, plan, choice.target, console.note)
+    run, choice = _create(planned_run, console), planned_run.choice
+    launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
     console.note(f"detached; see: launcher logs --follow {run.run_id}")
     print(run.run_id, flush=True)
     _note_left_behind(choice, run.path.parent, console.note)
     return int(ExitCode.OK)
 
 
-def _run_here(
-    arguments: argparse.Namespace, choice: Choice, plan: LaunchPlan, console: Console
-) -> int:
+def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: Console) -> int:
     from launcher.api import launch
     from launcher.runs.summary import render_summary
 
-    run = _create(choice, plan, console)
+    run, choice, plan = _create(planned_run, console), planned_run.choice, planned_run.plan
     outcome = launch.follow_here(
         run,
         plan,
@@ -101,7 +101,7 @@ def _run_here(
     summary = render_summary(
         outcome,
         folder=shown(run.path),
-        job_file=shlex.quote(arguments.job),
+        job_file=shlex.join(words_of_job_named(arguments)),
         program=program_name(),
         where=joined(room_of(plan.target).words_of_target(arguments)),
         resumes_by_run=not choice.target.own_checkpoints,
@@ -113,10 +113,8 @@ def _run_here(
     return outcome.exit_code
 
 
-def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
-    from launcher.follow.loop import create_run
-
-    run = create_run(plan, choice.target)
+def _create(planned_run: PlannedRun, console: Console) -> RunFolder:
+    run, choice, plan = planned_run.create(), planned_run.choice, planned_run.plan
     console.note(f"running on {choice.why}")
     while choice.target.notes:
         console.note(choice.target.notes.pop(0))
@@ -125,7 +123,8 @@ def _create(choice: Choice, plan: LaunchPlan, console: Console) -> RunFolder:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    choice, plan = planned(arguments, preview=True)
+    planned_run = planned(arguments, preview=True)
+    choice, plan = planned_run.choice, planned_run.plan
     made_by = shlex.join(["launcher", *sys.argv[1:]])
     text = choice.target.preview(plan, made_by, embed=arguments.embed)
     for note in choice.target.notes:

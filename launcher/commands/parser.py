@@ -51,6 +51,8 @@ def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
         where = message.split(":")[0].removeprefix("argument ")
         what = f"{where} {_one_line(match[1])}: not one of {', '.join(choices)}"
         return what, f"did you mean {close[0]}?" if close else see
+    if message == "one of the arguments JOB -m is required":
+        message = "the following arguments are required: JOB"
     if message.startswith("the following arguments are required: "):
         names = message.partition(": ")[2]
         return f"{names} is missing", f"{usage}   (all options: {see})"

@@ -18,6 +18,7 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
@@ -150,8 +151,12 @@ class Target(ABC):
     a new run goes on from an earlier one that is named by its id (``--resume``)."""
     tells_by_consoles: ClassVar[bool] = False
     """Whether the workers' lines come in their nodes' own output, and nowhere else."""
+    sends_code: ClassVar[bool] = False
+    """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
 
     def __init__(self) -> None:
+        self.code: PackedCode | None = None
+        """The training code; set before ``facts`` where the target sends it, and the job has it."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 

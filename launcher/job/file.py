@@ -68,13 +68,13 @@ def parse_job(text: str, file: str, overrides: Sequence[Override] = ()) -> JobSp
     return _build(source, problems, overrides)
 
 
-def find_place(key: KeyPath, path: str, overrides: Sequence[Override] = ()) -> str:
+def find_place(key: KeyPath, text: str, file: str, overrides: Sequence[Override] = ()) -> str:
     """Where a key's value comes from: ``file:line``, the option, or the file if it is not set."""
-    source = parse_yaml(read_text(path), path)
+    source = parse_yaml(text, file)
     for override in overrides:
         source = _overridden(source, override)
     entry = source.entries.get(key)
-    return path if entry is None else entry.where
+    return file if entry is None else entry.where
 
 
 def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Override]) -> JobSpec:

@@ -18,6 +18,7 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.target_settings import TargetSettings, dump_settings
 
 if TYPE_CHECKING:
+    from launcher.code.place import CodePlace
     from launcher.job.spec import JobSpec
 
 SCHEMA = 2
@@ -33,6 +34,16 @@ class Resources:
     memory_bytes: int | None = None
     shm_bytes: int
     rdma: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodePlan:
+    """The training code that nodes get. ``root`` is its folder on the launcher's machine, and
+    ``inner`` the working folder below it. ``hash`` says what is sent; empty where nothing is."""
+
+    root: str
+    inner: str = ""
+    hash: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +66,8 @@ class LaunchPlan:
     agent: AgentSettings | None = None
     """None where each node runs plain torchrun."""
     resources: Resources
+    code: CodePlan | None = None
+    """None where nodes find the code without the launcher: in their image, or in place."""
     detached: bool = False
     """Whether the nodes go on without a launcher."""
     nodes: tuple[NodePlan, ...]
@@ -109,11 +122,14 @@ def plan_run(
     run_id: str,
     extra_args: tuple[str, ...] = (),
     detached: bool = False,
+    place: CodePlace | None = None,
+    code_hash: str = "",
 ) -> LaunchPlan:
     """Decides everything about a run; the same input gives the same plan.
 
-    ``extra_args`` are appended to the job's command. Raises ``InputError`` where the job asks
-    for what the facts do not offer.
+    ``extra_args`` are appended to the job's command. ``place`` is where the job's code is, and
+    ``code_hash`` says what of it is sent. Raises ``InputError`` where the job asks for what the
+    facts do not offer.
     """
     if facts.agent is not None:
         job = job.model_copy(update={"engine": "agent"})
@@ -121,7 +137,7 @@ def plan_run(
         job = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.nodes))})
     devices = plan_devices(job, facts)
     check_capacity(job, facts, devices[0].nproc_per_node)
-    planner = NodePlanner(job, facts, run_id, extra_args)
+    planner = NodePlanner(job, facts, run_id, extra_args, place)
     nodes = tuple(planner.plan(index, of_node) for index, of_node in enumerate(devices))
     return LaunchPlan(
         run_id=run_id,
@@ -140,6 +156,11 @@ def plan_run(
             memory_bytes=job.resources.memory_bytes,
             shm_bytes=job.resources.shm_bytes,
             rdma=bool(job.resources.rdma),
+        ),
+        code=(
+            CodePlan(root=str(place.root), inner=place.inner, hash=code_hash)
+            if place is not None and planner.folders(0).code
+            else None
         ),
         detached=detached,
         nodes=nodes,

@@ -15,6 +15,7 @@ from launcher.plan.target_facts import Folders, MachineFacts, NodeFacts, TargetF
 from launcher.plan.torchrun import ENVIRONMENT, line_prefix_template, parse_torch_version
 
 if TYPE_CHECKING:
+    from launcher.code.place import CodePlace
     from launcher.job.spec import JobSpec
 
 LOCAL_ADDR = "127.0.0.1"
@@ -34,19 +35,29 @@ class NodePlanner:
     """Plans the nodes of one run; what nodes have in common is computed once."""
 
     def __init__(
-        self, job: JobSpec, facts: TargetFacts, run_id: str, extra_args: tuple[str, ...]
+        self,
+        job: JobSpec,
+        facts: TargetFacts,
+        run_id: str,
+        extra_args: tuple[str, ...],
+        place: CodePlace | None,
     ) -> None:
         self._job, self._facts, self._run_id = job, facts, run_id
         self._in_container = facts.image is not None
         self._width = len(str(job.nnodes.max - 1))
-        self._command = (*job.command, *extra_args)
         self._torch_version = parse_torch_version(facts.torch_version or job.torch_version)
         run_dir = f"{facts.run_root}/{run_id}"
         own = f"{run_dir}/{protocol.CHECKPOINTS_DIR}"
         given = job.checkpoint_dir
         checkpoints = own if given is None else absolute(given, facts.cwd)
-        self._folders_here = Folders(run=run_dir, checkpoints=checkpoints, cwd=facts.cwd)
+        # Containers of this machine see the code's own folder.
+        mounted = str(place.root) if place and self._in_container else ""
+        self._folders_here = Folders(
+            run=run_dir, checkpoints=checkpoints, cwd=facts.cwd, code=mounted
+        )
         self._nodes = facts.nodes or (NodeFacts(),) * job.nnodes.max
+        self._place = place if self.folders(0).code else None
+        self._command = (*(self._place or job).command, *extra_args)
         self._host = facts.rdzv_host or self._address(0)
         self._view = functools.cache(self._plan_view)
 
@@ -126,7 +137,7 @@ class NodePlanner:
             run_dir=run_dir,
             fence_dir=checkpoint_dir if self._facts.shares_storage else "",
             mounts=self._mounts(folders),
-            workdir=self._workdir(folders.cwd),
+            workdir=self._workdir(folders),
             # The job's own values win, in the place of what they overrule.
             env=tuple({**dict(ENVIRONMENT), **dict(own), **dict(self._job.env)}.items()),
         )
@@ -155,15 +166,20 @@ class NodePlanner:
         if self._job.uses_agent and not self._facts.agent_in_image:
             archive = f"{folders.run}/{protocol.AGENT_ARCHIVE}"
             own.append(Mount(source=archive, target=protocol.CONTAINER_AGENT, read_only=True))
+        if self._place:
+            own.append(Mount(source=folders.code, target=protocol.CONTAINER_CODE))
         users = (
             Mount(source=absolute(m.source, folders.cwd), target=m.target, read_only=m.read_only)
             for m in self._job.mounts
         )
         return (*own, *users)
 
-    def _workdir(self, cwd: str) -> str | None:
+    def _workdir(self, folders: Folders) -> str | None:
         """Where the command runs; without a container a mounted folder is its mount's source."""
-        given = self._job.workdir
+        given, cwd = self._job.workdir, folders.cwd
+        if self._place:
+            root = protocol.CONTAINER_CODE if self._in_container else folders.code
+            return str(PurePosixPath(root) / self._place.inner)
         if self._in_container or given is None:
             return given if self._in_container else cwd
         for mount in self._job.mounts:

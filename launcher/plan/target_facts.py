@@ -61,6 +61,8 @@ class Folders:
     checkpoints: str
     cwd: str = "/"
     """What relative paths of the job start from."""
+    code: str = ""
+    """Where the target puts the training code; empty where nodes see it as the launcher does."""
     in_container: bool = False
 
     def of_run(self, run_id: str) -> Folders:
@@ -70,6 +72,7 @@ class Folders:
             run=self.run.replace(RUN_ID, run_id),
             checkpoints=self.checkpoints.replace(RUN_ID, run_id),
             cwd=self.cwd.replace(RUN_ID, run_id),
+            code=self.code.replace(RUN_ID, run_id),
         )
 
 

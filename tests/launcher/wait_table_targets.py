@@ -6,7 +6,7 @@ from tests.launcher.wait_table_words import Cannot, Row, by
 
 NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
 
-STAND = "launcher/test_standstill.py::"
+STAND, PLACE = "launcher/test_standstill.py::", "launcher/code/test_place.py::"
 ENGINE, DOCKER = (
     "launcher/targets/docker/test_engine.py::",
     "launcher/targets/docker/test_target.py::",
@@ -62,6 +62,17 @@ OF_DOCKER = (
             "test_an_engine_that_never_answers_is_an_error_within_seconds",
             "test_an_engine_that_is_not_there_is_an_error_with_the_fix",
         ),
+    ),
+    Row(
+        functions="""code.git:read_git api.planning:PlannedRun._read_code
+            api.planning:plan_job api.planning:_in_background""",
+        who="the launcher, for what git says of the code",
+        ends="git's end",
+        limit="LIMIT_S for each command",
+        well=by(PLACE, "test_a_script_in_a_repository_takes_it_and_keeps_the_working_folder"),
+        badly=by(PLACE, "test_a_git_that_fails_or_hangs_leaves_the_scripts_folder"),
+        frozen=by(PLACE, "test_a_git_that_fails_or_hangs_leaves_the_scripts_folder"),
+        never=by(PLACE, "test_a_script_outside_of_git_takes_its_own_folder"),
     ),
     Row(
         functions="targets.docker.engine:Engine._until_gone",

@@ -1,0 +1,138 @@
+"""Lists the files of the code: what git does not ignore, or all of a folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.code.git import find_repository, read_git
+from launcher.contract.errors import InputError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+MAX_BYTES = 100 << 20
+"""Of all files together: what is larger is data, which belongs into a mount or shared folder."""
+MAX_FILES = 20_000
+LARGEST = 5
+"""So many files are named where the code is too large."""
+IGNORE_FILE = ".launcherignore"
+"""In the folder of the code; written as a ``.gitignore`` is."""
+NOT_CODE = frozenset(
+    {".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"}
+)
+"""Folders that are left out where there is no git to ask."""
+FIX = f"name data in {IGNORE_FILE} (written as a .gitignore), and mount it or use a shared folder"
+
+
+class CodeFile(NamedTuple):
+    """``name`` is relative to the code's folder; ``link`` is where a symbolic link leads."""
+
+    name: str
+    size: int
+    link: str | None
+    is_executable: bool
+
+
+def list_files(root: Path, run_root: Path) -> list[CodeFile]:
+    """The files of the code by name, without the run folders. Nothing is read but names and sizes.
+
+    Raises ``InputError`` beyond ``MAX_BYTES`` or ``MAX_FILES``, or for what cannot be read.
+    """
+    ignored = _read_ignore_file(root)
+    runs = f"{run_root.absolute()}"
+    files: list[CodeFile] = []
+    for name in _names(root, ignored, runs):
+        if (file := _look(root, name)) is not None:
+            files.append(file)
+        if len(files) > MAX_FILES:
+            raise InputError(f"the code in {root} is more than {MAX_FILES:,} files", FIX)
+    total = sum(file.size for file in files)
+    if total > MAX_BYTES:
+        largest = sorted(files, key=lambda file: -file.size)[:LARGEST]
+        named = "".join(f"\n  {_megabytes(file.size):>7}  {file.name}" for file in largest)
+        what = f"the code in {root} is {_megabytes(total)}, more than {_megabytes(MAX_BYTES)}"
+        raise InputError(f"{what}; the largest files:{named}", FIX)
+    return sorted(files)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
+
+
+def _names(root: Path, ignored: GitIgnoreSpec | None, runs: str) -> Iterator[str]:
+    names = _git_names(root, "") if find_repository(root) else _all_names(root, "", ignored, runs)
+    for name in names:
+        is_run = os.path.join(root, name).startswith(runs + os.sep)
+        if not is_run and not (ignored and ignored.match_file(name)):
+            yield name
+
+
+def _git_names(root: Path, inner: str) -> Iterator[str]:
+    """Tracked files and new ones, those of submodules and repositories inside too."""
+    words = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    folder = root / inner
+    listed = read_git(folder, *words)
+    if listed is None:
+        raise InputError(f"git ls-files fails in {folder}", f"git -C {folder} status")
+    for name in sorted({os.fsdecode(name) for name in listed.split(b"\0") if name}):
+        path = f"{inner}{name}".rstrip("/")
+        if not os.path.isdir(root / path) or os.path.islink(root / path):
+            yield path
+        elif os.path.lexists(root / path / ".git"):
+            yield from _git_names(root, f"{path}/")
+
+
+def _all_names(root: Path, inner: str, ignored: GitIgnoreSpec | None, runs: str) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(root / inner), key=lambda entry: entry.name)
+    except PermissionError:
+        raise _unreadable(root / inner) from None
+    for entry in entries:
+        name = f"{inner}{entry.name}"
+        if not entry.is_dir(follow_symlinks=False):
+            yield name
+        elif (
+            entry.name not in NOT_CODE
+            and entry.path != runs
+            and not (ignored and ignored.match_file(f"{name}/"))
+        ):
+            yield from _all_names(root, f"{name}/", ignored, runs)
+
+
+def _look(root: Path, name: str) -> CodeFile | None:
+    """None for what is deleted and not yet committed so, and for sockets and devices."""
+    path = root / name
+    try:
+        seen = path.lstat()
+    except PermissionError:
+        raise _unreadable(path.parent) from None
+    except OSError:
+        return None
+    if stat.S_ISLNK(seen.st_mode):
+        return CodeFile(name, 0, os.readlink(path), False)
+    if not stat.S_ISREG(seen.st_mode):
+        return None
+    if not os.access(path, os.R_OK):
+        raise _unreadable(path)
+    return CodeFile(name, seen.st_size, None, bool(seen.st_mode & 0o100))
+
+
+def _unreadable(path: Path) -> InputError:
+    return InputError(
+        f"{path} is part of the code and cannot be read: Permission denied",
+        f"chmod +r {path}, or name it in {IGNORE_FILE}",
+    )
+
+
+def _read_ignore_file(root: Path) -> GitIgnoreSpec | None:
+    try:
+        text = (root / IGNORE_FILE).read_text(errors="surrogateescape")
+    except OSError:
+        return None
+    from pathspec import GitIgnoreSpec
+
+    return GitIgnoreSpec.from_lines(text.splitlines())

@@ -1,0 +1,112 @@
+"""The code of one run: read once, sent to where the nodes are, and kept in the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.code.archive import find_links_out, hash_of, pack
+from launcher.code.files import list_files
+from launcher.code.git import find_repository, read_git
+
+if TYPE_CHECKING:
+    from launcher.code.place import CodePlace
+
+ARCHIVE_FILE = "code.tar.gz"
+RECORD_FILE = "code.json"
+DIFF_FILE = "code.diff"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeRecord:
+    """What is known of a run's code. Equal code has an equal ``hash``."""
+
+    root: str
+    hash: str
+    files: int
+    bytes: int
+    commit: str | None = None
+    """None outside of git, and before a first commit."""
+    is_dirty: bool = False
+    """Whether a file differs from the commit, or is not in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedCode:
+    """``data`` is the archive, ``names`` are its files; ``diff`` is what git has not committed."""
+
+    record: CodeRecord
+    inner: str
+    data: bytes
+    names: frozenset[str]
+    diff: bytes = b""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        return self.record.hash
+
+
+def read_code(place: CodePlace, run_root: Path) -> PackedCode:
+    """Reads and packs the code. Raises ``InputError`` where it is too much, or unreadable."""
+    files = list_files(place.root, run_root)
+    data = pack(place.root, files)
+    out = find_links_out(files)
+    notes = [f"{one.name} leads to {one.link}, which is no part of the code" for one in out]
+    commit, is_dirty, diff = _read_commit(place.root)
+    record = CodeRecord(
+        root=str(place.root),
+        hash=hash_of(data),
+        files=len(files),
+        bytes=sum(file.size for file in files),
+        commit=commit,
+        is_dirty=is_dirty,
+    )
+    return PackedCode(
+        record=record,
+        inner=place.inner,
+        data=data,
+        names=frozenset(file.name for file in files),
+        diff=diff,
+        notes=tuple(notes),
+    )
+
+
+def _read_commit(root: Path) -> tuple[str | None, bool, bytes]:
+    if find_repository(root) is None:
+        return None, False, b""
+    head = read_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    if not head:
+        return None, True, b""
+    # --no-ext-diff, --no-textconv: no program that the repository names.
+    diff = read_git(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") or b""
+    new = read_git(root, "ls-files", "--others", "--exclude-standard")
+    return head.decode().strip(), bool(diff or new), diff
+
+
+def write_code(folder: Path, code: PackedCode, earlier: Path | None = None) -> None:
+    """Keeps the code in a run's folder.
+
+    ``earlier`` is the folder of another run: an equal archive there is linked, not written again.
+    """
+    (folder / RECORD_FILE).write_text(json.dumps(asdict(code.record), indent=2) + "\n")
+    if code.diff:
+        (folder / DIFF_FILE).write_bytes(code.diff)
+    archive = folder / ARCHIVE_FILE
+    if earlier is not None and (known := read_record(earlier)) and known.hash == code.hash:
+        with contextlib.suppress(OSError):
+            os.link(earlier / ARCHIVE_FILE, archive)
+            return
+    archive.write_bytes(code.data)
+
+
+def read_record(folder: Path) -> CodeRecord | None:
+    """What a run's folder says of its code; None where it says nothing readable."""
+    try:
+        return CodeRecord(**json.loads((folder / RECORD_FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,54 @@
+"""A script or module in a job file's place: the job that its name alone makes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import unicodedata
+from pathlib import Path, PurePosixPath
+
+from launcher.contract.errors import InputError
+from launcher.job.values import MAX_NAME
+
+UNNAMED = "job"
+"""The name of a job whose script's name has no letter that a name may have."""
+
+
+def is_script(word: str) -> bool:
+    """Whether the word names a script, or a folder with a ``__main__.py``, and no job file."""
+    return word.endswith((".py", ".pyz")) or Path(word).is_dir()
+
+
+def check_script(word: str) -> None:
+    """Raises ``InputError`` where the script is not there."""
+    path = Path(word)
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise InputError(f"{word} is a folder without __main__.py", "name a script or a job file")
+    if not path.exists():
+        folder = path.parent
+        names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+        close = difflib.get_close_matches(path.name, names, n=1)
+        fix = f"did you mean {folder / close[0]}?" if close else "check the path"
+        raise InputError(f"{word}: no such file", fix)
+
+
+def write_job(command: tuple[str, ...]) -> str:
+    """The text of a job file that runs a command, named after its script or module."""
+    job = {"name": name_of(command), "command": list(command)}
+    return json.dumps(job, ensure_ascii=False)
+
+
+def name_of(command: tuple[str, ...]) -> str:
+    """``my-script`` for ``src/My script.py``; always a name that a job may have."""
+    if command[0] == "-m":
+        words = command[1].removesuffix(".__main__")
+    else:
+        # A folder is called as such, not "." or "..".
+        path = Path(command[0])
+        words = PurePosixPath(path.resolve() if path.is_dir() else path).stem
+    plain = unicodedata.normalize("NFKD", words).encode("ascii", "ignore").decode().lower()
+    name = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+    if name[:1].isdigit():
+        name = f"{UNNAMED}-{name}"
+    return name[:MAX_NAME].rstrip("-") or UNNAMED

@@ -1,0 +1,222 @@
+"""Which files are code, what is packed of them, and what a run's folder keeps."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.code.archive import unpack
+from launcher.code.files import LARGEST, MAX_BYTES, list_files
+from launcher.code.place import CodePlace
+from launcher.code.record import (
+    ARCHIVE_FILE,
+    DIFF_FILE,
+    PackedCode,
+    read_code,
+    read_record,
+    write_code,
+)
+from launcher.contract.errors import InputError
+
+
+def git(folder: Path, *words: str) -> None:
+    settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True)
+
+
+def write(path: Path, text: str = "x\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def names(root: Path) -> list[str]:
+    return [file.name for file in list_files(root, root / "runs")]
+
+
+def read(root: Path) -> PackedCode:
+    place = CodePlace(root=root, command=("train.py",))
+    return read_code(place, root / "runs")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "my räpo"
+    root.mkdir()
+    git(root, "init", "-q")
+    write(root / "train.py")
+    return root
+
+
+def sparse(path: Path, size: int) -> Path:
+    """A file of that size that holds nothing: to read 2 GB would take seconds."""
+    with path.open("wb") as file:
+        file.truncate(size)
+    return path
+
+
+class TestList:
+    def test_git_leaves_out_what_it_ignores_and_takes_what_is_new(self, repository: Path) -> None:
+        write(repository / ".gitignore", "*.bin\n")
+        sparse(repository / "huge.bin", 2 << 30)
+        write(repository / "new file.py")
+        git(repository, "add", "train.py")
+        assert names(repository) == [".gitignore", "new file.py", "train.py"]
+
+    def test_a_deleted_file_is_left_out(self, repository: Path) -> None:
+        write(repository / "gone.py")
+        git(repository, "add", ".")
+        (repository / "gone.py").unlink()
+        assert names(repository) == ["train.py"]
+
+    def test_submodules_and_repositories_inside_are_taken(
+        self, repository: Path, tmp_path: Path
+    ) -> None:
+        inner = tmp_path / "inner"
+        inner.mkdir()
+        git(inner, "init", "-q")
+        write(inner / "lib.py")
+        write(inner / ".gitignore", "*.tmp\n")
+        git(inner, "add", ".")
+        git(inner, "commit", "-qm", "one")
+        git(repository, "submodule", "--quiet", "add", str(inner), "third party")
+        git(repository, "init", "-q", "untracked")
+        write(repository / "untracked" / "own.py")
+        write(repository / "third party" / "left.tmp")
+        found = names(repository)
+        assert "third party/lib.py" in found
+        assert "untracked/own.py" in found
+        assert "third party/left.tmp" not in found
+        assert not [name for name in found if ".git/" in name]
+
+    def test_without_git_everything_but_runs_caches_and_environments(self, tmp_path: Path) -> None:
+        for name in ("train.py", ".hidden", "sub/a.py", "runs/x/plan.json", ".venv/bin/python"):
+            write(tmp_path / name)
+        write(tmp_path / "sub" / "__pycache__" / "a.pyc")
+        assert names(tmp_path) == [".hidden", "sub/a.py", "train.py"]
+
+    @pytest.mark.parametrize("in_git", [True, False])
+    def test_launcherignore_is_written_as_a_gitignore(self, in_git: bool, tmp_path: Path) -> None:
+        if in_git:
+            git(tmp_path, "init", "-q")
+        write(tmp_path / ".launcherignore", "# data\n/data/\n*.csv\n!keep.csv\n")
+        for name in ("data/a", "x.csv", "sub/keep.csv", "sub/data/b"):
+            write(tmp_path / name)
+        assert names(tmp_path) == [".launcherignore", "sub/data/b", "sub/keep.csv"]
+
+    def test_an_ignored_folder_is_not_looked_into(self, tmp_path: Path) -> None:
+        write(tmp_path / ".launcherignore", "secret/\n")
+        write(tmp_path / "secret" / "a").parent.chmod(0)
+        try:
+            assert names(tmp_path) == [".launcherignore"]
+        finally:
+            (tmp_path / "secret").chmod(0o700)
+
+    @pytest.mark.parametrize("in_git", [True, False])
+    def test_too_much_is_refused_with_the_largest_files(self, in_git: bool, tmp_path: Path) -> None:
+        if in_git:
+            git(tmp_path, "init", "-q")
+        for number in range(LARGEST + 1):
+            sparse(tmp_path / f"w{number}.bin", MAX_BYTES // 5 + (number << 20))
+        with pytest.raises(InputError) as caught:
+            list_files(tmp_path, tmp_path / "runs")
+        assert "135 MiB, more than 100 MiB" in caught.value.what
+        assert caught.value.what.splitlines()[1].split() == ["25", "MiB", "w5.bin"]
+        assert "w0.bin" not in caught.value.what
+        assert ".launcherignore" in caught.value.hint
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+    def test_an_unreadable_file_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path / "key").chmod(0)
+        with pytest.raises(InputError, match="key is part of the code and cannot be read"):
+            list_files(tmp_path, tmp_path / "runs")
+
+    def test_a_pipe_is_no_code(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        write(tmp_path / "train.py")
+        assert names(tmp_path) == ["train.py"]
+
+
+class TestPack:
+    def test_equal_files_give_an_equal_hash(self, tmp_path: Path) -> None:
+        for folder in ("a", "b"):
+            write(tmp_path / folder / "train.py")
+        os.utime(tmp_path / "a" / "train.py", (0, 0))
+        (tmp_path / "b" / "train.py").chmod(0o640)
+        assert read(tmp_path / "a").hash == read(tmp_path / "b").hash
+        write(tmp_path / "b" / "train.py", "y\n")
+        assert read(tmp_path / "a").hash != read(tmp_path / "b").hash
+
+    def test_what_is_unpacked_is_what_was_packed(self, tmp_path: Path) -> None:
+        root, copy = tmp_path / "root", tmp_path / "copy"
+        write(root / "sub" / "ünïcode name.py", "print()\n")
+        write(root / "tool").chmod(0o755)
+        (root / "link").symlink_to("sub/ünïcode name.py")
+        unpack(read(root).data, copy)
+        assert (copy / "sub" / "ünïcode name.py").read_text() == "print()\n"
+        assert (copy / "link").read_text() == "print()\n"
+        assert stat.S_IMODE((copy / "tool").stat().st_mode) & 0o100
+        assert read(copy).hash == read(root).hash
+
+    @pytest.mark.parametrize("target", ["/etc", "../outside"])
+    def test_a_link_out_of_the_code_stays_behind_and_is_told(
+        self, target: str, tmp_path: Path
+    ) -> None:
+        root = tmp_path / "root"
+        write(root / "train.py")
+        (root / "data").symlink_to(target)
+        code = read(root)
+        assert code.notes == (f"data leads to {target}, which is no part of the code",)
+        unpack(code.data, tmp_path / "copy")
+        assert os.listdir(tmp_path / "copy") == ["train.py"]
+
+
+class TestRecord:
+    def test_a_commit_and_what_is_not_in_it(self, repository: Path, tmp_path: Path) -> None:
+        git(repository, "add", ".")
+        git(repository, "commit", "-qm", "one")
+        clean = read(repository)
+        assert clean.record.commit
+        assert len(clean.record.commit) == 40
+        assert not clean.record.is_dirty
+        write(repository / "train.py", "changed\n")
+        dirty = read(repository)
+        assert dirty.record.is_dirty
+        assert b"+changed" in dirty.diff
+        write_code(tmp_path, dirty)
+        assert read_record(tmp_path) == dirty.record
+        assert (tmp_path / DIFF_FILE).read_bytes() == dirty.diff
+
+    def test_a_new_file_makes_it_dirty(self, repository: Path) -> None:
+        git(repository, "add", ".")
+        git(repository, "commit", "-qm", "one")
+        write(repository / "new.py")
+        assert read(repository).record.is_dirty
+
+    def test_no_program_of_the_repository_is_started(
+        self, repository: Path, tmp_path: Path
+    ) -> None:
+        program = write(tmp_path / "program", f"#!/bin/sh\ntouch {tmp_path}/started\n")
+        program.chmod(0o755)
+        git(repository, "add", ".")
+        git(repository, "commit", "-qm", "one")
+        write(repository / ".gitattributes", "* diff=evil\n")
+        write(repository / "train.py", "changed\n")
+        for key in ("core.fsmonitor", "diff.evil.textconv", "diff.external", "diff.evil.command"):
+            git(repository, "config", key, str(program))
+        assert read(repository).record.is_dirty
+        assert not (tmp_path / "started").exists()
+
+    def test_an_equal_archive_of_an_earlier_run_is_linked(self, tmp_path: Path) -> None:
+        write(tmp_path / "code" / "train.py")
+        one, two = tmp_path / "one", tmp_path / "two"
+        one.mkdir()
+        two.mkdir()
+        code = read(tmp_path / "code")
+        write_code(one, code)
+        write_code(two, code, one)
+        assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)

@@ -1,0 +1,145 @@
+"""Which folder a job's code is, and how its command starts there."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.code.place import find_code
+from launcher.contract.errors import KeyInputError
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def repository(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    return folder
+
+
+def test_a_script_outside_of_git_takes_its_own_folder(tmp_path: Path) -> None:
+    write(tmp_path / "train.py")
+    place = find_code(("train.py", "--lr", "1"), None, None, tmp_path)
+    assert place
+    assert (place.root, place.inner, place.command) == (tmp_path, "", ("train.py", "--lr", "1"))
+
+
+def test_a_script_in_a_repository_takes_it_and_keeps_the_working_folder(tmp_path: Path) -> None:
+    write(repository(tmp_path / "my repo") / "sub" / "träin 1.py")
+    place = find_code(("träin 1.py",), None, None, tmp_path / "my repo" / "sub")
+    assert place
+    assert (place.root, place.inner) == (tmp_path / "my repo", "sub")
+    assert place.command == ("träin 1.py",)
+
+
+def test_a_script_of_another_folder_of_the_repository(tmp_path: Path) -> None:
+    write(repository(tmp_path) / "a" / "train.py")
+    (tmp_path / "b").mkdir()
+    place = find_code(("../a/train.py",), None, None, tmp_path / "b")
+    assert place
+    assert (place.root, place.inner, place.command) == (tmp_path, "b", ("../a/train.py",))
+
+
+def test_an_absolute_path_is_found_again_in_the_copy(tmp_path: Path) -> None:
+    script = write(repository(tmp_path) / "a" / "train.py")
+    place = find_code((str(script),), None, None, tmp_path)
+    assert place
+    assert place.command == ("a/train.py",)
+
+
+def test_from_a_folder_that_is_no_part_of_the_code_the_script_starts_beside_itself(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "project" / "train.py")
+    place = find_code(("project/train.py", "x"), None, None, tmp_path)
+    assert place
+    assert (place.root, place.inner) == (tmp_path / "project", "")
+    assert place.command == ("train.py", "x")
+    assert "--code ." in place.note
+    named = find_code(("project/train.py", "x"), ".", None, tmp_path)
+    assert named
+    assert (named.root, named.inner, named.note) == (tmp_path, "", "")
+    assert named.command == ("project/train.py", "x")
+
+
+def test_a_module_takes_the_current_folder(tmp_path: Path) -> None:
+    write(tmp_path / "pkg" / "train.py")
+    place = find_code(("-m", "pkg.train"), None, None, tmp_path)
+    assert place
+    assert (place.root, place.inner) == (tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "workdir"),
+    [
+        (("-m", "json.tool"), None, None),
+        (("missing.py",), None, None),
+        (("train.py",), "image", None),
+        (("train.py",), None, "/workspace"),
+    ],
+)
+def test_what_is_not_here_is_in_the_image(
+    command: tuple[str, ...], code: str | None, workdir: str | None, tmp_path: Path
+) -> None:
+    write(tmp_path / "train.py")
+    assert find_code(command, code, workdir, tmp_path) is None
+
+
+def test_a_working_folder_below_the_current_one(tmp_path: Path) -> None:
+    write(repository(tmp_path) / "sub" / "train.py")
+    place = find_code(("train.py",), None, "sub", tmp_path)
+    assert place
+    assert (place.root, place.inner) == (tmp_path, "sub")
+
+
+def test_a_folder_reached_by_a_link(tmp_path: Path) -> None:
+    write(tmp_path / "real" / "train.py")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    place = find_code(("train.py",), None, None, tmp_path / "link")
+    assert place
+    assert (place.root, place.inner) == (tmp_path / "real", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("elsewhere", "is not in"),
+        ("missing", "no such folder"),
+        ("train.py", "is not a folder"),
+    ],
+)
+def test_a_wrong_folder_is_named(code: str, what: str, tmp_path: Path) -> None:
+    write(tmp_path / "train.py")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(KeyInputError, match=what):
+        find_code(("train.py",), code, None, tmp_path)
+
+
+@pytest.mark.parametrize("script", ["exit 1", "exec sleep 600"])
+def test_a_git_that_fails_or_hangs_leaves_the_scripts_folder(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(repository(tmp_path / "repo") / "sub" / "train.py")
+    write(tmp_path / "bin" / "git", f"#!/bin/sh\n{script}\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr("launcher.code.git.LIMIT_S", 0.3)
+    place = find_code(("sub/train.py",), None, None, tmp_path / "repo")
+    assert place
+    assert place.root == tmp_path / "repo" / "sub"
+
+
+def test_settings_of_git_for_another_repository_do_not_mislead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", str(repository(tmp_path / "other") / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    write(repository(tmp_path / "mine") / "train.py")
+    place = find_code(("train.py",), None, None, tmp_path / "mine")
+    assert place
+    assert place.root == tmp_path / "mine"

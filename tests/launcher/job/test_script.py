@@ -1,0 +1,54 @@
+"""A job that is made from the name of a script or module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.errors import InputError
+from launcher.job.file import parse_job
+from launcher.job.script import check_script, is_script, name_of, write_job
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("train.py",), "train"),
+        (("src/My script.py",), "my-script"),
+        (("träin_ü.py",), "train-u"),
+        (("训练.py",), "job"),
+        (("2stage.py",), "job-2stage"),
+        (("-m", "pkg.train"), "pkg-train"),
+        (("-m", "pkg.__main__"), "pkg"),
+        (("a" * 60 + ".py",), "a" * 40),
+        (("__.py",), "job"),
+    ],
+)
+def test_the_name_comes_from_the_script(command: tuple[str, ...], name: str) -> None:
+    assert name_of(command) == name
+    job = parse_job(write_job(command), "here")
+    assert (job.name, job.command) == (name, command)
+
+
+def test_a_folder_is_called_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my app").mkdir()
+    monkeypatch.chdir(tmp_path / "my app")
+    assert name_of((".",)) == "my-app"
+
+
+def test_what_is_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_script("train.py")
+    assert is_script(str(tmp_path))
+    assert not is_script("job.yaml")
+    assert not is_script("train")
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(InputError, match="no such file") as caught:
+        check_script(str(tmp_path / "tran.py"))
+    assert caught.value.hint == f"did you mean {tmp_path}/train.py?"
+    with pytest.raises(InputError, match="without __main__"):
+        check_script(str(tmp_path))
