@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract import protocol
-from launcher.plan.torchrun import OLDEST_TORCH, parse_torch_version
+from launcher.plan.torchrun import parse_torch_version
 from launcher.targets import proc
 from launcher.targets.local.target import find_agents, read_torch_version
 from tests.launcher.runner import Runner, wait_until
@@ -76,7 +76,7 @@ def run(launcher: Runner, script: str, nnodes: str, *settings: str) -> tuple[str
 
 
 def test_the_torch_under_test_is_one_that_is_supported() -> None:
-    assert parse_torch_version(read_torch_version(PYTHON)) >= OLDEST_TORCH
+    assert parse_torch_version(read_torch_version(PYTHON)) >= protocol.OLDEST_TORCH
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
