@@ -1,3 +1,3 @@
 """Launches multi-node PyTorch training from one job file; importing this imports nothing heavy."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

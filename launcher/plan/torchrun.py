@@ -25,7 +25,7 @@ def parse_torch_version(text: str | None) -> tuple[int, int]:
 
 
 def check_torch_version(found: str | None, given: str | None) -> None:
-    """Raises ``InputError`` for a torch that is too old: ``found`` on the target, else ``given``."""
+    """Raises ``InputError`` for a torch that is too old: ``found`` there, else ``given``."""
     if parse_torch_version(found or given) >= protocol.OLDEST_TORCH:
         return
     oldest = ".".join(map(str, protocol.OLDEST_TORCH))
