@@ -1,3 +1,38 @@
-"""Launches multi-node PyTorch training from one job file; importing this imports nothing heavy."""
+"""Launches multi-node PyTorch training. Importing this imports nothing heavy.
+
+``from launcher import Job, run`` starts a job from Python: docs/python.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.api.python import Job, RunHandle, find, list_runs, run
+    from launcher.contract.errors import InputError, LauncherError, TargetError
+    from launcher.runs.outcome import Outcome
 
 __version__ = "0.2.0"
+__all__ = (
+    "InputError",
+    "Job",
+    "LauncherError",
+    "Outcome",
+    "RunHandle",
+    "TargetError",
+    "find",
+    "list_runs",
+    "run",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from launcher.api import python
+
+    return getattr(python, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

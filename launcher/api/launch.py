@@ -18,6 +18,7 @@ from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower
 from launcher.follow.outlet import Outlet
+from launcher.follow.requests import request_stop
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
@@ -113,7 +114,11 @@ def follow_in_background(
     Raises ``TargetError`` or ``InputError`` as the background process met it.
     """
     log = run.path / protocol.LAUNCHER_LOG_FILE
-    message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
+    try:
+        message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
+    except KeyboardInterrupt:
+        request_stop(run, keep=False)  # The follower's first turn ends what it has started.
+        raise
     if not message:
         raise TargetError(f"the launcher died; see {log}")
     told = json.loads(message)

@@ -123,6 +123,9 @@ class RunStatus:
         ]
         return data | {"nodes": nodes}
 
+    def __str__(self) -> str:
+        return render_status(self)
+
 
 def read_status(run: RunFolder) -> RunStatus:
     """One run as it is now; one that ended unseen gets its outcome."""
@@ -195,17 +198,31 @@ def show_logs(
     The workers' stderr and the agents' lines go to ``stderr``. Raises ``BrokenPipeError`` where the
     reader has gone.
     """
+    streams = {"stdout": stdout, "stderr": stderr}
+    keeps_returns = not stdout.isatty()
+    for output, prefix in read_output(
+        run, follow=follow, rank=rank, agents=agents, keeps_returns=keeps_returns
+    ):
+        stream = streams[output.stream]
+        stream.write(output.block.with_prefix(f"{prefix} ".encode()))
+        # At once, so that two streams into one file keep their order.
+        stream.flush()
+
+
+def read_output(
+    run: RunFolder, *, follow: bool, rank: int | None, agents: bool, keeps_returns: bool
+) -> Iterator[tuple[Output, str]]:
+    """A run's output from its beginning, each part with its prefix; may wait with ``follow``."""
     plan = run.read_plan()
     tails = RunTails(
         run,
         workers_in_consoles=open_target(plan.target, run.path.parent).tells_by_consoles,
         agents=agents and rank is None,
-        keeps_returns=not stdout.isatty(),
+        keeps_returns=keeps_returns,
     )
-    streams = {"stdout": stdout, "stderr": stderr}
     for _ in _turns(run, plan, follow=follow):
-        _write(tails.poll(), plan, streams, rank)
-    _write(tails.close(), plan, streams, rank)
+        yield from _prefixed(tails.poll(), plan, rank)
+    yield from _prefixed(tails.close(), plan, rank)
 
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
@@ -221,16 +238,13 @@ def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
             time.sleep(POLL_S)
 
 
-def _write(
-    outputs: Iterable[Output], plan: LaunchPlan, streams: Mapping[str, BinaryIO], rank: int | None
-) -> None:
+def _prefixed(
+    outputs: Iterable[Output], plan: LaunchPlan, rank: int | None
+) -> Iterator[tuple[Output, str]]:
     for output in outputs:
         own = None
         if output.worker is not None:
             own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
             if rank not in (None, own) or output.block.is_progress:
                 continue
-        stream = streams[output.stream]
-        stream.write(output.block.with_prefix(f"{prefix_of(output.node_index, own)} ".encode()))
-        # At once, so that two streams into one file keep their order.
-        stream.flush()
+        yield output, prefix_of(output.node_index, own)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.api.choose_target import Choice, choose_target, open_target
-from launcher.code.place import find_code
-from launcher.code.record import PackedCode, read_code, write_code
+from launcher.code.archive import unpack
+from launcher.code.place import CodePlace, find_code
+from launcher.code.record import PackedCode, read_code, read_kept_code, read_record, write_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.follow.loop import create_run
@@ -19,22 +21,35 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.runs.folder import RunFolder, find_run, list_runs
 
+CODE_DIR = "code"
+"""In the folder of a run that repeats another: the copy of that one's code."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run that is planned and not yet started. ``reading`` is the code, where the job has it."""
+    """A run that is planned and not yet started. ``reading`` gives the code that the job takes
+    along, None where that is none; ``copy`` is where nodes expect it, unless it is in place."""
 
     choice: Choice
     job: JobSpec
     plan: LaunchPlan
     reading: Future[PackedCode] | None
+    copy: Path | None = None
 
     def create(self) -> RunFolder:
         """Makes the run's folder, with the job and its code. Raises ``InputError``."""
         target = self.choice.target
         code = self._read_code(target)
-        run = create_run(self.plan, target)
-        (run.path / protocol.JOB_FILE).write_text(self.job.model_dump_json(indent=2) + "\n")
+        if self.copy and code:
+            unpack(code.data, self.copy)
+        try:
+            run = create_run(self.plan, target)
+        except BaseException:
+            if self.copy:
+                shutil.rmtree(self.copy.parent, ignore_errors=True)
+            raise
+        text = self.job.model_dump_json(indent=2, exclude_defaults=True)
+        (run.path / protocol.JOB_FILE).write_text(f"{text}\n")
         if code is not None:
             earlier = [one for one in list_runs(run.path.parent) if one.run_id != run.run_id]
             write_code(run.path, code, earlier[-1].path if earlier else None)
@@ -60,18 +75,27 @@ def plan_job(
     *,
     on: str | None = None,
     opened: Target | None = None,
+    again: RunFolder | None = None,
     extra_args: tuple[str, ...] = (),
     detached: bool = False,
     preview: bool = False,
 ) -> PlannedRun:
     """Decides where a job runs and plans a new run there.
 
-    ``on`` names the target and ``opened`` is that target, where it is open already. ``preview``:
-    a target that need not be asked anything to render a job is not, and nothing is left to chance.
-    Raises ``InputError`` and ``TargetError``.
+    ``on`` names the target and ``opened`` is that target, where it is open already. ``again`` is an
+    earlier run whose code is taken. ``preview``: a target that need not be asked anything to render
+    a job is not, and nothing is left to chance. Raises ``InputError`` and ``TargetError``.
     """
+    run_id = new_run_id(job.name, os.urandom(3))
+    copy = run_root.absolute() / run_id / CODE_DIR if again else None
     place = find_code(job.command, job.code, job.workdir, Path.cwd())
-    reading = _in_background(lambda: read_code(place, run_root)) if place else None
+    reading = None
+    if again and copy and (place or read_record(again.path)):
+        place, kept = _take_kept(again, job, copy)
+        reading = _in_background(lambda: kept)
+    elif place:
+        found = place
+        reading = _in_background(lambda: read_code(found, run_root))
     if opened and opened.sends_code and reading:
         opened.code = reading.result()
     facts = opened.facts_offline(job) if opened and preview else None
@@ -80,7 +104,6 @@ def plan_job(
     else:
         open_ = (lambda name, root: opened) if opened else open_target
         choice = choose_target(job, on, run_root, open_)
-        run_id = new_run_id(job.name, os.urandom(3))
     plan = plan_run(
         job,
         choice.facts,
@@ -92,7 +115,34 @@ def plan_job(
     )
     if place and place.note and plan.code:
         choice.target.notes.append(place.note)
-    return PlannedRun(choice=choice, job=job, plan=plan, reading=reading)
+    ran = job.model_copy(update={"command": (*job.command, *extra_args)})
+    in_place = choice.target.sends_code or not reading
+    return PlannedRun(
+        choice=choice, job=ran, plan=plan, reading=reading, copy=None if in_place else copy
+    )
+
+
+def _take_kept(again: RunFolder, job: JobSpec, copy: Path) -> tuple[CodePlace, PackedCode]:
+    kept = read_kept_code(again.path)
+    if kept is None:
+        raise InputError(
+            f"{again.run_id} keeps no code in {again.path}",
+            "run the script itself: that takes the code as it is now",
+        )
+    record = kept.record
+    command = (*record.start, *job.command[len(record.start) :])
+    place = CodePlace(root=copy, inner=record.inner, command=command, is_copy=True)
+    return place, kept
+
+
+def read_job_of(run: RunFolder) -> tuple[str, str]:
+    """The job of an earlier run as the text of a job file, and that file. Raises ``InputError``."""
+    path = run.path / protocol.JOB_FILE
+    try:
+        return path.read_text(), str(path)
+    except OSError as error:
+        what = f"{run.run_id} keeps no job: {path}: {error.strerror}"
+        raise InputError(what, "name the script or job file") from None
 
 
 def resume_job(job: JobSpec, run_root: Path, earlier: str, target: Target | None) -> JobSpec:

@@ -36,7 +36,8 @@ def stop_run(
     notes: list[str] = []
     if run.launcher_pid() is not None and read_outcome_now(run, plan) is None:
         request_stop(run, keep=keep)
-        deadline = clock.monotonic() + grace_s + MARGIN_S
+        asked_at = clock.monotonic()
+        deadline, is_shorter = asked_at + grace_s + MARGIN_S, grace_s < plan.stop_grace_s
         while (pid := run.launcher_pid()) is not None and clock.monotonic() < deadline:
             if outcome := run.read_outcome():
                 told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
@@ -46,6 +47,9 @@ def stop_run(
                 if is_stopped(pid):
                     notes.append(f"its launcher (pid {pid}) is stopped; end it: kill -9 {pid}")
                     break
+            if is_shorter and not keep and clock.monotonic() > asked_at + grace_s:
+                target.stop(run.run_id, 0)  # The launcher gives the job's own grace.
+                is_shorter = False
             clock.sleep(0.1)
     if keep:
         target.suspend(run.run_id)

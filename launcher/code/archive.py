@@ -51,6 +51,12 @@ def _add_file(archive: tarfile.TarFile, path: Path, file: CodeFile) -> None:
     archive.addfile(info, io.BytesIO(content))
 
 
+def names_in(data: bytes) -> frozenset[str]:
+    """The files of an archive."""
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        return frozenset(archive.getnames())
+
+
 def hash_of(data: bytes) -> str:
     """What tells one archive from another: 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()

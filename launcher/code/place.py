@@ -23,6 +23,8 @@ class CodePlace:
     command: tuple[str, ...]
     note: str = ""
     """What the caller should know about the choice."""
+    is_copy: bool = False
+    """Whether ``root`` is a copy of the run's own, which all nodes use wherever they are."""
 
 
 def find_code(

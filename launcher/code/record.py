@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.code.archive import find_links_out, hash_of, pack
+from launcher.code.archive import find_links_out, hash_of, names_in, pack
 from launcher.code.files import list_files
 from launcher.code.git import find_repository, read_git
 
@@ -26,6 +26,9 @@ class CodeRecord:
     """What is known of a run's code. Equal code has an equal ``hash``."""
 
     root: str
+    inner: str
+    start: tuple[str, ...]
+    """What was started in ``inner``: a script, or ``-m`` and a module."""
     hash: str
     files: int
     bytes: int
@@ -40,7 +43,6 @@ class PackedCode:
     """``data`` is the archive, ``names`` are its files; ``diff`` is what git has not committed."""
 
     record: CodeRecord
-    inner: str
     data: bytes
     names: frozenset[str]
     diff: bytes = b""
@@ -60,6 +62,8 @@ def read_code(place: CodePlace, run_root: Path) -> PackedCode:
     commit, is_dirty, diff = _read_commit(place.root)
     record = CodeRecord(
         root=str(place.root),
+        inner=place.inner,
+        start=place.command[: 2 if place.command[0] == "-m" else 1],
         hash=hash_of(data),
         files=len(files),
         bytes=sum(file.size for file in files),
@@ -68,7 +72,6 @@ def read_code(place: CodePlace, run_root: Path) -> PackedCode:
     )
     return PackedCode(
         record=record,
-        inner=place.inner,
         data=data,
         names=frozenset(file.name for file in files),
         diff=diff,
@@ -107,6 +110,25 @@ def write_code(folder: Path, code: PackedCode, earlier: Path | None = None) -> N
 def read_record(folder: Path) -> CodeRecord | None:
     """What a run's folder says of its code; None where it says nothing readable."""
     try:
-        return CodeRecord(**json.loads((folder / RECORD_FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+        fields = json.loads((folder / RECORD_FILE).read_text())
+        return CodeRecord(**{**fields, "start": tuple(fields["start"])})
+    except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def read_kept_code(folder: Path) -> PackedCode | None:
+    """The code that a run's folder keeps; None where it keeps none, or another than it says."""
+    record = read_record(folder)
+    try:
+        data = (folder / ARCHIVE_FILE).read_bytes()
+    except OSError:
+        return None
+    if record is None or hash_of(data) != record.hash:
+        return None
+    diff = folder / DIFF_FILE
+    return PackedCode(
+        record=record,
+        data=data,
+        names=names_in(data),
+        diff=diff.read_bytes() if diff.exists() else b"",
+    )

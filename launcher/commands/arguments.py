@@ -43,13 +43,22 @@ def add_command(
     return parser
 
 
-def add_job_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """A script, a module or a job file, and what overrides the keys of a job."""
+def add_job_file(
+    parser: argparse.ArgumentParser, *, optional: bool = False, again: bool = False
+) -> None:
+    """A script, a module or a job file, and what overrides the keys of a job.
+
+    ``again``: or an earlier run.
+    """
     group = parser.add_mutually_exclusive_group(required=not optional)
     group.add_argument(
         "job", metavar="JOB", nargs="?", help="a script, or a job file such as jobs/digits.yaml"
     )
     group.add_argument("-m", dest="module", metavar="MODULE", help="run a module as python -m does")
+    if again:
+        group.add_argument(
+            "--again", metavar="RUN", help="the job of an earlier run, with the code that it ran"
+        )
     parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="override nnodes")
     parser.add_argument("--nproc-per-node", metavar="N", help="override nproc_per_node")
     parser.add_argument("--max-restarts", metavar="N", help="override max_restarts")
@@ -68,7 +77,7 @@ def add_job_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """A job file, where it shall run and what it goes on from."""
-    add_job_file(parser)
+    add_job_file(parser, again=True)
     add_target(parser, "what the machine has")
     parser.add_argument(
         "--resume", metavar="RUN", help="go on from the checkpoints of an earlier run"
@@ -122,13 +131,26 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
 
 def is_job_named(arguments: argparse.Namespace) -> bool:
-    """Whether a script, a module or a job file was named."""
-    return arguments.job is not None or arguments.module is not None
+    """Whether a script, a module, a job file or an earlier run was named."""
+    return any(getattr(arguments, name, None) is not None for name in ("job", "module", "again"))
 
 
 def words_of_job_named(arguments: argparse.Namespace) -> list[str]:
-    """The script, module or job file as it was typed."""
+    """The script, module, job file or earlier run as it was typed."""
+    if getattr(arguments, "again", None) is not None:
+        return ["--again", arguments.again]
     return [arguments.job] if arguments.module is None else ["-m", arguments.module]
+
+
+def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
+    """The run that is to run again."""
+    from launcher.runs.folder import find_run
+
+    if getattr(arguments, "again", None) is None:
+        return None
+    run = find_run(run_root(arguments), arguments.again)
+    arguments.again = run.run_id  # ``latest`` is another run by the time it is printed
+    return run
 
 
 def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str, str]:
@@ -136,6 +158,10 @@ def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str,
     from launcher.job import script
     from launcher.yamlfile.source import read_text
 
+    if (earlier := _earlier(arguments)) is not None:
+        from launcher.api.planning import read_job_of
+
+        return read_job_of(earlier)
     if arguments.module is not None:
         return script.write_job(("-m", arguments.module)), f"-m {arguments.module}"
     if arguments.job is None:
@@ -169,7 +195,7 @@ def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
 
     text, file = _read_text(arguments)
     place = find_place(key, text, file, _read_overrides(arguments))
-    is_made = arguments.module is not None or is_script(arguments.job)
+    is_made = arguments.module is not None or is_script(file)
     return file if is_made and place == f"{file}:1" else place
 
 
@@ -184,7 +210,9 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
 
     ``preview``: for a target that is asked nothing to render a job, without chance.
     """
-    root, forced = run_root(arguments), target_named(arguments)
+    root, forced, again = run_root(arguments), target_named(arguments), _earlier(arguments)
+    if again and not forced:
+        forced = again.read_plan().target
     # Opened first: some targets begin to connect, which takes as long as all the imports.
     opened = room_of(forced).open(root, arguments) if forced else None
 
@@ -198,6 +226,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
         root,
         on=forced,
         opened=opened,
+        again=again,
         extra_args=arguments.extra,
         detached=getattr(arguments, "detach", False),
         preview=preview,

@@ -32,14 +32,15 @@ class Parser(argparse.ArgumentParser):
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        words = " ".join([self.prog, *map(_positional, self._get_positional_actions())])
+        words = " ".join([self.prog, *map(self._positional, self._get_positional_actions())])
         what, fix = _explain(message, self.prog, words)
         self.exit(int(ExitCode.BAD_INPUT), f"error: {what}\n  fix: {fix}\n")
 
-
-def _positional(action: argparse.Action) -> str:
-    name = str(action.metavar or action.dest)
-    return f"[{name}]" if action.nargs == "?" else name
+    def _positional(self, action: argparse.Action) -> str:
+        name = str(action.metavar or action.dest)
+        groups = self._mutually_exclusive_groups
+        is_one_of = any(g.required and action in g._group_actions for g in groups)
+        return f"[{name}]" if action.nargs == "?" and not is_one_of else name
 
 
 def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
@@ -51,7 +52,7 @@ def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
         where = message.split(":")[0].removeprefix("argument ")
         what = f"{where} {_one_line(match[1])}: not one of {', '.join(choices)}"
         return what, f"did you mean {close[0]}?" if close else see
-    if message == "one of the arguments JOB -m is required":
+    if re.fullmatch(r"one of the arguments JOB .* is required", message):
         message = "the following arguments are required: JOB"
     if message.startswith("the following arguments are required: "):
         names = message.partition(": ")[2]

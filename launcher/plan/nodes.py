@@ -51,10 +51,9 @@ class NodePlanner:
         given = job.checkpoint_dir
         checkpoints = own if given is None else absolute(given, facts.cwd)
         # Containers of this machine see the code's own folder.
-        mounted = str(place.root) if place and self._in_container else ""
-        self._folders_here = Folders(
-            run=run_dir, checkpoints=checkpoints, cwd=facts.cwd, code=mounted
-        )
+        is_used = place is not None and (self._in_container or place.is_copy)
+        code = str(place.root) if place and is_used else ""
+        self._folders_here = Folders(run=run_dir, checkpoints=checkpoints, cwd=facts.cwd, code=code)
         self._nodes = facts.nodes or (NodeFacts(),) * job.nnodes.max
         self._place = place if self.folders(0).code else None
         self._command = (*(self._place or job).command, *extra_args)

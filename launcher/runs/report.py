@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from launcher.code.record import CodeRecord, read_record
 from launcher.contract import protocol
 from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, RunState
 from launcher.plan.launch_plan import LaunchPlan
@@ -63,11 +64,16 @@ class Postmortem:
     goodput: Goodput | None
     timeline: Sequence[Moment]
     folder: str
+    code: CodeRecord | None = None
+    """The code that the run took along; None where its image held it."""
 
     def to_jsonable(self) -> Jsonable:
         """Plain data for ``--json``."""
         goodput = self.goodput.to_jsonable() if self.goodput else None
         return {**asdict(self), "goodput": goodput}
+
+    def __str__(self) -> str:
+        return render_postmortem(self)
 
 
 def read_postmortem(
@@ -113,6 +119,7 @@ def read_postmortem(
         goodput=measure_goodput(trained, events, submitted_at, ended_at),
         timeline=_merge(tell_timeline([*events, *of_pods], submitted_at), story.said, submitted_at),
         folder="" if run.is_borrowed else str(run.path),
+        code=read_record(run.path),
     )
 
 
@@ -205,8 +212,16 @@ def render_postmortem(told: Postmortem) -> str:
         lines.append(f"  seconds by phase, over all nodes: {_phases(told.phases_s)}")
     lines += _render_goodput(told.goodput) if told.goodput else []
     lines += _render_timeline(told.timeline)
+    lines += [_render_code(told.code, told.run_id)] if told.code else []
     lines += [f"  folder: {told.folder}"] if told.folder else []
     return "\n".join(lines) + "\n"
+
+
+def _render_code(code: CodeRecord, run_id: str) -> str:
+    commit = f"commit {code.commit[:12]}" if code.commit else "no commit"
+    changed = " with changes (code.diff)" if code.commit and code.is_dirty else ""
+    what = f"{commit}{changed}, {code.files} files, hash {code.hash[:12]}"
+    return f"  code: {code.root}: {what}; once more: launcher run --again {run_id}"
 
 
 def _headline(told: Postmortem) -> str:

@@ -134,6 +134,10 @@ class Conversation:
         code = self._popen.returncode
         return -signal.SIGKILL if code is None else code, said
 
+    def interrupt(self) -> None:
+        """Asks it to end, as Ctrl-C does."""
+        self._popen.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         """Ends it at once; a reader in another thread sees the end of the stream."""
         self._popen.kill()
@@ -280,7 +284,8 @@ def _teller(writer: int) -> Tell:
 
     def tell(line: str) -> None:
         if open_ends:
-            with os.fdopen(open_ends.pop(), "w") as stream:
+            # Whoever waited may be gone; the work goes on without them.
+            with contextlib.suppress(BrokenPipeError), os.fdopen(open_ends.pop(), "w") as stream:
                 stream.write(line + "\n")
 
     return tell

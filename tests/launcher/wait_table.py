@@ -23,6 +23,7 @@ DECISIONS = AGENT + "test_agent_decisions.py::"
 DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
 STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/runs/test_full_disk.py::"
 RUN_ENDINGS = "launcher/targets/local/test_run_endings.py::"
+PYTHON = "launcher/api/test_python.py::"
 LOCAL, RUN_LOCAL = "launcher/targets/local/test_target.py::", "launcher/targets/local/test_run.py::"
 UNREAD, OUTLET = "launcher/follow/test_run_unread.py::", "launcher/follow/test_outlet.py::"
 ALONE, CLUSTER = (
@@ -272,6 +273,30 @@ LAUNCHER = (
         never=Cannot("a run that is not there is refused before"),
     ),
     Row(
+        functions="api.python:RunHandle.wait api.python:RunHandle.stop",
+        who="a caller in Python, for the run's end",
+        ends="the outcome, its timeout, an exception such as KeyboardInterrupt",
+        limit="the caller's timeout; none without: as long as the run",
+        well=by(PYTHON, "test_a_run_is_followed_to_its_typed_outcome_and_found_again"),
+        badly=by(PYTHON, "test_a_failed_training_is_an_outcome_that_names_its_rank"),
+        frozen=by(
+            PYTHON,
+            "test_the_callers_signals_streams_and_folder_stay_its_own",
+            "test_an_interrupted_wait_leaves_the_run_alone",
+        ),
+        never=by(PYTHON, "test_a_run_that_is_not_there_is_named"),
+    ),
+    Row(
+        functions="api.python:_call",
+        who="a caller in Python, for the launcher that starts its run",
+        ends="the end of its stdout; an exception interrupts it, and ends it after 1 s",
+        limit="that of the submission; Ctrl-C",
+        well=by(PYTHON, "test_a_run_is_followed_to_its_typed_outcome_and_found_again"),
+        badly=by(PYTHON, "test_what_a_run_cannot_have_is_an_error_of_the_launcher"),
+        frozen=by(PYTHON, "test_what_was_being_started_ends_when_the_start_is_interrupted"),
+        never=by(PYTHON, "test_what_a_run_cannot_have_is_an_error_of_the_launcher"),
+    ),
+    Row(
         functions="targets.proc:in_background targets.proc:_teller.tell",
         who="launcher run --detach, for the background's first word",
         ends="the word, or the background's end",
@@ -298,8 +323,9 @@ LAUNCHER = (
     Row.alike(
         """commands.doctor:_doctor commands.env:_env targets.hosts.room:_show_hosts
             commands.jobs:_render commands.runs:_ps commands.runs:_status
-            commands.runs:_report commands.schema:_schema commands.check:_check api.listing:_write
-            __main__:say __main__:_flush commands.parser:Parser._print_message""",
+            commands.runs:_report commands.schema:_schema commands.check:_check
+            api.listing:show_logs __main__:say __main__:_flush
+            commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",
         SHOWN,
     ),

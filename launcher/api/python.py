@@ -1,0 +1,259 @@
+"""From Python: ``Job``, ``run`` and a ``RunHandle`` to follow, as docs/python.md shows them.
+
+What ``run`` starts is ``launcher run --detach`` in a new process: nothing is forked from the
+caller, whose signals, streams and current folder stay its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from launcher.api.listing import RunStatus, read_output, read_state, read_status
+from launcher.api.report import report_run
+from launcher.api.scaling import scale_run
+from launcher.api.stopping import stop_run
+from launcher.contract import protocol
+from launcher.contract.errors import (
+    DiskFullError,
+    ExitCode,
+    InputError,
+    LauncherError,
+    TargetError,
+)
+from launcher.job.command import parse_command
+from launcher.job.file import check_job
+from launcher.job.refused import NotAcceptedError
+from launcher.job.script import UNNAMED, name_of
+from launcher.job.spec import JobSpec
+from launcher.runs.folder import RunFolder, find_run
+from launcher.runs.folder import list_runs as list_folders
+from launcher.runs.outcome import Outcome
+from launcher.runs.report import Postmortem
+from launcher.targets import proc
+
+POLL_S = 0.1
+POLL_ALONE_S = 1.0
+"""Between two looks at a run that no launcher follows: each one asks its target."""
+ERRORS: dict[int, type[LauncherError]] = {
+    error.exit_code: error for error in (InputError, TargetError, DiskFullError)
+}
+COMMAND_LINE = """\
+import sys
+sys.path.append(sys.argv[1])
+sys.argv[:2] = ["__main__.py"]
+from launcher.__main__ import main
+main()
+"""
+"""The same launcher in a new interpreter, wherever it is; messages name ``python -m launcher``."""
+
+
+class Job:
+    """What to run: the keys of a job file as keyword arguments, nested sections as dicts.
+
+    Left out, ``name`` comes from the script. Relative paths start at the folder that is current
+    when the job is run. Raises ``InputError`` with everything that is wrong.
+    """
+
+    __signature__ = inspect.Signature(
+        [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in JobSpec.model_fields]
+    )
+
+    def __init__(self, **keys: Any) -> None:
+        name, data = UNNAMED, _as_data(keys)
+        with contextlib.suppress(NotAcceptedError):  # told below
+            name = name_of(parse_command(data.get("command")))
+        self._keys = {"name": name, **data}
+        self.spec = check_job(self._keys, "Job")
+
+    def __repr__(self) -> str:
+        return f"<Job {self.spec.name}: {' '.join(self.spec.command)}>"
+
+    def to_json(self) -> str:
+        """The text of a job file."""
+        return json.dumps(self._keys, default=str)
+
+
+class RunHandle:
+    """One run, to follow and to act on; everything that it tells is read from the run folder.
+
+    In a ``with`` block, an exception that leaves the block stops the run. Methods may be called
+    from any thread, and raise ``TargetError`` where the run's target does not answer.
+    """
+
+    def __init__(self, folder: Path, notes: Sequence[str] = ()) -> None:
+        self.folder = folder.absolute()
+        """The run folder: plan, logs, ``metrics.json`` and what the workers write there."""
+        self.notes = tuple(notes)
+        """What the launcher said at the start: where the job runs and why."""
+        self._record = RunFolder(self.folder)
+
+    def __repr__(self) -> str:
+        return f"<RunHandle {self.run_id} in {self.folder}>"
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.name
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it goes on. Does not wait."""
+        if self._record.launcher_pid() is not None and self._record.read_outcome() is None:
+            return None
+        return read_state(self._record, self._record.read_plan())[1]
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Blocks until the run has ended; a failed run is an outcome too, not an exception.
+
+        Raises ``TimeoutError`` after ``timeout`` seconds. The run goes on after that, and after a
+        ``KeyboardInterrupt``.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (outcome := self.outcome) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.run_id} has not ended within {timeout:g} s; it goes on")
+            time.sleep(POLL_ALONE_S if self._record.launcher_pid() is None else POLL_S)
+        return outcome
+
+    def status(self) -> RunStatus:
+        """The run and its nodes as they are now; ``print`` shows it as ``launcher status``."""
+        return read_status(self._record)
+
+    def logs(self, rank: int | None = None, *, follow: bool = False) -> Iterator[str]:
+        """The workers' lines from the beginning, each with its ``[node/rank]``.
+
+        Of one ``rank``, the lines as it wrote them. With ``follow``, until the run has ended.
+        """
+        for output, prefix in read_output(
+            self._record, follow=follow, rank=rank, agents=False, keeps_returns=False
+        ):
+            for line in output.block.data.decode().removesuffix("\n").split("\n"):
+                yield line if rank is not None else f"{prefix} {line}"
+
+    def stop(self, grace: float | None = None) -> Outcome:
+        """Ends the run, and waits for that; ``grace`` seconds instead of the job's own.
+
+        Idempotent: of a run that has ended, its outcome.
+        """
+        stop_run(self._record, grace)
+        return self.wait()
+
+    def scale(self, nodes: int) -> None:
+        """Asks for another number of nodes of an elastic run, and waits for the answer.
+
+        Raises ``InputError`` where the run cannot have that many.
+        """
+        scale_run(self._record, nodes)
+
+    def report(self) -> Postmortem:
+        """What happened so far: first cause, restarts, nodes; ``print`` shows it."""
+        return report_run(self._record, time.time())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.stop()
+
+
+def run(
+    job: Job | str | os.PathLike[str],
+    *,
+    on: str | None = None,
+    runs: str | os.PathLike[str] | None = None,
+    args: Sequence[object] = (),
+    **options: object,
+) -> RunHandle:
+    """Starts a job, and returns once its nodes are started; the run goes on without the caller.
+
+    ``job`` is a ``Job``, or what ``launcher run`` takes in its place; ``runs`` the folder of the
+    run folders; ``args`` are added to the script's own. ``options`` are those of ``launcher run``,
+    such as ``resume="digits-0a1b2c"``. Blocks while code is sent or an image is pulled; an
+    exception meanwhile, such as ``KeyboardInterrupt``, ends what was started.
+
+    Raises ``InputError`` for what is wrong with the job, ``TargetError`` where it cannot run.
+    """
+    root = _run_root(runs).absolute()
+    with tempfile.TemporaryDirectory(prefix="launcher-job-") as folder:
+        written = Path(folder, "job.json")
+        if isinstance(job, Job):
+            written.write_text(job.to_json())
+        words = ["run", str(written) if isinstance(job, Job) else os.fspath(job), "--detach"]
+        words += _words({"runs": root, "on": on, **options})
+        code, printed, said = _call([*words, "--", *map(str, args)] if args else words)
+    notes, _, error = re.sub(rf"{re.escape(str(written))}(:1)?", "Job", said).partition("error: ")
+    if code != ExitCode.OK:
+        what, _, fix = (error or notes).strip().rpartition("\n  fix: ")
+        raise ERRORS.get(code, LauncherError)(what or fix, fix if what else "")
+    return RunHandle(
+        root / printed.strip(), [n.removeprefix("launcher: ") for n in notes.splitlines()]
+    )
+
+
+def find(
+    run_id: str = protocol.LATEST_LINK, runs: str | os.PathLike[str] | None = None
+) -> RunHandle:
+    """An earlier run, by its id or a unique beginning of it; left out: the one started last.
+
+    Raises ``InputError`` where there is none.
+    """
+    return RunHandle(find_run(_run_root(runs), run_id).path)
+
+
+def list_runs(runs: str | os.PathLike[str] | None = None) -> list[RunHandle]:
+    """All runs of a folder, oldest first."""
+    return [RunHandle(one.path) for one in list_folders(_run_root(runs))]
+
+
+def _run_root(runs: str | os.PathLike[str] | None) -> Path:
+    return Path(runs or os.environ.get("LAUNCHER_RUNS") or "runs")
+
+
+def _call(words: Sequence[str]) -> tuple[int, str, str]:
+    """The command line in a new process: its exit code, and what it wrote to stdout and stderr."""
+    # -P: a folder `yaml` or `launcher` of the caller's is not what is meant.
+    python = (sys.executable, "-P", "-c", COMMAND_LINE, str(Path(__file__).parents[2]))
+    command = proc.Conversation((*python, *words))
+    try:
+        printed = command.stdout.read().decode()
+    except BaseException:
+        command.interrupt()
+        command.end()
+        raise
+    code, said = command.end()
+    return code, printed, said
+
+
+def _words(options: Mapping[str, object]) -> list[str]:
+    """Options as words of the command line; a list gives its option once for each item."""
+    words = []
+    for name, value in options.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if one is not None and one is not False:
+                words.append(f"--{name.replace('_', '-')}" + ("" if one is True else f"={one}"))
+    return words
+
+
+def _as_data(value: Any) -> Any:
+    """The value with lists for tuples and text for paths, as a file would hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_data(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

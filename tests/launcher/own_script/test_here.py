@@ -1,0 +1,119 @@
+"""A script of one's own on this machine: the same words as local processes and in Docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.code.record import ARCHIVE_FILE, read_record
+from tests.launcher.own_script.project import (
+    ARGUMENTS,
+    TWO_BY_TWO,
+    losses_in,
+    make_project,
+)
+from tests.launcher.runner import Runner
+
+TARGETS = ["local", pytest.param("docker", marks=pytest.mark.docker)]
+SHORT = """
+import os, helper
+print(helper.NAME, os.getcwd(), flush=True)
+"""
+
+
+@pytest.fixture
+def project(launcher: Runner, tmp_path: Path) -> Runner:
+    launcher.folder = make_project(tmp_path)
+    return launcher
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_folder_with_a_script_trains_as_under_torchrun(project: Runner, target: str) -> None:
+    done = project("run", "train.py", "--on", target, *TWO_BY_TWO, *ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    written = (project.folder / "out.txt").read_text().split()
+    assert losses_in(done.stdout) == written
+    assert (project.folder / "out.txt").stat().st_uid == os.getuid()
+    torchrun = [*("-m", "torch.distributed.run", "--standalone"), "--nproc-per-node", "4"]
+    argv = [project.argv()[0], *torchrun, "train.py", *ARGUMENTS[1:]]
+    plain = subprocess.run(
+        argv, cwd=project.folder, env=project.env, capture_output=True, text=True, check=True
+    )
+    assert losses_in(plain.stdout) == written
+    assert project.outcome["run_id"].startswith("train-")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_again_is_what_ran_with_its_arguments(project: Runner, target: str) -> None:
+    (project.folder / "train.py").write_text(SHORT + "import sys; print(sys.argv[1:])\n")
+    first = project("run", "train.py", "--on", target, "--nproc-per-node", "1", *ARGUMENTS)
+    assert first.returncode == 0, first.stderr
+    (project.folder / "helper.py").write_text('NAME = "edited"\n')
+    again = project("run", "--again", "latest")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("losses ")
+    assert "['--lr', '0.2']" in again.stdout
+    assert f"render --again {first_run(project)} --on {target} -- " not in again.stderr
+    assert f"--again {first_run(project)}" in again.stderr
+    one, two = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
+    assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)
+    assert read_record(one) == read_record(two)
+    report = project("report")
+    assert f"hash {read_record(one).hash[:12]}" in report.stdout  # type: ignore[union-attr]
+
+
+def first_run(project: Runner) -> str:
+    runs = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
+    return runs[0].name
+
+
+def test_a_run_whose_code_was_too_large_says_so_and_cannot_run_again(project: Runner) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    with (project.folder / "weights.bin").open("wb") as file:
+        file.truncate(101 << 20)
+    done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1")
+    assert done.returncode == 0, done.stderr
+    assert "the run folder will not hold the code" in done.stderr
+    again = project("run", "--again", "latest")
+    assert again.returncode == 2
+    assert "keeps no code" in again.stderr
+    assert len(project.run_ids()) == 1
+
+
+def test_two_runs_at_once_from_one_folder(project: Runner) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1")
+    children = [project.start(*words) for _ in range(2)]
+    outputs = [child.communicate(timeout=project.limit_s) for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
+    assert len(project.run_ids()) == 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_module_of_the_folder(project: Runner, target: str) -> None:
+    (project.folder / "pkg").mkdir()
+    (project.folder / "pkg" / "train.py").write_text(SHORT)
+    done = project("run", "-m", "pkg.train", "--on", target, "--nproc-per-node", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("losses ")
+    assert project.outcome["run_id"].startswith("pkg-train-")
+    assert "render -m pkg.train" in done.stderr
+
+
+def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    script = os.path.relpath(project.folder / "train.py", project.folder.parent)
+    project.folder = project.folder.parent
+    done = project("run", script, "--on", "local", "--nproc-per-node", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"losses {project.folder}\n"
+
+
+def test_render_says_where_the_code_comes_from(project: Runner) -> None:
+    done = project("render", "train.py", "--on", "local", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "code" not in json.loads(done.stdout)
