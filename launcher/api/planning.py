@@ -93,7 +93,7 @@ def plan_job(
     if again and copy and (place or read_record(again.path)):
         place, kept = _take_kept(again, job, copy)
         reading = _in_background(lambda: kept)
-    elif place:
+    elif place and not (preview and opened and not opened.sends_code):
         found = place
         reading = _in_background(lambda: read_code(found, run_root))
     if opened and opened.sends_code and reading:

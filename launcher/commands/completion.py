@@ -46,18 +46,15 @@ def complete(parser: argparse.ArgumentParser) -> None:
         return
     import argcomplete
 
-    # What stands behind -- are words of the training, whose options are not known here.
-    behind = "--" in os.environ["COMP_LINE"].split()[:-1]
-    options: list[str] = []
+    if "--" in os.environ["COMP_LINE"].split()[:-1]:
+        # Words of the training, whose options are not known here.
+        parser = argparse.ArgumentParser(add_help=False)
+        parser.add_argument("words", nargs="*")
     for action in _actions(parser):
-        options += action.option_strings
         if action.choices is None and action.nargs != 0:
             # Looked up by argcomplete on each action.
-            known = {} if behind else COMPLETERS
-            action.completer = known.get(action.dest, _paths)  # type: ignore[attr-defined]
-    argcomplete.autocomplete(
-        parser, always_complete_options=False, exclude=options if behind else ()
-    )
+            action.completer = COMPLETERS.get(action.dest, _paths)  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -9,7 +9,7 @@ from kubernetes.utils import parse_quantity
 
 from launcher.contract.errors import InputError
 from launcher.job.quantity import render_bytes
-from launcher.targets.kubernetes.pods import HEALTH_PORT
+from launcher.targets.kubernetes.plan import HEALTH_PORT
 from launcher.targets.kubernetes.render_pod import PROBE_FAILURES, PROBE_PERIOD_S
 from tests.k8s.manifests_table import (
     DURABLE,

@@ -25,9 +25,9 @@ from launcher.plan.launch_plan import (
     plan_run,
 )
 from launcher.plan.target_facts import Capacity, MachineFacts, TargetFacts
-from launcher.targets.capacity import plan_capacity
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.local.render import LocalSettings
+from launcher.targets.machine import plan_capacity
 
 MakePlan = Callable[..., LaunchPlan]
 MakeJob = Callable[..., JobSpec]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_an_agent_that_never_had_workers_is_reported_by_its_own_lines(
 def test_an_empty_folder_gives_an_empty_report(
     folder: Folder, make_plan: Callable[..., LaunchPlan]
 ) -> None:
-    assert read_report(folder.run, make_plan()).to_jsonable() == {
+    assert asdict(read_report(folder.run, make_plan())) == {
         "first": None,
         "collateral": (),
         "console_tail": (),

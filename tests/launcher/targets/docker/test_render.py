@@ -10,7 +10,7 @@ import pytest
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker.render import render_docker
-from launcher.targets.docker_options import Container, ContainerSettings
+from launcher.targets.docker_options import DOCKER_RUN, Container, ContainerSettings
 
 MakePlan = Callable[..., LaunchPlan]
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"
@@ -80,6 +80,11 @@ def test_equal_plans_render_to_equal_bytes(make_plan: MakePlan, docker_facts: Ta
     assert one.shell() == other.shell()
 
 
+def docker_run_argv(container: Container) -> tuple[str, ...]:
+    options = (word for option in container.options for word in option.words)
+    return (*DOCKER_RUN, *options, container.image, *container.arguments)
+
+
 def only_container(plan: LaunchPlan) -> Container:
     (container,) = render_docker(plan).containers
     return container
@@ -92,8 +97,8 @@ def test_what_is_printed_is_what_is_submitted_word_for_word(
     words = subprocess.run(
         ["sh", "-c", f"printf '%s\\0' {container.shell()}"], capture_output=True, check=True
     ).stdout.decode()
-    assert tuple(words.split("\0")[:-1]) == container.docker_run_argv()
-    argv = list(container.docker_run_argv())
+    assert tuple(words.split("\0")[:-1]) == docker_run_argv(container)
+    argv = list(docker_run_argv(container))
     command = container.create_kwargs({})["command"]
     assert argv[argv.index("fabric-train:cpu") + 1 :] == command
     assert command[-2:] == ["t.py", AWKWARD]
@@ -173,7 +178,7 @@ def test_cpus_are_printed_as_docker_reads_them(
 ) -> None:
     plan = make_plan(docker_facts)
     container = only_container(replace(plan, resources=replace(plan.resources, cpus=cpus)))
-    argv = container.docker_run_argv()
+    argv = docker_run_argv(container)
     assert argv[argv.index("--cpus") + 1] == printed
 
 

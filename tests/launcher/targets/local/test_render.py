@@ -58,7 +58,7 @@ def test_gpus_of_nodes_on_one_machine_are_disjoint(
 
 def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan) -> None:
     artifact = render_local(make_plan(nnodes=3), only=(1,))
-    assert [process.node_index for process in artifact.processes] == [1]
+    assert [process.node.node_index for process in artifact.processes] == [1]
 
 
 @pytest.mark.parametrize("value", [AWKWARD, "", "-x", "two\nlines"])
