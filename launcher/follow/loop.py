@@ -18,7 +18,7 @@ from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import RunEnd, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.ranks import node_rank_of
-from launcher.plan.torchrun import WorkerLog
+from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_report, refine_by_first
 from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_reason
@@ -34,6 +34,8 @@ def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
     check_folder(Path(plan.run_dir))
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, target.render(plan).shell(), SystemClock().wall())
+    if plan.agent is None:
+        target.notes.append(f"engine: torchrun: a lost node {describe_loss(plan)}")
     return run
 
 

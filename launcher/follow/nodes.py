@@ -166,7 +166,7 @@ class NodeDriver:
         self._target.submit(self.plan, (node_index,))
 
     def _restart(self, why: str, left: int) -> None:
-        self._console.note(f"{why}; starting all nodes again ({left} restarts left)")
+        self._console.note(f"{why}; starting all nodes again (at most {left} times)")
         self._target.stop(self._run.run_id, self.plan.stop_grace_s)
         self._show()
         self._console.end_progress()

@@ -133,8 +133,6 @@ def plan_run(
     facts do not offer.
     """
     check_torch_version(facts.torch_version, job.torch_version)
-    if facts.agent is not None:
-        job = job.model_copy(update={"engine": "agent"})
     if facts.nodes:
         job = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.nodes))})
     devices = plan_devices(job, facts)

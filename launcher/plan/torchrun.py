@@ -10,12 +10,16 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import Elastic, Env, NodePlan, Static
 from launcher.plan.ranks import rank_of
 from launcher.plan.rendezvous import backend_of, format_endpoint
+
+if TYPE_CHECKING:
+    from launcher.plan.launch_plan import LaunchPlan
 
 
 def parse_torch_version(text: str | None) -> tuple[int, int]:
@@ -29,7 +33,7 @@ def check_torch_version(found: str | None, given: str | None) -> None:
     if parse_torch_version(found or given) >= protocol.OLDEST_TORCH:
         return
     oldest = ".".join(map(str, protocol.OLDEST_TORCH))
-    if not found:
+    if found in (None, given):  # on a cluster, what the job says is all that is known
         fix = f"an image with torch {oldest} or newer; torch_version says which one it holds"
         raise KeyInputError(("torch_version",), f"{given} is older than {oldest}", fix)
     raise InputError(
@@ -117,6 +121,15 @@ def render_argv(
 ) -> tuple[str, ...]:
     """The command line; ``prefix`` starts torchrun on the target."""
     return (*prefix, *settings.flags(), *command)
+
+
+def describe_loss(plan: LaunchPlan) -> str:
+    """What "a lost node" does to a run under plain torchrun, in the words of the documentation."""
+    if not plan.max_restarts:
+        return "starts all again only with max_restarts: now it ends the run"
+    if plan.is_elastic:
+        return "starts all again if it is node 0, else it is replaced; each uses up a restart"
+    return "starts all again, which uses up a restart"
 
 
 # -- what torchrun leaves behind -------------------------------------------------------------

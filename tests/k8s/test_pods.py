@@ -215,7 +215,7 @@ def test_a_jobset_starts_all_again_for_any_lost_pod_unless_no_restart_can_help()
     job = spec["replicatedJobs"][0]["template"]["spec"]
     assert job["backoffLimit"] == 0
     assert [rule["action"] for rule in job["podFailurePolicy"]["rules"]] == ["FailJob"]
-    assert spec["failurePolicy"]["maxRestarts"] == 3
+    assert spec["failurePolicy"]["maxRestarts"] == 3 * 3
     assert spec["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
 

@@ -170,7 +170,8 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
     }
     spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": plan.nodes[0].max_restarts, "rules": [permanent]},
+        # Restarts of lost pods: the agents count the workers' own, and end with permanent codes.
+        "failurePolicy": {"maxRestarts": LOSSES_PER_NODE * len(plan.nodes), "rules": [permanent]},
         "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
     }
     jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", _gang_metadata(plan), spec)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -126,6 +127,12 @@ class Folder:
 
     def worker(self, node: int, local_rank: int, name: str, text: str, at: float = 100.0) -> None:
         self.write(f"nodes/{node}/0/id_x/attempt_0/{local_rank}/{name}", text, at)
+
+
+@pytest.fixture
+def make_plan(make_plan: Callable[..., LaunchPlan]) -> Callable[..., LaunchPlan]:
+    """Plans for plain torchrun, whose workers leave tracebacks and a report on the console."""
+    return functools.partial(make_plan, engine="torchrun")
 
 
 @pytest.fixture

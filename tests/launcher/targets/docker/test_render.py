@@ -13,21 +13,22 @@ from launcher.targets.docker.render import render_docker
 from launcher.targets.docker_options import DOCKER_RUN, Container, ContainerSettings
 
 MakePlan = Callable[..., LaunchPlan]
+PLAIN = {"engine": "torchrun"}
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"
 
 
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("docker-1x1.sh", {"nproc_per_node": 1}),
-        ("docker-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1}),
+        ("docker-1x1.sh", {**PLAIN, "nproc_per_node": 1}),
+        ("docker-static-2x1.sh", {**PLAIN, "nnodes": 2, "nproc_per_node": 1}),
         (
             "docker-elastic-1-3.sh",
             {
                 "nnodes": "1:3",
                 "nproc_per_node": 1,
                 "max_restarts": 3,
-                "engine": "torchrun",
+                **PLAIN,
                 "env": {"GREETING": "it's $5"},
                 "secrets": ["WANDB_API_KEY", "HF_TOKEN"],
                 "checkpoint_dir": "check points",
@@ -60,6 +61,7 @@ def test_the_whole_script_with_gpus_and_rdma(
         cuda_facts,
         nnodes=2,
         nproc_per_node=2,
+        engine="torchrun",
         resources={"rdma": True},
         docker={"runtime": "nvidia"},
     )
@@ -93,7 +95,7 @@ def only_container(plan: LaunchPlan) -> Container:
 def test_what_is_printed_is_what_is_submitted_word_for_word(
     make_plan: MakePlan, docker_facts: TargetFacts
 ) -> None:
-    container = only_container(make_plan(docker_facts, command=["t.py", AWKWARD]))
+    container = only_container(make_plan(docker_facts, command=["t.py", AWKWARD], **PLAIN))
     words = subprocess.run(
         ["sh", "-c", f"printf '%s\\0' {container.shell()}"], capture_output=True, check=True
     ).stdout.decode()

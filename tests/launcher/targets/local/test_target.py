@@ -56,7 +56,7 @@ def make_local(
         run_id = run_id or f"digits-{os.urandom(3).hex()}"
         run_ids.append(run_id)
         facts = replace(target.facts(make_job()), own=LocalSettings(python=str(agent)))
-        return plan_run(make_job(**fields), facts, run_id=run_id)
+        return plan_run(make_job(engine="torchrun", **fields), facts, run_id=run_id)
 
     yield make
     for run_id in run_ids:
