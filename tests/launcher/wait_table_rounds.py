@@ -38,8 +38,7 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        functions="""agent.roster.leaving:AgentStore.get
-            agent.roster.leaving:AgentStore.wait
+        functions="""agent.roster.leaving:AgentStore.wait
             agent.roster.handler:RosterHandler.leave_finished""",
         who="a node that has finished, for the others",
         ends="the run is closed: all have finished, it failed, or those left can form no group; "
