@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from launcher import __version__
 from launcher.api.choose_target import rooms
-from launcher.commands import check, completion, doctor, env, jobs, play, runs, schema
+from launcher.commands import build, check, completion, doctor, env, jobs, play, runs, schema
 from launcher.commands.arguments import add_command
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
-GROUPS = (jobs, runs, doctor, env, check, play, schema, completion)
+GROUPS = (jobs, build, runs, doctor, env, check, play, schema, completion)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
