@@ -128,7 +128,7 @@ def _place_last(argv: list[str], options: tuple[str, ...]) -> list[str]:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog=program,
-        description="Launches multi-node PyTorch training from one job file.",
+        description="Launches multi-node PyTorch training from a script or a job file.",
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=__version__)
