@@ -153,7 +153,7 @@ IN_THE_NODE = (
     ),
     Row.alike(
         """agent.streams:say agent.supervisor:Supervisor._fork_agent
-            agent.worker:_tell agent.guard:_flush""",
+            agent.worker:_tell agent.guard:_flush agent.__main__:main""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
     ),
