@@ -331,6 +331,7 @@ LAUNCHER = (
         """commands.doctor:_doctor commands.env:_env targets.hosts.room:_show_hosts
             commands.jobs:_render commands.runs:_ps commands.runs:_status
             commands.runs:_report commands.schema:_schema commands.check:_check
+            commands.completion:_completion
             api.listing:show_logs __main__:say __main__:_flush
             commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",
