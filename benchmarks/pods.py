@@ -92,9 +92,9 @@ def fill(server: object, folder: Path, pods: int, lines: int) -> None:
     """A run of that many pods, submitted by a launcher that is gone, all of which write."""
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
+    from launcher.targets.kubernetes.cluster_job import CLUSTER_FILE
     from launcher.targets.kubernetes.plan import plan_kubernetes
     from launcher.targets.kubernetes.render import render_manifest
-    from launcher.targets.kubernetes.target import CLUSTER_FILE
     from tests.launcher.fake_cluster import FakeCluster, pod
 
     assert isinstance(server, FakeCluster), "made by the caller"

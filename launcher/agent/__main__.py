@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import sys
 
+OLDEST_PYTHON = (3, 10)
+
 
 def main(argv: list[str]) -> int:
     """Returns the exit code; ``argv`` is ``sys.argv``."""
+    if sys.version_info < OLDEST_PYTHON:
+        given, wanted = (".".join(map(str, v[:2])) for v in (sys.version_info, OLDEST_PYTHON))
+        sys.stderr.write(
+            f"error: {sys.executable} is Python {given}, the node agent needs {wanted} or newer\n"
+            "  fix: an image or environment with a newer Python, or engine: torchrun\n"
+        )
+        return 2
     if argv[1:2] == ["worker"]:
         from launcher.agent import guard
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent import disk, reserve
+from launcher.agent import disk
+from launcher.agent.atomic_write import ERROR_BYTES, EXIT_BYTES, release, reserve
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.report import ExitRecord, has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
@@ -68,10 +69,10 @@ class Attempts:
         """Releases the reserves of workers whose guards were killed."""
         for worker in self.workers:
             for name in (protocol.EXIT_FILE, protocol.ERROR_FILE):
-                reserve.release(worker.folder / name)
+                release(worker.folder / name)
 
     def folder(self) -> Path:
-        """The present attempt's."""
+        """The folder of the present attempt."""
         return self.node_dir / protocol.ATTEMPT_FOLDER.format(attempt=self.number)
 
     def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
@@ -79,13 +80,7 @@ class Attempts:
 
         ``regroups``: the agent ended them itself, and some may not have begun yet.
         """
-        ends = self._recorded_ends()
-        if regroups or any(end.cause != "terminated" for end in ends):
-            return ends
-        return (*self._never_began(), *ends)
-
-    def _recorded_ends(self) -> tuple[WorkerEnd, ...]:
-        return read_ends(
+        ends = read_ends(
             self.folder(),
             self.number,
             run_dir=self._run_dir,
@@ -93,6 +88,9 @@ class Attempts:
             out_of_memory=read_oom_kills() > self._oom_kills,
             killed=self._killed_with_their_guards(),
         )
+        if regroups or any(end.cause != "terminated" for end in ends):
+            return ends
+        return (*self._never_began(), *ends)
 
     def folders(self) -> tuple[Path, ...]:
         """What the agent and its workers write to, the run's folder first."""
@@ -157,8 +155,8 @@ class Attempts:
         # Made now, so that they need no room on a disk that is full later.
         for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
             (folder / name).touch()
-        reserve.reserve(folder / protocol.EXIT_FILE, reserve.EXIT_BYTES)
-        reserve.reserve(folder / protocol.ERROR_FILE, reserve.ERROR_BYTES)
+        reserve(folder / protocol.EXIT_FILE, EXIT_BYTES)
+        reserve(folder / protocol.ERROR_FILE, ERROR_BYTES)
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)

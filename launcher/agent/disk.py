@@ -47,7 +47,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def says_full(text: str) -> bool:
-    """Whether a program's own words say so."""
+    """Whether a program's message says that a disk is full."""
     return bool(_SAID.search(text))
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from launcher.agent import preload, waking
+from launcher.agent import preload, processes
 from launcher.agent.attempts import Attempts
 from launcher.agent.faults import FaultBook
 from launcher.agent.gpu import GpuGate, open_devices
@@ -55,7 +55,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
 
     def start_threads() -> None:
         watchdog.start()
-        waking.keep_awake(preload.server_pid, attempts.running_pids, clock, say)
+        processes.keep_awake(preload.server_pid(), attempts.running_pids, clock, say)
 
     # Not before the first round: the store is forked until then, and a fork wants one thread.
     node.on_first_round = start_threads
@@ -84,13 +84,13 @@ def run_rounds(
     while True:
         number = find_round(task, number, clock, patient=patient)
         reason, detail = run_once(plan_round(task, number, carried))
-        patient = node.link is not None and node.link.is_fenced_out()
+        patient = node.roster is not None and node.roster.is_fenced_out
         losses_at.append(clock.monotonic())
         if not may_go_on(task, reason, losses_at, fenced=patient):
             return reason, detail
         if patient:
             detail = "the job goes on around another store"
-        carried |= node.link.carried() if node.link else {}
+        carried |= node.roster.carried() if node.roster else {}
         node.on_store_lost(reason, detail, len(losses_at))
         number += 1
 

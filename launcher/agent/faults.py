@@ -92,7 +92,7 @@ class FaultBook:
         return GiveUp(reason=Reason.RESTARTS_EXHAUSTED, detail=used)
 
     def count_restart(self, cause: str) -> None:
-        """The workers are started again."""
+        """Counts a restart of the workers by its cause."""
         self.restarts[cause] += 1
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.agent import disk, processes, worker
+from launcher.agent.atomic_write import release, write_atomically
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.report import ExitRecord, read_tail
-from launcher.agent.reserve import release, write_atomically
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 
@@ -132,16 +132,17 @@ class _Watch:
             # The agent is gone: no process waits for this worker any more.
             processes.end_children()
             os._exit(128 + signal.SIGKILL)
-        if signum in _PASSED_ON and signum is not None:
+        if signum is None:
+            return
+        if signum in _PASSED_ON:
             processes.send(self._pid, signum)
-        elif signum in _ENDING and signum is not None:
+        elif signum in _ENDING:
             if not self.was_asked:
                 self.had_failed = (self._place.folder / protocol.ERROR_FILE).exists()
             self.was_asked = True
             processes.send(self._pid, signum)
             processes.send(self._pid, signal.SIGCONT)
-            grace_s = _grace_s(self._place)
-            self._kill_at = self._kill_at or time.monotonic() + grace_s
+            self._kill_at = self._kill_at or time.monotonic() + _grace_s(self._place)
 
 
 def _next_signal(until: float | None) -> int | None:
@@ -152,16 +153,12 @@ def _next_signal(until: float | None) -> int | None:
 
 def _grace_s(place: _Place) -> float:
     """The time from SIGTERM to SIGKILL. Without a stop request SIGTERM means a restart."""
-    files = StopFiles(place.node_dir)
-    try:
-        request = files.read_request()
-        deadline, at = float(request["deadline"]), float(request["at"])
-    except (ValueError, KeyError, TypeError):
-        return place.exit_grace_s
-    if files.is_for_resize():
+    request = StopFiles(place.node_dir).read_request()
+    if request is None or request.reason == protocol.STOP_REASON_RESIZE:
         return place.exit_grace_s
     # The clock may have been set since: never longer than what was given.
-    return max(place.exit_grace_s, min(deadline - time.time(), deadline - at))
+    left_s = min(request.deadline - time.time(), request.deadline - request.at)
+    return max(place.exit_grace_s, left_s)
 
 
 def _read_place(environ: Mapping[str, str]) -> _Place:

@@ -40,21 +40,19 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
     beats = node.attempts.beats()
     stepping = [beat for beat in beats.values() if beat.steps]
     ages = [now - beat.at for beat in stepping]
-    deadlines = (
-        [max(beat.until, beat.at + book.limit_s(beat.phase)) - now for beat in stepping]
-        if book
-        else []
-    )
+    deadlines = [
+        max(beat.until, beat.at + book.limit_s(beat.phase)) - now for beat in stepping if book
+    ]
     return Health(
-        healthy=node.phases.name != "run" or not deadlines or max(deadlines) >= 0,
-        phase=node.phases.name,
+        healthy=node.phase != "run" or not deadlines or max(deadlines) >= 0,
+        phase=node.phase,
         attempt=node.attempts.number,
         world_size=len(node.attempts.workers) * max(1, node.num_nodes),
         step=max((beat.steps for beat in stepping), default=0),
         heartbeat_age_s=max(ages, default=None),
         deadline_s=max(deadlines, default=None),
         restarts=dict(node.book.restarts),
-        phase_s={name: round(spent, 3) for name, spent in node.phases.seconds(now).items()},
+        phase_s={name: round(spent, 3) for name, spent in node.seconds_by_phase(now).items()},
     )
 
 

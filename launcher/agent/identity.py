@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 
@@ -26,40 +26,14 @@ class Identity:
     local_addr: str
 
 
-Environ = Mapping[str, str]
-
-
-def _from_plan(node: NodePlan, environ: Environ, host_name: str) -> Identity:
-    """Local processes, Docker, bare hosts: each node has a plan of its own."""
-    return Identity(node_index=node.node_index, local_addr=node.local_addr)
-
-
-def _from_pytorchjob(node: NodePlan, environ: Environ, host_name: str) -> Identity:
-    """RANK where a Master exists; elastic workers are told nothing but their pod's name."""
-    for name in (protocol.NODE_RANK, "RANK"):
-        if name in environ:
-            return _identity(environ, host_name, name)
-    match = re.search(r"-worker-(\d+)$", host_name)
-    if match is None:
-        raise _unknown(
-            f"{protocol.NODE_RANK} and RANK are not set, and this pod is called {host_name!r}"
-        )
-    return Identity(node_index=int(match[1]), local_addr=_address(environ, host_name))
-
-
-def _from_variable(name: str) -> ReadIdentity:
-    return lambda node, environ, host_name: _identity(environ, host_name, name)
-
-
-ReadIdentity = Callable[[NodePlan, Environ, str], Identity]
-"""Which node this is, from its plan, environment and host name; raises InputError."""
-SOURCES: Mapping[str, ReadIdentity] = {
-    FROM_PLAN: _from_plan,
-    "launcher": _from_variable(protocol.NODE_INDEX),
-    "pytorchjob": _from_pytorchjob,
-    "trainjob": _from_variable(protocol.NODE_RANK),
-    "indexed-job": _from_variable("JOB_COMPLETION_INDEX"),
+INDEX_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    FROM_PLAN: (),
+    "launcher": (protocol.NODE_INDEX,),
+    "pytorchjob": (protocol.NODE_RANK, "RANK"),
+    "trainjob": (protocol.NODE_RANK,),
+    "indexed-job": ("JOB_COMPLETION_INDEX",),
 }
+"""The variables that tell a node its index; by plan, each node has a plan of its own."""
 POD_SOURCES = frozenset({"pytorchjob", "trainjob", "indexed-job"})
 """Of these, the nodes are pods that share one plan, and a person or an operator resizes them."""
 
@@ -69,13 +43,18 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
 
     Raises InputError where the place that should know the index does not say it.
     """
-    source = SOURCES.get(task.settings.identity)
-    if source is None:
+    source = task.settings.identity
+    if source not in INDEX_VARIABLES:
         raise InputError(
-            f"identity {task.settings.identity!r} is unknown", f"use one of {', '.join(SOURCES)}"
+            f"identity {source!r} is unknown", f"use one of {', '.join(INDEX_VARIABLES)}"
         )
-    name = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
-    found = source(task.node, environ, name)
+    found = Identity(node_index=task.node.node_index, local_addr=task.node.local_addr)
+    if source != FROM_PLAN:
+        name = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
+        found = Identity(
+            node_index=_read_index(source, environ, name),
+            local_addr=environ.get(protocol.POD_IP) or name,
+        )
     if task.settings.identity in POD_SOURCES:
         task = _as_told(task, environ, found)
     if found.node_index == task.node.node_index and found.local_addr == task.node.local_addr:
@@ -144,7 +123,8 @@ def _with_identity(task: NodeTask, found: Identity) -> NodePlan:
     }
     rendezvous = node.rendezvous
     if isinstance(rendezvous, Elastic):
-        rendezvous = replace(rendezvous, is_host=found.node_index in _hosts(task.settings))
+        hosts = [store.node_index for store in task.settings.stores[:1]] or [0]
+        rendezvous = replace(rendezvous, is_host=found.node_index in hosts)
     return replace(
         node,
         node_index=found.node_index,
@@ -155,23 +135,20 @@ def _with_identity(task: NodeTask, found: Identity) -> NodePlan:
     )
 
 
-def _hosts(settings: AgentSettings) -> set[int]:
-    return {store.node_index for store in settings.stores[:1]} or {0}
-
-
-def _identity(environ: Mapping[str, str], host_name: str, name: str) -> Identity:
-    text = environ.get(name, "")
-    if not (text.isascii() and text.isdigit()):
-        raise _unknown(f"{name}={text!r}")
-    return Identity(node_index=int(text), local_addr=_address(environ, host_name))
-
-
-def _address(environ: Mapping[str, str], host_name: str) -> str:
-    return environ.get(protocol.POD_IP) or host_name
-
-
-def _unknown(what: str) -> InputError:
-    return InputError(
-        f"this node's index is not known: {what}",
+def _read_index(source: str, environ: Mapping[str, str], host_name: str) -> int:
+    variables = INDEX_VARIABLES[source]
+    name = next((name for name in variables if name in environ), None)
+    # Elastic workers of a PyTorchJob are told nothing but their pod's name.
+    match = re.search(r"-worker-(\d+)$", host_name) if source == "pytorchjob" else None
+    if name is None and match:
+        return int(match[1])
+    text = environ.get(name or variables[0], "")
+    if text.isascii() and text.isdigit():
+        return int(text)
+    found = f"{name or variables[0]}={text!r}"
+    if name is None and source == "pytorchjob":
+        found = f"{' and '.join(variables)} are not set, and this pod is called {host_name!r}"
+    raise InputError(
+        f"this node's index is not known: {found}",
         "render the manifest with the launcher, or set agent.identity to where the index is told",
     )

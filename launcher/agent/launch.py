@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 import traceback
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic import rendezvous as rdzv
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import guard, preload
+from launcher.agent.attempts import WorkerPlace
 from launcher.agent.disk import CAUSE, is_full
 from launcher.agent.gpu import GpuBusyError
-from launcher.agent.logs import RunFolderLogs
 from launcher.agent.node import Node
-from launcher.agent.watched import NodeEnding, register_watched
+from launcher.agent.rendezvous import NodeEnding, register_wrapper
+from launcher.agent.roster.membership import FENCED_OUT
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER, NodeTask
 from launcher.contract.errors import DiskFullError, name_signal
@@ -30,6 +32,7 @@ _STORE_ERRORS = (
     *(rdzv.RendezvousConnectionError, rdzv.RendezvousStateError),
     *(DistNetworkError, DistStoreError),
 )
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 INEXHAUSTIBLE = 1_000_000_000
 """torch's own count of restarts; a loss inside a collective would use it up."""
 
@@ -46,11 +49,11 @@ def run_elastic_agent(
             elastic_launch(config, guard.enter_forked)(*command)
         else:
             elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
+        reason, detail = Reason.COMPLETED, ""
     except BaseException as error:
         reason, detail = _name_ending(error, node)
-    else:
-        reason, detail = Reason.COMPLETED, ""
-    if reason is Reason.COMPLETED and node.link and not node.link.is_over():
+    roster = node.roster
+    if reason is Reason.COMPLETED and roster and roster.head.closed in ("", FENCED_OUT):
         return reason, protocol.OTHERS_GO_ON
     return reason, detail
 
@@ -60,7 +63,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
     if isinstance(rendezvous, Static):
         backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
     else:
-        backend = register_watched(rendezvous.backend, node)
+        backend = register_wrapper(rendezvous.backend, node)
         host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     values: dict[str, Any] = {
@@ -77,13 +80,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "max_restarts": 0 if backend == "static" else INEXHAUSTIBLE,
         "monitor_interval": settings.monitor_interval_s,
         "start_method": "forkserver" if forks else "spawn",
-        "logs_specs": RunFolderLogs(
-            node,
-            endpoint=endpoint,
-            exit_grace_s=settings.exit_grace_s,
-            max_restarts=plan.max_restarts,
-            tee=settings.tee,
-        ),
+        "logs_specs": RunFolderLogs(node, task, endpoint),
         "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),
         "local_addr": plan.local_addr,
         "shutdown_timeout": int(settings.stop_grace_s),
@@ -112,8 +109,8 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
 
 
 def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
-    """Total: whatever torch's agent raises has a reason."""
-    roster = node.link.roster if node.link else None
+    """The reason and detail behind whatever torch's agent raises."""
+    roster = node.roster
     match error:
         case NodeEnding(reason=reason, detail=detail):
             return reason, detail
@@ -158,3 +155,60 @@ def _quieten_torch() -> None:
     Formatting that exception, torch would also import torch._dynamo: 0.9 s within the restart.
     """
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+
+
+class RunFolderLogs(LogsSpecs):
+    """Makes a folder for each attempt and rank, and sets the agent's variables of each worker.
+
+    torch calls ``reify`` once for each start of the worker group.
+    """
+
+    def __init__(self, node: Node, task: NodeTask, endpoint: str) -> None:
+        copies = Std.ALL if task.settings.tee else Std.NONE
+        super().__init__(task.node.log_dir, redirects=Std.ALL, tee=copies)
+        self._node, self._task, self._endpoint = node, task, endpoint
+
+    @property
+    def root_log_dir(self) -> str:
+        return self._task.node.log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Makes the folders, and adds to each worker's environment what the guard needs."""
+        ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
+        workers = self._node.begin_attempt(ranks)
+        number = self._node.attempts.number
+        self._node.ledger.write("workers-started", attempt=number, ranks=[*ranks.values()])
+        for worker in workers:
+            self._add_variables(envs[worker.local_rank], worker)
+        stdouts = {w.local_rank: str(w.folder / protocol.STDOUT_FILE) for w in workers}
+        stderrs = {w.local_rank: str(w.folder / protocol.STDERR_FILE) for w in workers}
+        copies = self._task.settings.tee
+        return LogsDest(
+            stdouts=stdouts,
+            stderrs=stderrs,
+            tee_stdouts=dict(stdouts) if copies else {},
+            tee_stderrs=dict(stderrs) if copies else {},
+            error_files={w.local_rank: str(w.folder / protocol.ERROR_FILE) for w in workers},
+        )
+
+    def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
+        if self._node.roster and (membership := self._node.roster.membership):
+            env[protocol.GENERATION] = str(membership.generation)
+        # torch sets it in the agent, after the warm process was forked.
+        if signals := os.environ.get(_SIGNALS):
+            env[_SIGNALS] = signals
+        env.update(
+            {
+                "TORCHELASTIC_ERROR_FILE": str(worker.folder / protocol.ERROR_FILE),
+                # torch is given a number that never runs out; scripts see the user's.
+                "TORCHELASTIC_MAX_RESTARTS": str(self._task.node.max_restarts),
+                # Another store may have taken over since the node's plan was made.
+                protocol.RDZV_ENDPOINT: self._endpoint,
+                protocol.NODE_DIR: self._task.node.log_dir,
+                protocol.NODE_ATTEMPT: str(self._node.attempts.number),
+                protocol.HEARTBEAT: str(worker.heartbeat),
+                guard.WORKER_DIR: str(worker.folder),
+                guard.EXIT_GRACE_S: str(self._task.settings.exit_grace_s),
+                guard.PARENT_PID: str(os.getpid()),
+            }
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,55 +17,45 @@ from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
-    from launcher.agent.link import Link
+    from launcher.agent.roster.handler import RosterHandler
 
 T = TypeVar("T")
 
 
-@dataclass(kw_only=True)
-class Phases:
-    """Seconds spent in each phase of the agent; the present one is open."""
-
-    name: str = "start"
-    since: float = 0.0
-    spent_s: dict[str, float] = field(default_factory=dict)
-
-    def enter(self, name: str, now: float) -> None:
-        """Ends the present phase."""
-        self.spent_s = self.seconds(now)
-        self.name, self.since = name, now
-
-    def seconds(self, now: float) -> dict[str, float]:
-        """All phases so far, the open one included."""
-        return {**self.spent_s, self.name: self.spent_s.get(self.name, 0.0) + now - self.since}
-
-
 class Node:
-    """The state behind one start of the agent; written by its main thread, read by others."""
+    """The state of one start of the agent. Its main thread writes it, other threads read it."""
 
     def __init__(
         self, attempts: Attempts, book: FaultBook, ledger: AgentLedger, gate: GpuGate, clock: Clock
     ) -> None:
         self.attempts, self.book, self.ledger = attempts, book, ledger
-        self.phases = Phases(since=clock.monotonic())
-        self.node_rank = 0
+        self.phase, self._phase_at = "start", clock.monotonic()
+        self._spent_s: dict[str, float] = {}
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
         self.had_rendezvous = False
-        self.link: Link | None = None
+        self.roster: RosterHandler | None = None
+        """The agent's own rendezvous handler; None where a stock one is used."""
         self.on_first_round: Callable[[], None] = lambda: None
         self.disk_free_limit_s = 0.0
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:
-        """The agent's main thread goes on to something else."""
-        self.phases.enter(phase, self._clock.monotonic())
+        """The agent's main thread enters another phase."""
+        now = self._clock.monotonic()
+        self._spent_s = self.seconds_by_phase(now)
+        self.phase, self._phase_at = phase, now
         if phase == "rendezvous":
             self.ledger.write("rendezvous-began", attempt=self.attempts.number)
 
+    def seconds_by_phase(self, now: float) -> dict[str, float]:
+        """All phases so far, the open one included."""
+        spent_s = self._spent_s.get(self.phase, 0.0) + now - self._phase_at
+        return {**self._spent_s, self.phase: spent_s}
+
     def on_rendezvous(self, node_rank: int, num_nodes: int) -> None:
         """A round is complete; both numbers count nodes, not workers."""
-        self.node_rank, self.num_nodes, self.had_rendezvous = node_rank, num_nodes, True
+        self.num_nodes, self.had_rendezvous = num_nodes, True
         on_first_round, self.on_first_round = self.on_first_round, lambda: None
         on_first_round()
         self.enter("run")
@@ -95,13 +84,13 @@ class Node:
         return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
 
     def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
-        """The workers will be started again."""
+        """Counts and tells a restart of the workers."""
         self.book.count_restart(cause)
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
     def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
-        """The next store will be tried."""
+        """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False
         self.enter("restart")
         self.ledger.write("store-lost", detail=detail)
@@ -142,7 +131,7 @@ class Node:
         return done
 
     def describe_disk(self, said: str) -> str:
-        """The full disk that an error speaks of, and its words."""
+        """Describes the full disk behind an error message."""
         folders = self.attempts.folders()
         full = disk.find_full(said, folders) or folders[0]
         return f"{disk.describe(full, folders[0])}; {said}"

@@ -135,14 +135,6 @@ def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
 
 
 def _open_fds() -> frozenset[int]:
-    listed = [int(name) for name in os.listdir("/proc/self/fd")]
-    return frozenset(fd for fd in listed if _is_open(fd))
-
-
-def _is_open(fd: int) -> bool:
+    listed = os.listdir("/proc/self/fd")
     # The listing itself used a descriptor, which is closed now.
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+    return frozenset(int(name) for name in listed if os.path.lexists(f"/proc/self/fd/{name}"))

@@ -8,11 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.agent import disk
+from launcher.agent.atomic_write import write_atomically
 from launcher.agent.faults import sort_ends
-from launcher.agent.reserve import write_atomically
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.node_outcome import NodeOutcome
@@ -37,7 +36,7 @@ class AgentLedger:
         }
         self._torn = ""
 
-    def write(self, event: str, *, attempt: int | None = None, **values: Any) -> None:
+    def write(self, event: str, *, attempt: int | None = None, **values: object) -> None:
         """Appends one event; a line is one write, so that processes may share the file."""
         now = {"at": self._clock.wall(), "monotonic_s": self._clock.monotonic()}
         line = json.dumps({**self._fixed, "attempt": attempt, "event": event, **now, **values})
@@ -97,7 +96,7 @@ class ExitRecord:
     steps: int
     terminated: bool = False
     had_failed: bool = False
-    full_disk: Mapping[str, Any] | None = None
+    full_disk: Mapping[str, object] | None = None
     message: str = ""
 
     def to_json(self) -> str:

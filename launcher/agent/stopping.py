@@ -6,11 +6,11 @@ import contextlib
 import enum
 import json
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from launcher.agent.reserve import write_atomically
+from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.contract.reasons import Reason
 
@@ -74,6 +74,15 @@ class Stop:
         return Step.WAIT if waits and now < self.deadline - margin_s else Step.TERMINATE
 
 
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """The request of STOP_REQUEST_FILE; times are seconds since the epoch."""
+
+    reason: str
+    at: float
+    deadline: float
+
+
 class StopFiles:
     """The three files of the conversation, in the node's folder."""
 
@@ -90,22 +99,27 @@ class StopFiles:
 
     def ask(self, reason: str, *, at: float, deadline: float) -> None:
         """Writes the request, if that is possible; times are seconds since the epoch."""
+        request = StopRequest(reason=reason, at=at, deadline=deadline)
         with contextlib.suppress(OSError):
-            write_atomically(
-                self._request, json.dumps({"reason": reason, "at": at, "deadline": deadline})
-            )
+            write_atomically(self._request, json.dumps(asdict(request)))
 
     def is_asked(self) -> bool:
         """Whether a request is there, of any reason."""
         return self._request.exists()
 
-    def read_request(self) -> dict[str, Any]:
-        """The present request; empty where there is none."""
-        return _read(self._request) or {}
+    def read_request(self) -> StopRequest | None:
+        """The present request; None where there is none."""
+        found = _read(self._request) or {}
+        try:
+            at, deadline = float(str(found["at"])), float(str(found["deadline"]))
+        except (KeyError, ValueError):
+            return None
+        return StopRequest(reason=str(found.get("reason")), at=at, deadline=deadline)
 
     def is_for_resize(self) -> bool:
         """Whether the present request only makes room for other nodes."""
-        return self.read_request().get("reason") == protocol.STOP_REASON_RESIZE
+        request = self.read_request()
+        return request is not None and request.reason == protocol.STOP_REASON_RESIZE
 
     def forget_resize(self) -> None:
         """Withdraws such a request, and its answer."""
@@ -121,12 +135,12 @@ class StopFiles:
         """Whether the training has answered."""
         return self._answer.exists()
 
-    def read_answer(self) -> dict[str, Any] | None:
+    def read_answer(self) -> Mapping[str, object] | None:
         """What the training committed; None before it did."""
         return _read(self._answer)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Mapping[str, object] | None:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -6,9 +6,13 @@ which is forked from this one.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.agent import disk, processes, reserve, streams
+from launcher.agent import disk, processes, streams
 from launcher.agent import report as reports
+from launcher.agent.atomic_write import OUTCOME_BYTES, REQUEST_BYTES, release, reserve
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
 from launcher.agent.report import AgentLedger, AgentReport
-from launcher.agent.scratch import Scratch
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
-from launcher.agent.waking import LOOK_S, Waker
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
@@ -39,6 +42,8 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
 _POLL_S = 0.1
 _REPORT_FILE = "report.json"
+SCRATCH_PREFIX = "launcher-agent-"
+_OWNER = "owner"
 
 
 def main(argv: list[str]) -> int:
@@ -155,11 +160,11 @@ class Supervisor:
         if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
         # So that the outcome can be written on a full disk too.
-        reserve.reserve(self._node_dir / protocol.OUTCOME_FILE, reserve.OUTCOME_BYTES)
-        reserve.reserve(self._node_dir / protocol.STOP_REQUEST_FILE, reserve.REQUEST_BYTES)
+        reserve(self._node_dir / protocol.OUTCOME_FILE, OUTCOME_BYTES)
+        reserve(self._node_dir / protocol.STOP_REQUEST_FILE, REQUEST_BYTES)
         self._own = self._own or Scratch()
         self._scratch = self._own.path
-        reserve.reserve(self._scratch / _REPORT_FILE, reserve.OUTCOME_BYTES)
+        reserve(self._scratch / _REPORT_FILE, OUTCOME_BYTES)
 
     def _tell_end(self, code: int, started_at: float) -> None:
         report = self._report
@@ -173,7 +178,7 @@ class Supervisor:
             finished_at=self._clock.wall(),
         )
         reports.write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
-        reserve.release(self._node_dir / protocol.STOP_REQUEST_FILE)
+        release(self._node_dir / protocol.STOP_REQUEST_FILE)
         if self._task.settings.identity in POD_SOURCES:
             reports.write_termination(outcome, Path(protocol.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
@@ -194,7 +199,7 @@ class Supervisor:
         return self._judge(code, report, oom_killed=reports.read_oom_kills() > oom_kills)
 
     def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
-        """Total: every ending of the agent has a reason."""
+        """The report of an agent that ended somehow; every ending has a reason."""
         if self._stop and (report is None or report.reason is not Reason.COMPLETED):
             report = report or AgentReport(reason=self._stop.reason)
             return replace(report, reason=self._stop.reason, detail="")
@@ -219,7 +224,13 @@ class Supervisor:
             # Ctrl-C goes to the whole process group, but only the supervisor may act on it.
             os.setpgid(0, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            code = self._be_agent(report_file)
+            from launcher.agent.engine import run_agent
+
+            report = run_agent(
+                self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
+            )
+            report.write(report_file)
+            code = int(EXIT_CODE_OF_REASON[report.reason])
         except BaseException:
             traceback.print_exc()
         finally:
@@ -227,21 +238,12 @@ class Supervisor:
             sys.stderr.flush()
             os._exit(code)
 
-    def _be_agent(self, report_file: Path) -> int:
-        from launcher.agent.engine import run_agent
-
-        report = run_agent(
-            self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
-        )
-        report.write(report_file)
-        return int(EXIT_CODE_OF_REASON[report.reason])
-
     def _wait_for_agent(self) -> int:
-        waker = Waker(self._clock, say)
+        waker = processes.Waker(self._clock, say)
         while True:
             if (status := processes.reap().get(self._agent_pid)) is not None:
                 return status
-            self._take_signal(_POLL_S if self._stop else LOOK_S)
+            self._take_signal(_POLL_S if self._stop else processes.LOOK_S)
             waker.look({self._agent_pid: "the agent"})
             if self._stop:
                 self._go_on_stopping(self._stop)
@@ -289,3 +291,38 @@ class Supervisor:
                 self._ledger.write("stop-acknowledged", step=answer.get("step"))
             stop.terminated_at = self._clock.monotonic()
             processes.send(self._agent_pid, signal.SIGTERM)
+
+
+class Scratch:
+    """A private folder, whose lock says that its owner lives; the kernel frees the lock."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Makes the folder, and removes those of owners that were killed."""
+        root = root or Path(tempfile.gettempdir())
+        _sweep(root)
+        self.path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root))
+        made = self.path / f".{_OWNER}"
+        try:
+            self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self.remove()
+            raise
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Seen by sweeps only now that it is locked.
+        made.rename(self.path / _OWNER)
+
+    def remove(self) -> None:
+        """Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
+        # Folders of other users cannot be opened; one without a lock is just being made.
+        with contextlib.suppress(OSError):
+            lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

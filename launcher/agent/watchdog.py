@@ -31,15 +31,6 @@ PROOF_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Bounds in seconds; ``min_s`` 0 switches the watchdog off."""
-
-    factor: float
-    min_s: float
-    max_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Silence:
     """One worker that has said nothing for ``silent_s``, longer than ``limit_s``."""
 
@@ -51,7 +42,7 @@ class Silence:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What was read at one instant at which all workers were silent; ``at`` is monotonic."""
+    """What was read at one instant while all workers were silent; ``at`` is monotonic."""
 
     at: float
     beats: Mapping[int, WorkerBeat]
@@ -86,23 +77,23 @@ class SilenceBook:
     What was learned stays over restarts; a worker's first beat of an attempt starts its clock.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
         self._longest_s: dict[str, float] = {}
         self._last: dict[int, WorkerBeat] = {}
 
     def new_attempt(self) -> None:
-        """The workers are others now."""
+        """Forgets the beats of the last attempt's workers."""
         self._last.clear()
 
     def limit_s(self, phase: str) -> float:
         """How long this phase may be silent."""
-        learned = self._longest_s.get(phase, 0.0) * self._limits.factor
-        return min(max(learned, self._limits.min_s), self._limits.max_s)
+        learned = self._longest_s.get(phase, 0.0) * self._settings.hang_factor
+        return min(max(learned, self._settings.hang_min_s), self._settings.hang_max_s)
 
     def find_silent(self, beats: Mapping[int, WorkerBeat], now: float) -> tuple[Silence, ...]:
         """The workers over their limit; ``now`` is of the clock of the beats."""
-        if self._limits.min_s <= 0:
+        if self._settings.hang_min_s <= 0:
             return ()
         silent = []
         for rank, beat in beats.items():
@@ -126,7 +117,7 @@ class SilenceBook:
 
 
 def decide_hung(
-    silent: tuple[Silence, ...], workers: int, busy: bool, limits: Limits
+    silent: tuple[Silence, ...], workers: int, busy: bool, max_s: float
 ) -> Silence | None:
     """The worker that has been silent longest, if the group hangs.
 
@@ -136,7 +127,7 @@ def decide_hung(
     if not silent or len(silent) < workers:
         return None
     longest = max(silent, key=lambda one: one.silent_s)
-    if busy and longest.silent_s < limits.max_s:
+    if busy and longest.silent_s < max_s:
         return None
     return longest
 
@@ -147,10 +138,8 @@ class Watchdog:
     def __init__(
         self, attempts: Attempts, settings: AgentSettings, ledger: AgentLedger, clock: Clock
     ) -> None:
-        self._limits = Limits(
-            factor=settings.hang_factor, min_s=settings.hang_min_s, max_s=settings.hang_max_s
-        )
-        self.book = SilenceBook(self._limits)
+        self._max_s = settings.hang_max_s
+        self.book = SilenceBook(settings)
         self._attempts, self._ledger, self._clock = attempts, ledger, clock
         self._attempt = -1
         self._ended_attempt = -1
@@ -163,7 +152,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the thread soon."""
+        """Ends the thread after its present look."""
         self._stopping.set()
 
     def _watch(self) -> None:
@@ -188,7 +177,7 @@ class Watchdog:
             self._first = None
             return
         proof = self._look_again(beats)
-        hung = proof and decide_hung(silent, len(workers), proof.is_busy, self._limits)
+        hung = proof and decide_hung(silent, len(workers), proof.is_busy, self._max_s)
         if proof and hung:
             self._end(hung, proof, beats, workers)
 
@@ -227,7 +216,7 @@ class Watchdog:
         self._ended_attempt = self._attempt
 
     def _tell(self, hung: Silence, proof: Proof, beat: WorkerBeat) -> None:
-        limit_s = self._limits.max_s if proof.is_busy else hung.limit_s
+        limit_s = self._max_s if proof.is_busy else hung.limit_s
         first, second = proof.read_at
         say(
             f"rank {hung.rank} has hung for {hung.silent_s:.1f} s in phase {hung.phase} "

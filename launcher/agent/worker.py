@@ -28,8 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from launcher.agent.atomic_write import write_atomically
 from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
-from launcher.agent.reserve import write_atomically
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
 

@@ -20,7 +20,8 @@ def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
     """
     plan = run.read_plan()
     rendezvous = plan.nodes[0].rendezvous
-    if plan.agent is None or not isinstance(rendezvous, Elastic) or rendezvous.backend != ROSTER:
+    is_roster = isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
+    if plan.agent is None or not plan.is_elastic or not is_roster:
         raise InputError(
             f"{run.run_id} has a fixed number of nodes, or runs under plain torchrun",
             "a job with nnodes: MIN:MAX and without engine: torchrun",

@@ -17,7 +17,7 @@ from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower
-from launcher.follow.outlet import Outlet
+from launcher.follow.output_buffer import OutputBuffer
 from launcher.follow.requests import request_stop
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
@@ -27,8 +27,8 @@ from launcher.targets import proc
 
 
 def open_console(
-    stream: TextIO | Outlet,
-    out: TextIO | Outlet | None = None,
+    stream: TextIO | OutputBuffer,
+    out: TextIO | OutputBuffer | None = None,
     *,
     goes_on: str = "it goes on",
     spell: Callable[[str], str] | None = None,
@@ -58,13 +58,15 @@ def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> It
     goes_on = f"the run goes on; its output: {shows}"
     # A closed descriptor: Python has no stream for it.
     nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    stderr = Outlet(sys.stderr or nowhere, shows=shows)
+    stderr = OutputBuffer(sys.stderr or nowhere, shows=shows)
     is_one = sys.stdout is not None and _are_one(sys.stdout, sys.stderr)
     # A lambda, as the console is made of what calls it.
     stdout = (
         stderr
         if is_one
-        else Outlet(sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why))
+        else OutputBuffer(
+            sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why)
+        )
     )
     console = open_console(stderr, stdout, goes_on=goes_on, spell=spell)
     if sys.stdout is None:

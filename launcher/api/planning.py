@@ -1,25 +1,29 @@
-"""From a job to the plan of a new run: where it runs, and which code it takes along."""
+"""From a job to the plan of a new run: where it runs, and which code it takes along.
+
+What only a run needs is imported where it is used, as rendering takes no longer than its imports.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.api.choose_target import Choice, choose_target, open_target
-from launcher.code.archive import unpack
 from launcher.code.place import CodePlace, find_code
-from launcher.code.record import PackedCode, read_code, read_kept_code, read_record, write_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.follow.loop import create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
-from launcher.runs.folder import RunFolder, find_run, list_runs
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from launcher.code.record import PackedCode
+    from launcher.runs.folder import RunFolder
 
 CODE_DIR = "code"
 """In the folder of a run that repeats another: the copy of that one's code."""
@@ -38,6 +42,11 @@ class PlannedRun:
 
     def create(self) -> RunFolder:
         """Makes the run's folder, with the job and its code. Raises ``InputError``."""
+        from launcher.code.archive import unpack
+        from launcher.code.record import write_code
+        from launcher.follow.loop import create_run
+        from launcher.runs.folder import list_runs
+
         target = self.choice.target
         code = self._read_code(target)
         if self.copy and code:
@@ -46,6 +55,8 @@ class PlannedRun:
             run = create_run(self.plan, target)
         except BaseException:
             if self.copy:
+                import shutil
+
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise
         text = self.job.model_dump_json(indent=2, exclude_defaults=True)
@@ -90,12 +101,12 @@ def plan_job(
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
     place = find_code(job.command, job.code, job.workdir, Path.cwd())
     reading = None
-    if again and copy and (place or read_record(again.path)):
-        place, kept = _take_kept(again, job, copy)
-        reading = _in_background(lambda: kept)
-    elif place:
-        found = place
-        reading = _in_background(lambda: read_code(found, run_root))
+    if again and copy:
+        kept = _read_kept(again, job, copy, is_needed=place is not None)
+        place = kept[0] if kept else None
+        reading = _in_background(lambda: kept[1]) if kept else None
+    elif place and not (preview and opened and not opened.sends_code):
+        reading = _read_in_background(place, run_root)
     if opened and opened.sends_code and reading:
         opened.code = reading.result()
     facts = opened.facts_offline(job) if opened and preview else None
@@ -122,8 +133,14 @@ def plan_job(
     )
 
 
-def _take_kept(again: RunFolder, job: JobSpec, copy: Path) -> tuple[CodePlace, PackedCode]:
+def _read_kept(
+    again: RunFolder, job: JobSpec, copy: Path, *, is_needed: bool
+) -> tuple[CodePlace, PackedCode] | None:
+    from launcher.code.record import read_kept_code, read_record
+
     kept = read_kept_code(again.path)
+    if kept is None and not is_needed and read_record(again.path) is None:
+        return None  # its image held the code
     if kept is None:
         raise InputError(
             f"{again.run_id} keeps no code in {again.path}",
@@ -153,11 +170,21 @@ def resume_job(job: JobSpec, run_root: Path, earlier: str, target: Target | None
             f"--resume {earlier}: {what}",
             f"leave it out; {target.own_checkpoints} says where they are",
         )
+    from launcher.runs.folder import find_run
+
     plan = find_run(run_root, earlier).read_plan()
     return job.model_copy(update={"checkpoint_dir": plan.checkpoint_dir})
 
 
+def _read_in_background(place: CodePlace, run_root: Path) -> Future[PackedCode]:
+    from launcher.code.record import read_code
+
+    return _in_background(lambda: read_code(place, run_root))
+
+
 def _in_background(work: Callable[[], PackedCode]) -> Future[PackedCode]:
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(1, thread_name_prefix="code")
     reading = pool.submit(work)
     pool.shutdown(wait=False)

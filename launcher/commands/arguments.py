@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.api.choose_target import ROOMS, room_of, rooms
-from launcher.code.place import IN_IMAGE
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 
@@ -155,6 +154,7 @@ def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
 
 def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str, str]:
     """The text of the job file, or one made for the script or module, and what it is called."""
+    from launcher.code.place import IN_IMAGE
     from launcher.job import script
     from launcher.yamlfile.source import read_text
 

@@ -140,7 +140,7 @@ def _claim(text: str) -> tuple[str, Path]:
 def _read_machine(engine: Any) -> Any:
     from launcher.manifests.play import Machine
     from launcher.targets.docker.target import has_nvidia
-    from launcher.targets.gpus import read_gpus
+    from launcher.targets.machine import read_gpus
 
     info = engine.read_info()
     return Machine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,11 +98,11 @@ def parse_task(text: str) -> NodeTask:
         ) from error
 
 
-def parse_node(data: dict[str, Any]) -> NodePlan:
+def parse_node(data: Mapping[str, Any]) -> NodePlan:
     """One node's plan from plain data. Raises KeyError, TypeError or ValueError."""
     rendezvous = data["rendezvous"]
     kind: type[Static] | type[Elastic] = Static if "master_addr" in rendezvous else Elastic
-    rest: dict[str, Any] = {
+    rest = {
         "rendezvous": kind(**_with_pairs(rendezvous, "conf")),
         "mounts": tuple(Mount(**mount) for mount in data.get("mounts", ())),
         "command": tuple(data["command"]),
@@ -111,7 +112,7 @@ def parse_node(data: dict[str, Any]) -> NodePlan:
     return NodePlan(**{**_with_pairs(data, "env"), **rest})
 
 
-def _parse_settings(data: dict[str, Any]) -> AgentSettings:
+def _parse_settings(data: Mapping[str, Any]) -> AgentSettings:
     known = {field.name for field in dataclasses.fields(AgentSettings)}
     if unknown := sorted(set(data) - known):
         raise ValueError(f"unknown settings: {', '.join(unknown)}")
@@ -126,6 +127,6 @@ def _parse_settings(data: dict[str, Any]) -> AgentSettings:
     return settings
 
 
-def _with_pairs(data: dict[str, Any], name: str) -> dict[str, Any]:
+def _with_pairs(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     pairs = {name: tuple((key, value) for key, value in data[name])} if name in data else {}
     return {**data, **pairs}

@@ -6,6 +6,7 @@ Standard library only, and no newer than Python 3.8: hosts import it with a Pyth
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ RECORD = "keeper.json"
 RECORD_BYTES = 4096
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
+def write_record(folder: Path, record: Mapping[str, object]) -> None:
     """Replaces the record; on a full disk it overwrites the first one in place."""
     data = json.dumps(record).encode().ljust(RECORD_BYTES)
     temporary = folder / f".{RECORD}"

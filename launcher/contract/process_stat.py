@@ -41,5 +41,5 @@ def start_of(pid: int) -> str | None:
 
 
 def boot_id() -> str:
-    """Another one after each start of the machine."""
+    """An id that changes at each start of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

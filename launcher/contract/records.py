@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -18,7 +19,7 @@ def dump_record(value: object) -> str:
     return json.dumps(value, default=changed_fields)
 
 
-def changed_fields(record: Any) -> dict[str, Any]:
+def changed_fields(record: Any) -> dict[str, object]:
     """The fields whose value is not the default, and those without a default."""
     kind: Any = type(record)
     defaults = _defaults_of(kind)
@@ -30,6 +31,6 @@ def changed_fields(record: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _defaults_of(kind: Any) -> dict[str, Any]:
+def _defaults_of(kind: Any) -> Mapping[str, object]:
     fields = dataclasses.fields(kind)
     return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}

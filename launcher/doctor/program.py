@@ -68,7 +68,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def read_node() -> dict[str, Any]:
+def read_node() -> dict[str, object]:
     """What this node is and has; ``None`` where it does not say."""
     shm = Path("/dev/shm")
     host = socket.gethostname()
@@ -135,7 +135,7 @@ def _check_shared(folder: Path, index: str, dist: Any) -> None:
         token.unlink(missing_ok=True)
 
 
-def _write(path: Path, value: Any) -> None:
+def _write(path: Path, value: object) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(value))
     temporary.replace(path)

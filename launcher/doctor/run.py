@@ -12,9 +12,8 @@ from pathlib import Path
 
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
-from launcher.doctor.answers import AllReduce, NodeAnswer
 from launcher.doctor.finding import Finding, failed
-from launcher.doctor.judge import judge_all_reduce
+from launcher.doctor.judge import AllReduce, NodeAnswer, judge_all_reduce
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower, create_run
 from launcher.follow.target import Target

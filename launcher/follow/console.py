@@ -8,7 +8,7 @@ from typing import TextIO
 
 from launcher.contract.clock import Clock, SystemClock
 from launcher.follow.lines import LineBlock
-from launcher.follow.outlet import Outlet
+from launcher.follow.output_buffer import OutputBuffer
 from launcher.follow.prefix import paint_prefix
 from launcher.follow.tails import Stream
 
@@ -19,17 +19,16 @@ PROGRESS_INTERVAL_S = 5.0
 class Console:
     """Writes whole lines to two streams; on a terminal the last line may be a progress bar.
 
-    ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out``
-    takes their stdout. Where ``out`` is left out, or is the same object, everything is in one
-    order. A stream that cannot be written any more is no error; for ``out`` one note says so, which
-    ends with ``goes_on``.
+    ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out`` takes
+    their stdout, by default in ``stream`` too. If ``out`` cannot be written any more, one note says
+    so and ends with ``goes_on``; no stream that is lost ends the run.
     """
 
     def __init__(
         self,
-        stream: TextIO | Outlet,
+        stream: TextIO | OutputBuffer,
         *,
-        out: TextIO | Outlet | None = None,
+        out: TextIO | OutputBuffer | None = None,
         terminal: bool,
         colour: bool,
         clock: Clock | None = None,
@@ -73,10 +72,7 @@ class Console:
             self._put(sink, data)
 
     def progress(self, text: str, *, stream: Stream = "stderr", prefix: str = "") -> None:
-        """An update of the one live line; without a terminal a plain line now and then.
-
-        ``prefix`` is for the plain line: the live one may be as wide as the screen.
-        """
+        """Updates the live line; without a terminal, writes a line with ``prefix`` now and then."""
         sink = self._sink(stream)
         if self._terminal and sink is self._stream:
             self._progress, self._progress_of = text, stream
@@ -87,27 +83,27 @@ class Console:
             self._put(sink, f"{text}\n".encode())
 
     def close(self) -> None:
-        """Leaves the last progress on the screen and the cursor on a line of its own."""
+        """Leaves the last progress on the screen, and the cursor below it."""
         if self._progress:
             self._progress = ""
             self._put(self._stream, b"\n")
 
     def end_progress(self, stream: Stream = "stderr") -> None:
-        """Drops the live line of a stream: what it counted is over."""
+        """Drops the live line of a stream, as what it counted has ended."""
         if self._progress_of == stream:
             self._progress = ""
 
     def has_room(self, stream: Stream) -> bool:
         """Whether more of a stream can be taken without losing any of it."""
         sink = self._sink(stream)
-        return not isinstance(sink, Outlet) or sink.has_room()
+        return not isinstance(sink, OutputBuffer) or sink.has_room()
 
     def wait_for_room(self, stream: Stream) -> bool:
-        """As ``has_room``, after waiting for a reader that reads on."""
+        """As ``has_room``, but waits for a slow reader."""
         sink = self._sink(stream)
-        return not isinstance(sink, Outlet) or sink.wait_for_room()
+        return not isinstance(sink, OutputBuffer) or sink.wait_for_room()
 
-    def _sink(self, stream: Stream) -> TextIO | Outlet:
+    def _sink(self, stream: Stream) -> TextIO | OutputBuffer:
         return self._out if stream == "stdout" else self._stream
 
     def _write(self, data: bytes) -> None:
@@ -117,17 +113,17 @@ class Console:
             data = b"\r\x1b[K" + data + self._progress[: width - 1].encode()
         self._put(self._stream, data)
 
-    def _painted(self, sink: TextIO | Outlet, prefix: str, colour_key: int) -> str:
+    def _painted(self, sink: TextIO | OutputBuffer, prefix: str, colour_key: int) -> str:
         on_terminal = self._terminal if sink is self._stream else sink.isatty()
         if not self._colour or not on_terminal:
             return prefix
         return paint_prefix(prefix, colour_key)
 
-    def _put(self, sink: TextIO | Outlet, data: bytes) -> None:
-        if isinstance(sink, Outlet):
+    def _put(self, sink: TextIO | OutputBuffer, data: bytes) -> None:
+        if isinstance(sink, OutputBuffer):
             sink.put(data)
         elif id(sink) not in self._lost:
-            # A closed terminal or pipe must not end the run that is shown there.
+            # A closed terminal or pipe must not end the run.
             try:
                 sink.write(data.decode())
                 sink.flush()

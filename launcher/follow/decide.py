@@ -9,21 +9,19 @@ from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.node_plan import Elastic
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
-from launcher.follow.target import NodeObservation, Observation
+from launcher.follow.target import NodeObservation, Observation, RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 
 FALL_S = 5.0
-"""How long nodes that fall with a failed one get, so that the report can tell them apart."""
+"""How long the other nodes get to fail too, so that the report can name the first cause."""
 FINISH_S = 60.0
-"""How long the others get once one elastic node has finished: agents leave through a barrier."""
+"""How long the others may take once one elastic node has finished: agents leave by a barrier."""
 MAX_REPLACEMENTS = 16
-"""How often one run starts the same node index anew where agents hold the run together: losing
-a node uses up no restart, but a node that is lost for ever must end the run one day."""
-
-
+"""How often one run replaces the same node where agents continue without it. That uses up no
+restart, but a node that can never come back must end the run at some time."""
 LONGEST_PAUSE_S = 30.0
-"""Between two starts of the same node: one that fails at once must not use up its replacements
-before whatever it lacks is back."""
+"""Between two starts of the same node. One that fails at once must not use up its replacements
+before what it lacks is back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +45,7 @@ class Restart:
     left: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndRun:
-    """The run is over."""
-
-    reason: Reason
-    detail: str = ""
-
-
-Action = Wait | Replace | Restart | EndRun
+Action = Wait | Replace | Restart | RunEnd
 
 
 def decide_action(
@@ -67,12 +57,12 @@ def decide_action(
     working: frozenset[int] = frozenset(),
     left_early: frozenset[int] = frozenset(),
 ) -> Action:
-    """The next step of a run, from the nodes that it is meant to have now.
+    """The next step of a run, from the nodes that it should have now.
 
-    ``replaced`` counts the replacements of each node index so far; ``since_first_exit_s`` is how
-    long ago the first node of the present situation was seen to have ended; ``working`` are the
-    node indices whose present incarnation has started workers; ``left_early`` are those that
-    finished and did not stay until the run was over.
+    ``replaced`` counts the replacements of each node so far; ``since_first_exit_s`` is the time
+    since the first of the present nodes was seen to have ended; ``working`` are the nodes whose
+    present incarnation has started workers; ``left_early`` are those that finished and did not stay
+    until the run was over.
     """
     late = since_first_exit_s > FINISH_S and _nobody_works(plan, observation, working, left_early)
     ended = [node for node in observation.nodes if not node.is_alive]
@@ -81,7 +71,7 @@ def decide_action(
         return Wait()
     if not bad:
         if len(ended) == len(observation.nodes):
-            return EndRun(reason=Reason.COMPLETED)
+            return RunEnd(reason=Reason.COMPLETED)
         return _decide_left_over(plan, observation) if late else Wait()
     if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
@@ -108,12 +98,11 @@ def _nobody_works(
     working: frozenset[int],
     left_early: frozenset[int],
 ) -> bool:
-    """Whether no node that lives can have work to do, once another one has finished.
+    """Whether no living node can have work to do, now that another one has finished.
 
-    A finished node stays in the roster until the run is over: who still lives then was about to
-    join, or is frozen. One that left early tells nothing of the others. Other agents end after
-    torch's exit barrier of 300 s, whatever the others do, so that a node with workers may still be
-    at work.
+    With the roster, a finished node stays until the run is over: a node that still lives then was
+    about to join, or is frozen. A node that left early says nothing about the others. With other
+    backends agents end after torch's exit barrier of 300 s, so a node with workers may still work.
     """
     finished = [node.node_index for node in observation.nodes if node.exit_code == 0]
     if _is_roster(plan) and not left_early.issuperset(finished):
@@ -148,18 +137,17 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
     if worst.out_of_memory:
-        return EndRun(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
+        return RunEnd(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
         reason = _reason_of_loss(worst) if plan.agent is not None else Reason.NODE_LOST
-        return EndRun(reason=reason, detail=describe(worst))
+        return RunEnd(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
     reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
-    # The report names the rank, which says more than the exit code of the first node to be seen;
-    # only what the target itself has to say is kept.
-    return EndRun(reason=reason, detail=worst.detail)
+    # The report names the rank, which says more than a node's exit code.
+    return RunEnd(reason=reason, detail=worst.detail)
 
 
-# -- nodes under the agent: exit codes are those of ``state.EXIT_CODE_OF_REASON`` ---------------
+# -- nodes under the agent: exit codes are those of ``contract.reasons`` ------------------------
 
 
 def _is_roster(plan: LaunchPlan) -> bool:
@@ -172,7 +160,7 @@ def _is_roster(plan: LaunchPlan) -> bool:
 def _decide_agents(
     plan: LaunchPlan, observation: Observation, since_exit_s: float, *, late: bool
 ) -> Action:
-    """At least one node has ended badly. The agents have used up ``max_restarts`` themselves."""
+    """At least one node has failed. The agents have used up ``max_restarts`` themselves."""
     live = [node for node in observation.nodes if node.is_alive]
     bad = [node for node in observation.nodes if not node.is_alive and node.exit_code != 0]
     if permanent := [node for node in bad if _is_permanent(node)]:
@@ -180,52 +168,36 @@ def _decide_agents(
     finished = len(observation.nodes) - len(live) - len(bad)
     closed = [node for node in bad if node.exit_code == ExitCode.RENDEZVOUS_CLOSED]
     lost = [node for node in bad if node not in closed]
+    if finished and live:
+        return _decide_left_over(plan, observation) if late else Wait()
     if finished:
+        # The roster tells which newcomers it refused because all had finished: they end well.
         away = bad if _is_roster(plan) else lost
-        return _decide_partly_finished(plan, observation, len(live), away, late=late)
+        if not away or finished >= plan.nodes[0].min_nodes:
+            return RunEnd(reason=Reason.COMPLETED)
+        return _restart_all(plan, away)
     if not live:
         return _restart_all(plan, lost or closed)
-    # Closed by a node that ends; where none does, that node is simply not among the others.
+    # A node that ends closes the rendezvous for all. If the others live on, it is one that is away.
     away = bad if since_exit_s > FINISH_S else lost
     return _decide_lost(plan, away, len(live), since_exit_s) if away else Wait()
 
 
 def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
-    """A node has finished, and those that live can have no work to do: frozen, or too late."""
+    """A node has finished, and the living ones have no work: they are frozen, or came too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
-        return EndRun(reason=Reason.COMPLETED)
+        return RunEnd(reason=Reason.COMPLETED)
     if _is_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
         return _restart_all(plan, sorted(away, key=lambda node: not node.is_alive))
-    return EndRun(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
-
-
-def _decide_partly_finished(
-    plan: LaunchPlan,
-    observation: Observation,
-    live: int,
-    away: list[NodeObservation],
-    *,
-    late: bool,
-) -> Action:
-    """A node has finished, so no other node can join any more.
-
-    ``away`` ended without their work done. A newcomer that the roster refused because all had
-    finished is none of them: it ends well. Other backends do not tell.
-    """
-    if live:
-        return _decide_left_over(plan, observation) if late else Wait()
-    finished = sum(node.exit_code == 0 for node in observation.nodes)
-    if not away or finished >= plan.nodes[0].min_nodes:
-        return EndRun(reason=Reason.COMPLETED)
-    return _restart_all(plan, away)
+    return RunEnd(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
 
 
 def _decide_lost(
     plan: LaunchPlan, away: list[NodeObservation], live: int, since_exit_s: float
 ) -> Action:
-    """The others hold the rendezvous, so that the next incarnation of a node finds them."""
+    """Replaces lost nodes: the others keep the rendezvous, where the next incarnations join."""
     if any(_serves_only_store(plan, node.node_index) for node in away):
         return _restart_all(plan, away)
     for node in away:
@@ -243,9 +215,10 @@ def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
 
 
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
-    """A node that ran out of memory will do so again: the job's own restarts bound that.
+    """How often a node may still be replaced.
 
-    One that found no room has waited for it, and its successor would meet the same disk.
+    One that ran out of memory will do so again, so ``max_restarts`` counts for it. One that found a
+    full disk has waited for room already, and its successor would find the same disk.
     """
     if node.exit_code == ExitCode.DISK_FULL:
         return 0
@@ -253,43 +226,38 @@ def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
     return limit - plan.nodes[node.node_index].incarnation
 
 
-def _give_up(node: NodeObservation) -> EndRun:
+def _give_up(node: NodeObservation) -> RunEnd:
     if _is_permanent(node) and not node.out_of_memory:
         # The node's own report names rank and cause, which says more than its exit code.
-        return EndRun(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
-    return EndRun(reason=_reason_of_loss(node), detail=describe_agent(node))
+        return RunEnd(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
+    return RunEnd(reason=_reason_of_loss(node), detail=describe_agent(node))
 
 
 def _reason_of_loss(node: NodeObservation) -> Reason:
     if node.out_of_memory:
         return Reason.OUT_OF_MEMORY
-    if node.exit_code is None:
-        return Reason.NODE_LOST
-    told = reason_of_exit_code(node.exit_code)
-    return told if node.exit_code in _OWN_CODES else Reason.NODE_LOST
+    code = node.exit_code or 0
+    return reason_of_exit_code(code) if code in _OWN_CODES else Reason.NODE_LOST
 
 
 _OWN_CODES = frozenset(code for code in ExitCode if code >= ExitCode.RENDEZVOUS_UNREACHABLE)
-"""Where the agent ended by itself; a signal's code says only that it was ended."""
+"""Exit codes with which an agent ends by itself; a signal's code does not say why."""
 
 
 def _is_permanent(node: NodeObservation) -> bool:
-    return node.exit_code is not None and 0 < node.exit_code < RETRY_FROM
+    return 0 < (node.exit_code or 0) < RETRY_FROM
 
 
 def _serves_only_store(plan: LaunchPlan, node_index: int) -> bool:
-    """Whether the rendezvous went with this node: the agent's own backend alone has others."""
-    rendezvous = plan.nodes[node_index].rendezvous
-    return isinstance(rendezvous, Elastic) and rendezvous.is_host and rendezvous.backend != ROSTER
+    """Whether the rendezvous went with this node: only the roster can move to another node."""
+    return _is_store_host(plan, node_index) and not _is_roster(plan)
 
 
 def describe_agent(node: NodeObservation) -> str:
-    """One agent's ending in words, its exit code's meaning among them."""
-    told, code = describe(node), node.exit_code
-    if node.state is NodeState.MISSING or code is None or code < RETRY_FROM:
-        return told
-    is_said = node.out_of_memory or node.detail
-    return told if is_said else f"{told} ({reason_of_exit_code(code).value})"
+    """One agent's ending in words, with the meaning of its exit code."""
+    told, code = describe(node), node.exit_code or 0
+    is_told = node.state is NodeState.MISSING or node.out_of_memory or node.detail
+    return told if is_told or code < RETRY_FROM else f"{told} ({reason_of_exit_code(code).value})"
 
 
 def describe(node: NodeObservation) -> str:

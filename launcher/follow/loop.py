@@ -18,7 +18,7 @@ from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import RunEnd, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.ranks import node_rank_of
-from launcher.plan.torchrun import WorkerLog
+from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_report, refine_by_first
 from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_reason
@@ -28,13 +28,14 @@ from launcher.runs.outcome import Outcome
 def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
     """Makes the run's folder with the plan and what will be submitted.
 
-    Raises ``InputError``, before anything exists, where a secret has no value to pass on, or a
-    folder cannot be made.
+    Raises ``InputError`` before it makes anything, as for a secret without a value.
     """
     target.check(plan)
     check_folder(Path(plan.run_dir))
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, target.render(plan).shell(), SystemClock().wall())
+    if plan.agent is None:
+        target.notes.append(f"engine: torchrun: a lost node {describe_loss(plan)}")
     return run
 
 
@@ -69,8 +70,8 @@ class Follower:
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
         """Submits the plan and stays until the run has ended and nothing of it is left.
 
-        Raises ``TargetError`` where it could not be submitted; nothing runs then. Raises it
-        without an outcome where the run could not be ended.
+        Raises ``TargetError`` where it could not be submitted, and then nothing runs; or where it
+        could not be ended, and then there is no outcome.
         """
         self._run.write_launcher()
         submitted = False
@@ -89,7 +90,7 @@ class Follower:
                 end = hurried
             return self._finish(end)
         except BaseException as error:
-            # Bad input, an engine that died, a second Ctrl-C: leave no node, and record the reason.
+            # Such as an engine that died, or a second Ctrl-C: leave no node, record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
             if is_over and isinstance(error, OSError) and not self._run.is_there():
                 return self._record_as(RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED))
@@ -118,7 +119,9 @@ class Follower:
     def _loop(self) -> RunEnd:
         while True:
             self._show_new()
-            if reason := self._asked_to_stop():
+            if self.stop_reason is None and is_stop_requested(self._run):
+                self.stop_reason = Reason.STOP_REQUESTED
+            if reason := self.stop_reason:
                 grace_s = self._driver.plan.stop_grace_s
                 self._console.note(f"stopping ({reason.value}), at most {grace_s} s")
                 return RunEnd(reason=reason)
@@ -128,15 +131,10 @@ class Follower:
                 return end
             self._clock.sleep(self._driver.poll_s)
 
-    def _asked_to_stop(self) -> Reason | None:
-        if self.stop_reason is None and is_stop_requested(self._run):
-            self.stop_reason = Reason.STOP_REQUESTED
-        return self.stop_reason
-
     def _finish(self, end: RunEnd) -> Outcome:
         try:
             self._driver.end(end, asked=self.stop_reason is not None)
-            # Before the last output: a reader that pauses must not hide that the run has ended.
+            # Before the last output, as a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
         except TargetError:
             self._close()
@@ -158,24 +156,16 @@ class Follower:
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
-            if output.worker is None:
-                prefix = prefix_of(output.node_index, None)
-                self._console.show(
-                    output.block, stream="stderr", prefix=prefix, colour_key=output.node_index
-                )
-            else:
-                self._show_worker(output, self._rank(output.worker))
-
-    def _show_worker(self, output: Output, rank: int) -> None:
-        prefix = prefix_of(output.node_index, rank) if self._workers > 1 else ""
-        if output.block.is_progress:
-            if rank == 0:
-                text = output.block.data.decode()
-                self._console.progress(text, stream=output.stream, prefix=prefix)
-            return
-        if rank == 0:
-            self._console.end_progress(output.stream)
-        self._console.show(output.block, stream=output.stream, prefix=prefix, colour_key=rank)
+            block, stream, node_index = output.block, output.stream, output.node_index
+            rank = self._rank(output.worker) if output.worker else None
+            prefix = prefix_of(node_index, rank) if rank is None or self._workers > 1 else ""
+            if not block.is_progress:
+                if rank == 0:
+                    self._console.end_progress(stream)
+                key = node_index if rank is None else rank
+                self._console.show(block, stream=stream, prefix=prefix, colour_key=key)
+            elif rank == 0:
+                self._console.progress(block.data.decode(), stream=stream, prefix=prefix)
 
     def _rank(self, worker: WorkerLog) -> int:
         plan, live, node_index = self._driver.plan, self._driver.live, worker.node_index
@@ -216,7 +206,7 @@ def write_outcome(
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
     )
-    # The outcome is returned even if it cannot be written. A removed folder is not made again.
+    # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):
         if run.path.exists():
             run.write_outcome(outcome)
@@ -226,8 +216,7 @@ def write_outcome(
 def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
     """The outcome of a run whose launcher is gone; None while a launcher or a node still lives.
 
-    Reads what the target still holds, so that a run which ended well after its launcher died
-    counts as completed. Idempotent. Raises ``TargetError``.
+    A run that ended well after its launcher died is completed. Idempotent. Raises ``TargetError``.
     """
     outcome = run.read_outcome()
     if outcome is not None or run.launcher_pid() is not None:

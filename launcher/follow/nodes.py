@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from launcher.agent import disk
 from launcher.contract import protocol
@@ -22,7 +23,7 @@ from launcher.runs.node_outcomes import read_outcomes_of
 POLL_S = 0.1
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
-"""How long the run's folder may be away, as in a hiccup of a file server."""
+"""How long the run's folder may be missing, as when a file server pauses."""
 FOUND_LATER = "found after its launcher had gone"
 
 
@@ -58,11 +59,11 @@ class NodeDriver:
             return RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
         observation = without(self._target.observe(self.plan), self._withdrawn)
         action = self._decide(observation)
-        if isinstance(action, decide.EndRun):
-            return RunEnd(reason=action.reason, detail=action.detail)
-        if isinstance(action, decide.Replace) and not self._may_replace(action.node_index):
-            return None
-        if isinstance(action, decide.Wait):
+        if isinstance(action, RunEnd):
+            return action
+        if isinstance(action, decide.Wait) or (
+            isinstance(action, decide.Replace) and not self._may_replace(action.node_index)
+        ):
             return None
         if not self._has_room():
             told = self._wait_for_room(observation)
@@ -74,14 +75,14 @@ class NodeDriver:
         return None
 
     def _has_room(self) -> bool:
-        """Whether a start can be recorded: what is on a full disk is neither read nor written."""
+        """Whether the disk has room, so that a start can be recorded."""
         if not disk.has_room(self._run.path):
             return False
         self._full_since = None
         return True
 
     def _wait_for_room(self, observation: Observation) -> str:
-        """Which disk is full, once it has been waited for; a node may have done so already."""
+        """Which disk is full, after waiting for room, unless a node has waited already."""
         now, agent = self._clock.monotonic(), self.plan.agent
         waited = any(node.exit_code == ExitCode.DISK_FULL for node in observation.nodes)
         limit_s = 0.0 if waited or agent is None else agent.disk_free_limit_s
@@ -128,7 +129,7 @@ class NodeDriver:
         )
 
     def _has_lost_folder(self) -> bool:
-        """Whether the run's folder was removed: then no command can reach the run any more."""
+        """Whether the run's folder was removed, so that no command can reach the run any more."""
         if self._run.is_there():
             self._folder_lost_at = None
             return False
@@ -165,7 +166,7 @@ class NodeDriver:
         self._target.submit(self.plan, (node_index,))
 
     def _restart(self, why: str, left: int) -> None:
-        self._console.note(f"{why}; starting all nodes again ({left} restarts left)")
+        self._console.note(f"{why}; starting all nodes again (at most {left} times)")
         self._target.stop(self._run.run_id, self.plan.stop_grace_s)
         self._show()
         self._console.end_progress()
@@ -180,7 +181,7 @@ class NodeDriver:
         self.plan = plan
 
     def end(self, why: RunEnd, *, asked: bool) -> None:
-        """As ``Driver.end``: an engine that died meanwhile must not hide how the run ended."""
+        """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
         is_done = STATE_OF_REASON[why.reason] is RunState.SUCCEEDED
         with contextlib.suppress(TargetError):
             self._target.stop(self._run.run_id, 0 if is_done else self.plan.stop_grace_s)
@@ -190,7 +191,7 @@ class NodeDriver:
         return None
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
-        """As ``Driver.abandon``: without a launcher the nodes are ended."""
+        """As ``Driver.abandon``. Ends the nodes, as they have no launcher any more."""
         with contextlib.suppress(TargetError):
             self._target.stop(self._run.run_id, 0)
         return True
@@ -219,7 +220,7 @@ def _judge(plan: LaunchPlan, observation: Observation) -> RunEnd:
         lost = "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
         action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
-        if isinstance(action, decide.EndRun):
-            return RunEnd(reason=action.reason, detail=FOUND_LATER)
+        if isinstance(action, RunEnd):
+            return replace(action, detail=FOUND_LATER)
         lost = FOUND_LATER
     return RunEnd(reason=Reason.LAUNCHER_LOST, detail=lost)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.plan.torchrun import WorkerLog, split_console
@@ -14,7 +15,7 @@ from launcher.runs.folder import RunFolder
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
-"""For one file: the follower has more to do than to read."""
+"""The most that is read of one file before the follower looks at the run again."""
 
 Stream = Literal["stdout", "stderr"]
 HasRoom = Callable[[Stream], bool]
@@ -32,11 +33,19 @@ class Output:
 
 
 class _Tail:
-    """One file from its beginning; the open descriptor keeps what torchrun deletes meanwhile."""
+    """One file from its beginning; it stays open, as torchrun may delete it meanwhile."""
 
-    def __init__(self, file: IO[bytes], stream: Stream, *, keeps_returns: bool) -> None:
-        self.stream = stream
-        self._file = file
+    def __init__(
+        self,
+        path: Path,
+        node_index: int,
+        worker: WorkerLog | None,
+        stream: Stream,
+        *,
+        keeps_returns: bool,
+    ) -> None:
+        self.node_index, self.worker, self.stream = node_index, worker, stream
+        self._file = path.open("rb")
         self._splitter = BlockSplitter(keeps_returns=keeps_returns)
 
     def poll(self, has_room: HasRoom) -> Iterator[LineBlock]:
@@ -64,9 +73,8 @@ def _always(stream: Stream) -> bool:
 class RunTails:
     """All outputs of one run; files that appear later are picked up as they come.
 
-    ``workers_in_consoles``: the workers' lines are in the nodes' own output, and nowhere else,
-    both streams in one. ``agents`` False leaves the nodes' own lines out. ``keeps_returns``: as
-    ``BlockSplitter`` has it, for the workers' stdout.
+    ``workers_in_consoles``: workers write both streams into their node's output, and nowhere else.
+    ``agents``: the nodes' own lines too. ``keeps_returns`` is for the workers' stdout.
     """
 
     def __init__(
@@ -80,48 +88,49 @@ class RunTails:
         self._run = run
         self._in_consoles, self._agents = workers_in_consoles, agents
         self._keeps_returns = keeps_returns
-        self._workers: dict[tuple[str, str, int], tuple[WorkerLog, _Tail]] = {}
-        self._consoles: dict[tuple[int, int], _Tail] = {}
+        self._tails: dict[tuple[Path, int], _Tail] = {}
 
     def poll(self, has_room: HasRoom = _always) -> Iterator[Output]:
         """What was written since the last call, as far as there is room. Does not wait."""
-        self._open_new()
-        for (node_index, _), tail in self._consoles.items():
-            for block in tail.poll(has_room):
-                yield from self._console_outputs(node_index, block)
-        for worker, tail in self._workers.values():
-            for block in tail.poll(has_room):
-                yield _worker_output(worker, tail, block)
+        return self._outputs(lambda tail: tail.poll(has_room))
 
     def close(self, has_room: HasRoom = _always) -> Iterator[Output]:
-        """The rest of every stream, unfinished last lines too. The tails are done afterwards.
+        """The rest of each stream, with its unfinished last line; ends the tails.
 
-        ``has_room`` may wait; a stream for which it gives up stays unread from there on.
+        ``has_room`` may wait. A stream for which it gives up is not read any further.
         """
+        yield from self._outputs(lambda tail: tail.close(has_room))
+        self._tails = {}
+
+    def _outputs(self, read: Callable[[_Tail], Iterator[LineBlock]]) -> Iterator[Output]:
         self._open_new()
-        for (node_index, _), tail in self._consoles.items():
-            for block in tail.close(has_room):
-                yield from self._console_outputs(node_index, block)
-        for worker, tail in self._workers.values():
-            for block in tail.close(has_room):
-                yield _worker_output(worker, tail, block)
-        self._consoles, self._workers = {}, {}
+        # The agents' own lines first.
+        for tail in sorted(self._tails.values(), key=lambda tail: tail.worker is not None):
+            index, worker = tail.node_index, tail.worker
+            for block in read(tail):
+                if worker is None:
+                    yield from self._console_outputs(index, block)
+                else:
+                    yield Output(node_index=index, worker=worker, stream=tail.stream, block=block)
 
     def _open_new(self) -> None:
         if self._agents or self._in_consoles:
-            for node, path in self._run.consoles():
-                if node not in self._consoles and (file := _opened(path)):
-                    stream: Stream = "stdout" if self._in_consoles else "stderr"
-                    self._consoles[node] = _Tail(file, stream, keeps_returns=False)
+            for (node_index, _), path in self._run.consoles():
+                self._open(path, node_index, None, "stdout" if self._in_consoles else "stderr")
         for worker in self._run.worker_logs():
             for name, stream in zip(worker.streams, _STREAMS, strict=True):
                 path = self._run.path / worker.folder / name
-                # A membership restart makes the same path anew: the inode tells them apart.
-                key = (worker.folder, name, _inode(path))
-                if key not in self._workers and (file := _opened(path)):
-                    keeps_returns = self._keeps_returns and stream == "stdout"
-                    tail = _Tail(file, stream, keeps_returns=keeps_returns)
-                    self._workers[key] = (worker, tail)
+                self._open(path, worker.node_index, worker, stream)
+
+    def _open(self, path: Path, node_index: int, worker: WorkerLog | None, stream: Stream) -> None:
+        keeps_returns = self._keeps_returns and worker is not None and stream == "stdout"
+        # A file that is not there yet is opened later.
+        with contextlib.suppress(OSError):
+            # A membership restart makes a worker's path anew: the inode tells them apart.
+            key = (path, path.stat().st_ino if worker else 0)
+            if key not in self._tails:
+                tail = _Tail(path, node_index, worker, stream, keeps_returns=keeps_returns)
+                self._tails[key] = tail
 
     def _console_outputs(self, node_index: int, block: LineBlock) -> Iterator[Output]:
         """Lines of a node's own output, each to whom it belongs."""
@@ -139,21 +148,3 @@ class RunTails:
 
 _STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 """In the order of ``WorkerLog.streams``."""
-
-
-def _worker_output(worker: WorkerLog, tail: _Tail, block: LineBlock) -> Output:
-    return Output(node_index=worker.node_index, worker=worker, stream=tail.stream, block=block)
-
-
-def _opened(path: Path) -> IO[bytes] | None:
-    try:
-        return path.open("rb")
-    except OSError:
-        return None
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.contract.errors import InputError
 from launcher.contract.reasons import NodeState, Reason
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class NodeObservation:
     """One node at an instant.
 
-    ``exit_code`` is a shell's: 128 + n for signal n, None while it runs. ``detail`` is the
-    target's own word on a node that ended or could not start ("OOMKilled", an engine's error).
+    ``exit_code`` is as in a shell: 128 + n for signal n; None while it runs. ``detail`` is what the
+    target says of a node that ended or could not start, such as "OOMKilled".
     """
 
     node_index: int
@@ -84,7 +84,7 @@ class ListedRun:
     reason: str = ""
     nnodes: int = 0
 
-    def to_jsonable(self) -> dict[str, Any]:
+    def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
         return asdict(self)
 
@@ -133,24 +133,25 @@ class Driver(Protocol):
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """The follower cannot go on. Whether nothing runs any more, so that there is an outcome.
 
-        Raises ``TargetError`` where the run goes on although it was to end.
+        Raises ``TargetError`` where the run cannot be ended.
         """
         ...
 
 
 class Target(ABC):
-    """A place where jobs run. Methods block until done unless they say otherwise."""
+    """A place where jobs run. Methods block until done; all but the pure ones may raise
+    ``TargetError``."""
 
     name: ClassVar[str]
     goes_on_alone: ClassVar[bool] = False
     """Whether a run needs no launcher: controllers of the target start and replace its nodes."""
     keeps_stopped_runs: ClassVar[bool] = False
-    """Whether ``suspend`` can end a run and keep what resumes it."""
+    """Whether a run can be stopped and resumed (``suspend``)."""
     own_checkpoints: ClassVar[str] = ""
-    """The key of the job file that says where its checkpoints are, whatever the run; empty where
-    a new run goes on from an earlier one that is named by its id (``--resume``)."""
+    """The key of the job file for its checkpoints, if all runs of a job share them; empty where
+    ``--resume RUN`` names the run to go on from."""
     tells_by_consoles: ClassVar[bool] = False
-    """Whether the workers' lines come in their nodes' own output, and nowhere else."""
+    """Whether workers write into their nodes' own output, and nowhere else."""
     sends_code: ClassVar[bool] = False
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
 
@@ -183,10 +184,9 @@ class Target(ABC):
         return self.name
 
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
-        """Raises ``InputError`` for what the nodes need and can be seen to be missing.
+        """Raises ``InputError`` where something that the nodes need is seen to be missing.
 
-        Called before anything is made; what only a node can see is found at the start. ``notes``
-        says what will not be as a person may expect.
+        Called before anything is made. ``notes`` gets what a person may not expect.
         """
 
     @abstractmethod
@@ -201,9 +201,9 @@ class Target(ABC):
 
     @abstractmethod
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
-        """Starts the nodes; an earlier incarnation of the same node is dead first.
+        """Starts the nodes, after earlier incarnations of them have ended.
 
-        Raises ``TargetError``, leaving nothing of this call behind.
+        Raises ``TargetError``, and then leaves nothing of this call behind.
         """
 
     @abstractmethod
@@ -215,10 +215,9 @@ class Target(ABC):
 
     @abstractmethod
     def stop(self, run_id: str, grace_s: float) -> None:
-        """Ends the run's nodes, by force after ``grace_s`` seconds, and removes all that is left.
+        """Ends the run's nodes, by force after ``grace_s`` seconds, and removes what is left.
 
-        What they wrote is collected first. Idempotent; a run that the target does not know is no
-        error.
+        Collects what they wrote first. Idempotent, also for a run that the target does not know.
         """
 
     @abstractmethod
@@ -237,9 +236,9 @@ class Target(ABC):
         clock: Clock,
         show: Callable[[], None],
     ) -> Driver:
-        """What keeps a run going, here by starting lost nodes anew.
+        """What keeps a run going, here by starting lost nodes again.
 
-        ``show`` brings to the console what nodes and workers have written by now.
+        ``show`` prints what nodes and workers have written by now.
         """
         from launcher.follow.nodes import NodeDriver
 
@@ -248,10 +247,7 @@ class Target(ABC):
     # -- a run that no launcher here follows ------------------------------------------------------
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
-        """How the run has ended; None while it goes on. What is left of an ended one is removed.
-
-        Raises ``TargetError``.
-        """
+        """How the run ended, after removing what is left of it; None while it goes on."""
         from launcher.follow.nodes import find_end
 
         return find_end(run, plan, self)
@@ -261,16 +257,13 @@ class Target(ABC):
         return plan
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
-        """Brings the run's output into its folder, a turn at a time: with ``follow`` until its end.
-
-        Raises ``TargetError``.
-        """
+        """Brings the run's output into its folder, in turns; with ``follow`` until the run ends."""
         return iter(())
 
     def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:  # noqa: B027
-        """Puts what the target itself tells of a borrowed run into its folder.
+        """Puts the target's own story of a borrowed run into its folder.
 
-        ``claim`` is where this machine sees the run's storage. Raises ``TargetError``.
+        ``claim`` is where this machine sees the run's storage.
         """
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:

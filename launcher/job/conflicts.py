@@ -15,11 +15,16 @@ from launcher.job.values import NodeRange, parse_nodes
 Raw = Mapping[str, object]
 """A section's keys as they were written."""
 
-ROSTER_CONF = ("join_timeout", "last_call_timeout", "read_timeout")
-"""Keys of ``rdzv.conf`` that the backend ``roster`` knows."""
+BACKEND_OF_CONF = {
+    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "keep_alive_interval"), "c10d"),
+    "keep_alive_max_attempt": "c10d",
+    "timeout": "static",
+    **dict.fromkeys(("protocol", "ssl_cert", "ssl_cert_key", "ca_cert"), "etcd-v2"),
+}
+"""Keys of ``rdzv.conf`` that the backend ``roster`` does not know, each with one that does."""
 REMOVE = "remove the key"
 HANG_MIN_S, HANG_MAX_S = 300, 1800
-"""Defaults of ``agent.hang_min_s`` and ``agent.hang_max_s``."""
+"""Defaults of ``agent.hang_min_s``, and of ``agent.hang_max_s`` for a job that may restart."""
 
 
 @dataclass(frozen=True)
@@ -69,27 +74,21 @@ def _engine(raw: Raw) -> Iterator[Conflict]:
             yield Conflict(("start",), start, accepted, fix)
         if backend == "roster":
             yield Conflict(("rdzv", "backend"), backend, accepted, fix)
-    if backend == "roster" or (backend is None and _runs_agent(raw)):
+    if backend == "roster" or (backend is None and raw.get("engine") != "torchrun"):
         for key, value in _section(rdzv, "conf").items():
-            if value is not None and key not in ROSTER_CONF:
+            if value is not None and key in BACKEND_OF_CONF:
                 accepted = "nothing, because the agent's rendezvous (roster) does not know it"
-                fix = "remove it (agent.detection_limit_s), or write rdzv.backend: c10d"
+                other = f"write rdzv.backend: {BACKEND_OF_CONF[key]}"
+                fix = f"remove it (agent.detection_limit_s), or {other}"
                 yield Conflict(("rdzv", "conf", key), value, accepted, fix)
-
-
-def _runs_agent(raw: Raw) -> bool:
-    """The same as ``JobSpec.uses_agent``, for data that is not checked yet."""
-    if raw.get("engine") is not None:
-        return raw.get("engine") == "agent"
-    nodes, restarts = _nodes(raw), raw.get("max_restarts")
-    may_restart = isinstance(restarts, int) and restarts > 0
-    return raw.get("start") is not None or may_restart or (nodes is not None and nodes.is_elastic)
 
 
 def _hangs(raw: Raw) -> Iterator[Conflict]:
     agent = _section(raw, "agent")
     low, high = agent.get("hang_min_s"), agent.get("hang_max_s")
-    low, high = HANG_MIN_S if low is None else low, HANG_MAX_S if high is None else high
+    low = HANG_MIN_S if low is None else low
+    if high is None and raw.get("max_restarts"):
+        high = HANG_MAX_S
     if isinstance(low, int) and isinstance(high, int) and low > high:
         is_high = agent.get("hang_max_s") is not None
         key, meant = ("hang_max_s", low) if is_high else ("hang_min_s", high)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import unicodedata
 from pathlib import Path, PurePosixPath
 
 from launcher.contract.errors import InputError
@@ -26,6 +24,8 @@ def check_script(word: str) -> None:
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InputError(f"{word} is a folder without __main__.py", "name a script or a job file")
     if not path.exists():
+        import difflib
+
         folder = path.parent
         names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
         close = difflib.get_close_matches(path.name, names, n=1)
@@ -41,6 +41,8 @@ def write_job(command: tuple[str, ...]) -> str:
 
 def name_of(command: tuple[str, ...]) -> str:
     """``my-script`` for ``src/My script.py``; always a name that a job may have."""
+    import unicodedata
+
     if command[0] == "-m":
         words = command[1].removesuffix(".__main__")
     else:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from launcher.job.conflicts import HANG_MAX_S, HANG_MIN_S, find_conflicts
+from launcher.job.conflicts import HANG_MIN_S, find_conflicts
 from launcher.job.kubernetes import KubernetesSpec
 from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
@@ -175,8 +175,10 @@ class AgentSpec(Section):
     hang_min_s: Annotated[Count, Field(examples=[120])] = HANG_MIN_S
     """Seconds without a step, at least, before idle workers count as hanging and are started
     again; 0 switches that off. The limit is learned above it: ten times the longest step."""
-    hang_max_s: Annotated[Seconds, Field(examples=[3600])] = HANG_MAX_S
-    """Seconds without a step after which even workers that compute count as hanging."""
+    hang_max_s: Annotated[Seconds | None, Field(examples=[3600])] = None
+    """Seconds without a step after which even workers that compute count as hanging. Left out: 1800
+    for a job with ``max_restarts``, else never, as an evaluation that takes so long would end the
+    run."""
     gpu_free_limit_s: Seconds = 60
     """Seconds that a restart waits for the dead workers' GPU memory to become free."""
     disk_free_limit_s: Count = 120
@@ -277,9 +279,8 @@ class JobSpec(Section):
     engine: Annotated[Literal["torchrun", "agent"] | None, Field(examples=["torchrun"])] = None
     """What starts and watches the workers on each node. ``torchrun``: torch's own command, with
     corrected settings. ``agent``: torch's elastic agent inside this project's supervisor, which
-    also acts on lost nodes, hangs and preemption. Left out: ``agent`` for jobs that are elastic or
-    may restart, else ``torchrun``. ``LAUNCHER_ENGINE=torchrun`` in the launcher's environment
-    switches the agent off for every job."""
+    also acts on lost nodes, hangs and preemption. Left out: ``agent``.
+    ``LAUNCHER_ENGINE=torchrun`` in the launcher's environment switches it off for every job."""
     start: Annotated[Literal["fresh", "fork"] | None, Field(examples=["fork"])] = None
     """How the agent starts workers. ``fresh``: a new interpreter each. ``fork``: from a process
     that has imported torch already, which makes starts and restarts several times faster; where
@@ -342,10 +343,7 @@ class JobSpec(Section):
     @property
     def uses_agent(self) -> bool:
         """Whether the node agent runs the workers, and not plain torchrun."""
-        if self.engine is not None:
-            return self.engine == "agent"
-        asked = self.start is not None or self.rdzv.backend == "roster"
-        return asked or self.is_elastic or self.max_restarts > 0
+        return self.engine != "torchrun"
 
     def without_agent(self) -> JobSpec:
         """The same job under plain torchrun; what only the agent has is dropped."""

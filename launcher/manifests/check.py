@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from launcher.manifests.checks.gangs import check_job, check_jobset
+from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtime, check_trainjob
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
 from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule, hit
-from launcher.manifests.checks.trainjob import check_runtime, check_trainjob
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
 

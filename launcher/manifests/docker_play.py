@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.manifests.play import Play, PlayedPod
+from launcher.manifests.play import PlayedPod
 from launcher.manifests.play_values import PlayedMount, PlayedVolume
 from launcher.targets.docker.engine import Engine, engine_errors
 from launcher.targets.docker_options import LOG_OPTIONS
@@ -42,7 +42,13 @@ class PlayFolders:
         for mount in pod.mounts:
             folder = self._of(pod, mount.volume)
             _make_open(folder)
-            _write_files(folder, mount.volume)
+            for file in mount.volume.files:
+                path = folder / file.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    path.write_bytes(file.content)
+                    # A folder's group would let the container's user in; here all may read.
+                    path.chmod(file.mode | 0o444)
             _make_open(self.source(pod, mount))
 
     def make_termination_log(self, pod: PlayedPod) -> None:
@@ -75,15 +81,9 @@ class PlayFolders:
             return self.root / "claims" / volume.claim
         return self.root / "pods" / pod.name / volume.name
 
-    def forget(self, pod: PlayedPod, engine: Engine) -> None:
-        """Removes a pod's own folders, for a new pod of the same name."""
-        self._remove(self.root / "pods" / pod.name, engine, pod.image)
-
-    def remove(self, engine: Engine, image: str) -> None:
-        """Removes everything."""
-        self._remove(self.root, engine, image)
-
-    def _remove(self, folder: Path, engine: Engine, image: str) -> None:
+    def remove(self, engine: Engine, image: str, pod: PlayedPod | None = None) -> None:
+        """Removes everything, or only a pod's own folders, for a new pod of the same name."""
+        folder = self.root if pod is None else self.root / "pods" / pod.name
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists() and os.getuid() != 0:
             # Some belongs to a container's user: removed by one that may.
@@ -96,16 +96,6 @@ def _make_open(folder: Path) -> None:
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o777)
-
-
-def _write_files(folder: Path, volume: PlayedVolume) -> None:
-    for file in volume.files:
-        path = folder / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.write_bytes(file.content)
-            # A folder's group would let the container's user in; here all may read.
-            path.chmod(file.mode | 0o444)
 
 
 def _remove_as_root(engine: Engine, image: str, folder: Path) -> None:
@@ -144,47 +134,49 @@ class PlayedContainer:
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``."""
         pod = self.pod
-        found = {
-            "image": pod.image,
-            "name": self.name,
-            "hostname": pod.name,
-            "detach": True,
-            "environment": [f"{name}={value}" for name, value in pod.env],
-            "labels": {
-                LABEL: self.play_id,
-                protocol.LABEL_NODE_INDEX: str(self.index),
-                protocol.LABEL_INCARNATION: str(self.incarnation),
-            },
-            "stop_timeout": pod.grace_s,
-            "networking_config": {
-                "EndpointsConfig": {self.play_id: {"Aliases": list(pod.aliases)}}
-            },
-            "entrypoint": None if pod.entrypoint is None else list(pod.entrypoint),
-            "command": None if pod.arguments is None else list(pod.arguments),
-            "working_dir": pod.workdir,
-            "user": pod.user,
-        }
-        return {key: value for key, value in found.items() if value is not None}
+        return _given(
+            {
+                "image": pod.image,
+                "name": self.name,
+                "hostname": pod.name,
+                "detach": True,
+                "environment": [f"{name}={value}" for name, value in pod.env],
+                "labels": {
+                    LABEL: self.play_id,
+                    protocol.LABEL_NODE_INDEX: str(self.index),
+                    protocol.LABEL_INCARNATION: str(self.incarnation),
+                },
+                "stop_timeout": pod.grace_s,
+                "networking_config": {
+                    "EndpointsConfig": {self.play_id: {"Aliases": list(pod.aliases)}}
+                },
+                "entrypoint": None if pod.entrypoint is None else list(pod.entrypoint),
+                "command": None if pod.arguments is None else list(pod.arguments),
+                "working_dir": pod.workdir,
+                "user": pod.user,
+            }
+        )
 
     def host_config_kwargs(self) -> dict[str, Any]:
         """Arguments of the SDK's ``create_host_config``."""
         pod = self.pod
         device_request = {"device_ids": list(pod.device_ids), "capabilities": [["gpu"]]}
-        found = {
-            "network_mode": self.play_id,
-            "mounts": self._mounts(),
-            "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
-            "nano_cpus": None if pod.cpus is None else round(pod.cpus * 1e9),
-            "mem_limit": pod.memory_bytes,
-            "memswap_limit": pod.memory_bytes,
-            "shm_size": pod.shm_bytes,
-            "cap_drop": list(pod.cap_drop) or None,
-            "cap_add": list(pod.cap_add) or None,
-            "security_opt": ["no-new-privileges"] if pod.no_new_privileges else None,
-            "read_only": pod.read_only or None,
-            "device_requests": [device_request] if pod.device_ids else None,
-        }
-        return {key: value for key, value in found.items() if value is not None}
+        return _given(
+            {
+                "network_mode": self.play_id,
+                "mounts": self._mounts(),
+                "log_config": {"type": "local", "config": dict(LOG_OPTIONS)},
+                "nano_cpus": None if pod.cpus is None else round(pod.cpus * 1e9),
+                "mem_limit": pod.memory_bytes,
+                "memswap_limit": pod.memory_bytes,
+                "shm_size": pod.shm_bytes,
+                "cap_drop": list(pod.cap_drop) or None,
+                "cap_add": list(pod.cap_add) or None,
+                "security_opt": ["no-new-privileges"] if pod.no_new_privileges else None,
+                "read_only": pod.read_only or None,
+                "device_requests": [device_request] if pod.device_ids else None,
+            }
+        )
 
     def _mounts(self) -> list[dict[str, Any]]:
         found = [
@@ -200,6 +192,10 @@ class PlayedContainer:
         ]
 
 
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlayedGroup:
     """Some or all containers of a play, on its network."""
@@ -210,16 +206,3 @@ class PlayedGroup:
     def network_kwargs(self) -> dict[str, Any]:
         """Arguments of the SDK's ``create_network``."""
         return {"name": self.run_id, "driver": "bridge", "labels": {LABEL: self.run_id}}
-
-
-def group_of(
-    play: Play, play_id: str, folders: PlayFolders, incarnations: Mapping[int, int]
-) -> PlayedGroup:
-    """The containers of the pods with these indices, each with its incarnation."""
-    containers = tuple(
-        PlayedContainer(
-            play_id=play_id, index=i, incarnation=number, pod=play.pods[i], folders=folders
-        )
-        for i, number in incarnations.items()
-    )
-    return PlayedGroup(run_id=play_id, containers=containers)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, name_exit_code
 from launcher.contract.node_plan import Env
-from launcher.contract.reasons import NodeState
 from launcher.manifests.play_values import (
     SHM,
     PlayedMount,
@@ -21,13 +20,7 @@ from launcher.manifests.play_values import (
 )
 from launcher.manifests.pytorchjob import CONTAINER, MASTER, PyTorchJob, Replica, operator_env
 from launcher.manifests.source import Together, Value, count_gpus
-from launcher.targets.kubernetes.pod_states import (
-    Ending,
-    PodView,
-    Trouble,
-    last_words,
-    sort_failures,
-)
+from launcher.targets.kubernetes.pod_states import Ending, Trouble, last_words, order_of_failure
 
 DEFAULT_GRACE_S = 30
 RETRY_FROM = 128
@@ -150,7 +143,7 @@ def _plan_pod(
     if container is None:
         fix = f"name it pytorch; launcher check {_file(pod)}"
         raise InputError(f"{pod['containers'].where}: no container pytorch", fix)
-    name = job.pod_name(replica, index)
+    name = f"{job.name}-{replica.kind.lower()}-{index}"
     labels = replica.spec["template"]["metadata"]["labels"]
     around = Surroundings(
         together=together,
@@ -253,9 +246,9 @@ def _replica_notes(replica: Replica, machine: Machine) -> Iterator[str]:
     if cpus is not None and cpus > machine.cpu_count:
         yield f"{cpus:g} CPUs: this machine has {machine.cpu_count}"
     if any(port["hostPort"] for port in container["ports"]):
-        yield "hostPort: reached inside of the play's network alone"
+        yield "hostPort: can be reached only inside of the play's network"
     if any("podIP" in v["valueFrom"]["fieldRef"]["fieldPath"].text for v in container["env"]):
-        yield "status.podIP: the pod's name, which leads there"
+        yield "status.podIP: here the pod's name, which resolves to its address"
 
 
 # -- following ----------------------------------------------------------------------------------
@@ -274,11 +267,9 @@ class Next(enum.Enum):
 
 def decide_next(restart_policy: str, exit_code: int) -> Next:
     """The rule of a replica's restartPolicy; ``exit_code`` is a shell's."""
-    if restart_policy == "Always":
-        return Next.RESTART
-    if exit_code == 0:
+    if exit_code == 0 and restart_policy != "Always":
         return Next.SUCCEEDED
-    if restart_policy == "OnFailure":
+    if restart_policy in ("Always", "OnFailure"):
         return Next.RESTART
     if restart_policy == "ExitCode" and exit_code >= RETRY_FROM:
         return Next.RECREATE
@@ -310,8 +301,9 @@ def decide_outcome(
     restarts = sum(state.restarts for state in states)
     limit = play.backoff_limit
     if limit is not None and restarts > 0 and restarts >= limit:
-        why = f"{restarts} restarts of containers, backoffLimit is {limit}"
-        return PlayOutcome(succeeded=False, why=f"{why}{_because(play, states)}")
+        first = "".join(f"; {tell_ending(p.name, e)}" for p, e in _sort_failures(play, states)[:1])
+        why = f"{restarts} restarts of containers, backoffLimit is {limit}{first}"
+        return PlayOutcome(succeeded=False, why=why)
     if play.deadline_s is not None and elapsed_s >= play.deadline_s:
         why = f"active for longer than activeDeadlineSeconds, {play.deadline_s}"
         return PlayOutcome(succeeded=False, why=why)
@@ -325,7 +317,7 @@ def decide_outcome(
         return PlayOutcome(succeeded=True, why=f"{succeeded[0]} ended with 0; {play.success_rule}")
     if any(state.ended is Next.FAILED for state in states):
         failed = [replace(s, ending=None) if s.ended is not Next.FAILED else s for s in states]
-        pod, ending = _first_failure(play, failed)[0]
+        pod, ending = _sort_failures(play, failed)[0]
         rule = f", which {pod.restart_policy} does not restart"
         return PlayOutcome(succeeded=False, why=tell_ending(pod.name, ending, rule))
     return None
@@ -340,28 +332,18 @@ def tell_ending(name: str, ending: Ending, following: str = "") -> str:
     return f"{told}: {said}" if said else told
 
 
-def _because(play: Play, states: Sequence[PodState]) -> str:
-    return "".join(f"; {tell_ending(p.name, e)}" for p, e in _first_failure(play, states)[:1])
-
-
-def _first_failure(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedPod, Ending]]:
+def _sort_failures(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedPod, Ending]]:
     """The pods whose last containers failed, the one first that says why."""
-    views = [
-        PodView(
-            name=pod.name,
-            uid="",
-            node_index=index,
-            created="",
-            container=CONTAINER,
-            state=NodeState.EXITED,
-            exit_code=state.ending.exit_code,
-            message=state.ending.message,
-            ending=state.ending,
-        )
-        for index, (pod, state) in enumerate(zip(play.pods, states, strict=True))
-        if state.ending is not None
+    failed = [
+        (pod, state.ending)
+        for pod, state in zip(play.pods, states, strict=True)
+        if state.ending is not None and state.ending.exit_code
     ]
-    found = [(view.node_index or 0, view.ending) for view in sort_failures(views)]
-    named = [(play.pods[index], ending) for index, ending in found if ending is not None]
-    # What ran out of memory takes the others with it, and leaves no word.
-    return sorted(named, key=lambda one: one[1].word != Trouble.OUT_OF_MEMORY.value)
+
+    # What runs out of memory takes the others with it, and leaves no word.
+    def key(found: tuple[PlayedPod, Ending]) -> tuple[bool, tuple[bool, bool, float]]:
+        _, ending = found
+        order = order_of_failure(ending.exit_code, ending.message, ending)
+        return ending.word != Trouble.OUT_OF_MEMORY.value, order
+
+    return sorted(failed, key=key)

@@ -14,7 +14,7 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.follow.tails import Stream
-from launcher.manifests.docker_play import LABEL, PlayFolders, group_of
+from launcher.manifests.docker_play import LABEL, PlayedContainer, PlayedGroup, PlayFolders
 from launcher.manifests.play import (
     Next,
     Play,
@@ -153,10 +153,9 @@ class Player:
             self._folders.make(pod.played)
             if self._engine.is_here:
                 self._folders.make_termination_log(pod.played)
-        incarnations = {pod.index: pod.incarnation for pod in pods}
-        group = group_of(self._play, self._id, self._folders, incarnations)
+        group = PlayedGroup(run_id=self._id, containers=tuple(map(self._container, pods)))
         try:
-            ids = self._engine.create(group, {})
+            ids = self._engine.create(group.network_kwargs(), group.containers, {})
         except NotStartedError as error:
             names = {made.name: made.pod.name for made in group.containers}
             # A cluster would try again, for ever where the restart policy says so.
@@ -166,6 +165,15 @@ class Player:
             ) from error
         for pod, id in zip(pods, ids, strict=True):
             self._follow(pod, id)
+
+    def _container(self, pod: _Pod) -> PlayedContainer:
+        return PlayedContainer(
+            play_id=self._id,
+            index=pod.index,
+            incarnation=pod.incarnation,
+            pod=pod.played,
+            folders=self._folders,
+        )
 
     def _advance(self) -> None:
         """Looks at every pod once, and acts on what it finds."""
@@ -223,7 +231,7 @@ class Player:
         how = "restarted in its pod" if again is Next.RESTART else "replaced by a new pod"
         self._stage.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
         if again is Next.RECREATE:
-            self._folders.forget(pod.played, self._engine)
+            self._folders.remove(self._engine, pod.played.image, pod.played)
         pod.pending_next = None
         pod.incarnation += 1
         self._start([pod])
@@ -246,7 +254,7 @@ class Player:
             pod.readers = ()
 
     def _show(self) -> None:
-        # As many as there are now: pods that print faster than it is shown hold nothing up.
+        # No more than is queued now, so that pods that print fast do not block the loop.
         for _ in range(self._output.qsize()):
             found = self._output.get()
             if not isinstance(found, _Lost):

@@ -11,6 +11,7 @@ from launcher.plan.target_facts import AgentFacts, TargetFacts
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
+HANG_MAX_S, NEVER_S = AgentSettings.hang_max_s, 365 * 24 * 3600.0
 STORE_CANDIDATES = 3
 """So many nodes may serve the rendezvous store, one after the other. That all of them are lost is
 not a coincidence any more."""
@@ -32,7 +33,7 @@ def plan_agent(
         same_failure_limit=agent.same_failure_limit,
         stores=stores,
         hang_min_s=agent.hang_min_s,
-        hang_max_s=agent.hang_max_s,
+        hang_max_s=agent.hang_max_s or (HANG_MAX_S if job.max_restarts else NEVER_S),
         gpu_free_limit_s=agent.gpu_free_limit_s,
         disk_free_limit_s=agent.disk_free_limit_s,
         health_host=agent.health.address,

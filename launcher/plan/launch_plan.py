@@ -131,8 +131,6 @@ def plan_run(
     ``code_hash`` says what of it is sent. Raises ``InputError`` where the job asks for what the
     facts do not offer.
     """
-    if facts.agent is not None:
-        job = job.model_copy(update={"engine": "agent"})
     if facts.nodes:
         job = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.nodes))})
     devices = plan_devices(job, facts)

@@ -127,6 +127,6 @@ class TargetFacts:
     """Whether a person watches, and progress may be a bar."""
     nodes: tuple[NodeFacts, ...] = ()
     agent: AgentFacts | None = None
-    """None where plain torchrun will do as well."""
+    """None where the plan's own values do."""
     own: TargetSettings | None = None
     """The target's own settings: the plan carries them to its renderer."""

@@ -10,11 +10,15 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Elastic, Env, NodePlan, Static
 from launcher.plan.ranks import rank_of
 from launcher.plan.rendezvous import backend_of, format_endpoint
+
+if TYPE_CHECKING:
+    from launcher.plan.launch_plan import LaunchPlan
 
 OLDEST_TORCH = (2, 4)
 """Taken where neither the image's label nor the job says which torch it holds."""
@@ -105,6 +109,15 @@ def render_argv(
 ) -> tuple[str, ...]:
     """The command line; ``prefix`` starts torchrun on the target."""
     return (*prefix, *settings.flags(), *command)
+
+
+def describe_loss(plan: LaunchPlan) -> str:
+    """What "a lost node" does to a run under plain torchrun, in the words of the documentation."""
+    if not plan.max_restarts:
+        return "starts all again only with max_restarts: now it ends the run"
+    if plan.is_elastic:
+        return "starts all again if it is node 0, else it is replaced; each uses up a restart"
+    return "starts all again, which uses up a restart"
 
 
 # -- what torchrun leaves behind -------------------------------------------------------------

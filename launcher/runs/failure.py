@@ -1,4 +1,4 @@
-"""Finds out which worker failed first, apart from those that only fell with it."""
+"""Finds the worker that failed first, and those that failed because of it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
 def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]) -> FailureReport:
-    """Orders failures: causes before collateral, earlier before later, lower ranks first.
-
-    Workers that their agent ended are last: they tell nothing about the cause.
-    """
+    """Orders failures: causes before collateral, workers that their agent ended last, then by time
+    and rank."""
     order = lambda f: (f.is_collateral, f.cause == "terminated", f.failed_at, f.rank)  # noqa: E731
     ordered = sorted(failures, key=order)
     return FailureReport(
@@ -54,8 +52,8 @@ def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]
 def refine_by_first(reason: Reason, detail: str, first: RankFailure | None) -> tuple[Reason, str]:
     """Bad input if the first failed worker says so, under either engine. Pure.
 
-    Exit code 2 is Python's own for a script that is not there, and argparse's; for a module that
-    is not there Python's is 1, with one line.
+    Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
+    module it ends with 1, and one line on stderr.
     """
     if first is None or reason not in (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED):
         return reason, detail

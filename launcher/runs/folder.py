@@ -7,14 +7,16 @@ import json
 import os
 import shutil
 import socket
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
-from launcher.agent.reserve import reserve
-from launcher.agent.reserve import write_atomically as write_or_use_reserve
+from launcher.agent.atomic_write import reserve
+from launcher.agent.atomic_write import (
+    write_atomically as write_atomically,  # for those who write here
+)
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import boot_id, start_of
@@ -50,8 +52,8 @@ class RunFolder:
     def create(self, plan: LaunchPlan, script: str, at: float) -> None:
         """Makes the folder with the plan and the artifact, and points ``latest`` at it.
 
-        ``at`` is the time of submission, seconds since the epoch. Raises ``DiskFullError``, and
-        leaves no folder, where there is no room for it.
+        ``at`` is the time of submission, seconds since the epoch. Raises ``DiskFullError`` and then
+        leaves no folder.
         """
         make_folders((str(self.path),))
         try:
@@ -95,15 +97,15 @@ class RunFolder:
         at = _read_object(self.path / SUBMITTED_FILE).get("at")
         return float(at) if isinstance(at, int | float) else 0.0
 
-    def read_metrics(self) -> dict[str, Any]:
+    def read_metrics(self) -> Mapping[str, object]:
         """What rank 0 of the training last wrote; empty where it wrote nothing readable."""
         return _read_object(self.path / protocol.METRICS_FILE)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """On a full disk it goes into the reserved space, if necessary without the failure."""
-        data = outcome.to_jsonable()
-        texts = [json.dumps(one, indent=2) + "\n" for one in (data, {**data, "failure": None})]
-        write_or_use_reserve(self.path / protocol.OUTCOME_FILE, *texts)
+        records = (outcome, replace(outcome, failure=None))
+        texts = [json.dumps(asdict(record), indent=2) + "\n" for record in records]
+        write_atomically(self.path / protocol.OUTCOME_FILE, *texts)
 
     def read_outcome(self) -> Outcome | None:
         """None while the run goes on, and until somebody has looked how it ended."""
@@ -166,10 +168,9 @@ class RunFolder:
         return int(mark["pid"]) if start is not None and start == mark.get("start") else None
 
     def launcher_death(self) -> str:
-        """Why the launcher is known to have died before the run ended; "" if it is not known.
+        """Proof that the launcher died before the run ended; empty if there is none.
 
-        A launcher of another machine, container or boot cannot be seen from here. A run without
-        a record may belong to one of those.
+        A launcher of another machine, container or boot cannot be seen from here.
         """
         mark = _read_object(self.path / LAUNCHER_FILE)
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
@@ -180,7 +181,7 @@ class RunFolder:
         return "" if start == mark["start"] else f"process {mark['pid']} is another one by now"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> Mapping[str, Any]:
     """A JSON object; empty where there is none that can be read."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
@@ -197,10 +198,8 @@ def process_space() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """Tells a process from earlier ones with the same pid; None if there is no such process.
-
-    Not psutil's start time on Linux: that changes whenever the clock is set.
-    """
+    """Tells a process from earlier ones with the same pid; None if there is no such process."""
+    # psutil's start time changes on Linux when the clock is set.
     if not Path("/proc/self").exists():
         import psutil
 
@@ -229,9 +228,8 @@ def list_runs(run_root: Path) -> list[RunFolder]:
     if run_root.exists() and not run_root.is_dir():
         raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
     if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
-        raise InputError(
-            f"--runs {run_root}: Permission denied", "name another, or change its mode"
-        )
+        fix = f"chmod u+rx {run_root}, or name another: --runs DIR"
+        raise InputError(f"--runs {run_root}: Permission denied", fix)
     plans = [p for p in run_root.glob(f"*/{protocol.PLAN_FILE}") if not p.parent.is_symlink()]
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
 
@@ -245,10 +243,7 @@ def check_folder(path: Path) -> None:
 
 
 def make_folders(paths: Iterable[str]) -> None:
-    """Makes folders and their parents.
-
-    Raises ``InputError`` where one cannot be made, ``DiskFullError`` where that is why.
-    """
+    """Makes folders and their parents. Raises ``InputError``, or ``DiskFullError``."""
     for path in paths:
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
@@ -269,17 +264,3 @@ def _cannot_be_made(path: str, why: str) -> InputError:
         f"the folder {path} cannot be made: {why}",
         "name another one (checkpoint_dir of the job, --runs DIR), or change its owner",
     )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that a reader or a crash never sees half of it."""
-    temporary = tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False)  # noqa: SIM115
-    try:
-        with temporary:
-            temporary.write(text)
-        os.chmod(temporary.name, 0o644)
-        os.replace(temporary.name, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary.name)
-        raise

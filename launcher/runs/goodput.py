@@ -1,7 +1,6 @@
-"""What a run's time went to, from the training's ledger and the agents'. Pure.
+"""How a run spent its time, from the training's ledger and the agents'. Pure.
 
-Every instant between submission and end belongs to one class, so the classes add up to the wall
-time. Time that no ledger accounts for is idle.
+Each instant from submission to end belongs to one class; the classes add up to the wall time.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from launcher.plan.records import Jsonable
 from launcher.runs.ledger import LedgerEvent
 
 CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
-"""productive: steps made for the first time. first step: until the end of a start's first step,
-which compiles and warms up. load: imports, data, model, resuming. save stall: waiting for a
-checkpoint. rework: steps that an earlier start had made and lost. starting: agents run but no
-training does (rendezvous, noticing a loss, starting workers). finish: testing and writing after the
-last step. idle: the rest."""
+"""productive: steps made for the first time. first step: the first step of a start, which compiles
+and warms up. load: imports, data, model, resuming. save stall: waiting for a checkpoint. rework:
+steps that an earlier start made and lost. starting: agents run but no training does. finish: after
+the last step. idle: what no ledger accounts for."""
 
 _AFTER = {
     "train-started": "load",
@@ -52,7 +49,7 @@ class Goodput:
     def share(self) -> float:
         return self.seconds["productive"] / self.wall_s if self.wall_s > 0 else 0.0
 
-    def to_jsonable(self) -> Jsonable:
+    def to_jsonable(self) -> Mapping[str, object]:
         """Plain data, rounded."""
         rounded = {name: round(spent_s, 3) for name, spent_s in self.seconds.items()}
         return {**asdict(self), "seconds": rounded, "share": round(self.share, 4)}
@@ -76,6 +73,17 @@ class _Start:
     @property
     def ended_at(self) -> float:
         return max(self.began_at, min(self.events[-1].at, self.until))
+
+    def world(self, submitted_at: float) -> Iterator[tuple[float, int]]:
+        size = int(self.events[0].values.get("world_size") or 0)
+        yield round(self.began_at - submitted_at, 3), size
+        yield round(self.ended_at - submitted_at, 3), 0
+
+    def losses(self, submitted_at: float) -> Iterator[tuple[float, int, float]]:
+        for event in self.events:
+            loss = event.values.get("loss")
+            if event.name in ("progress", "trained") and loss is not None:
+                yield round(event.at - submitted_at, 3), int(event.values["step"]), float(loss)
 
 
 def measure_goodput(
@@ -102,8 +110,8 @@ def measure_goodput(
         seconds=seconds,
         starts=len(starts),
         lost_steps=lost_steps,
-        world=tuple(_tell_world(starts, submitted_at)),
-        loss=tuple(_tell_loss(starts, submitted_at)),
+        world=((0.0, 0), *(point for start in starts for point in start.world(submitted_at))),
+        loss=tuple(point for start in starts for point in start.losses(submitted_at)),
         failures=tuple(
             round(start.ended_at - submitted_at, 3) for start in starts[:-1] if not start.ended
         ),
@@ -173,22 +181,3 @@ def _measure_starting(
             total += start.began_at - (first if since == submitted_at else since)
         since = start.ended_at
     return total
-
-
-def _tell_world(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int]]:
-    yield 0.0, 0
-    for start in starts:
-        yield (
-            round(start.began_at - submitted_at, 3),
-            int(start.events[0].values.get("world_size") or 0),
-        )
-        yield round(start.ended_at - submitted_at, 3), 0
-
-
-def _tell_loss(starts: Sequence[_Start], submitted_at: float) -> Iterator[tuple[float, int, float]]:
-    for start in starts:
-        for event in start.events:
-            loss = event.values.get("loss")
-            if event.name in ("progress", "trained") and loss is not None:
-                step = int(event.values["step"])
-                yield round(event.at - submitted_at, 3), step, float(loss)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from launcher.runs.folder import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEvent:
-    """One line of a ledger; its keys are in ``contract.protocol``.
+    """One line of a ledger, as in ``contract.protocol``; ``values`` is the whole line.
 
-    ``at`` is seconds since the epoch, ``monotonic_s`` the node's own steady clock; ``values`` is
-    the whole line.
+    ``at`` is seconds since the epoch, ``monotonic_s`` the node's monotonic clock.
     """
 
     name: str
@@ -34,32 +32,29 @@ class LedgerEvent:
 _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 
 
-def parse_event(data: object, source: str = "agent") -> LedgerEvent | None:
+def parse_event(line: str, source: str) -> LedgerEvent | None:
     """None for a line of another source, and for one without place, name or time."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        # Its writer was killed while it wrote.
+        return None
     if not isinstance(data, dict) or data.get("source") != source:
         return None
     name = data.get("event")
-    numbers: dict[str, Any] = {key: data.get(key) for key in _NUMBERS}
+    numbers: Mapping[str, Any] = {key: data.get(key) for key in _NUMBERS}
     if not isinstance(name, str) or not all(isinstance(n, int | float) for n in numbers.values()):
         return None
     return LedgerEvent(name=name, values=data, **numbers)
 
 
 def read_ledger(path: Path, source: str = "agent") -> tuple[LedgerEvent, ...]:
-    """The source's events in one file, oldest first; other sources' and broken lines are left out.
-
-    A line is broken where its writer was killed while it wrote.
-    """
-    with contextlib.suppress(OSError):
-        return tuple(_parse_lines(path.read_text(errors="replace").splitlines(), source))
-    return ()
-
-
-def _parse_lines(lines: Iterable[str], source: str) -> Iterator[LedgerEvent]:
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            if event := parse_event(json.loads(line), source):
-                yield event
+    """The source's events in one file, oldest first; empty where there is no such file."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(event for line in lines if (event := parse_event(line, source)))
 
 
 def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:

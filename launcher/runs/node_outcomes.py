@@ -37,8 +37,7 @@ def read_node_outcome(run: RunFolder, node_index: int, incarnation: int) -> Node
 def read_restarts(run: RunFolder) -> dict[str, int]:
     """Restarts of workers by cause, over all nodes and all their incarnations.
 
-    The ledger counts what a killed agent could not report; where a ledger is missing, the
-    node's own outcome counts.
+    From the ledgers, as a killed agent reports no outcome; from the outcome without a ledger.
     """
     total: Counter[str] = Counter()
     for node_index, incarnation in run.incarnations():
@@ -56,8 +55,8 @@ def refine_reason(
 ) -> tuple[Reason, str]:
     """Replaces a reason that was taken from an exit code by the nodes' own reason. Pure.
 
-    Several reasons share exit code 1; the node of the first failure (``first_node``) knows which it
-    was, else the one that ended first.
+    Several reasons share exit code 1: the node of the first failure (``first_node``) knows which it
+    was, or else the node that ended first.
     """
     code = int(EXIT_CODE_OF_REASON[reason])
     order = lambda o: (o.node_index != first_node, o.finished_at)  # noqa: E731

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
-from launcher.contract.reasons import Reason
+from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
 from launcher.contract.worker_end import COLLATERAL
-from launcher.plan.records import Jsonable
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """One worker that ended badly.
+    """One worker that failed.
 
     ``failed_at`` is seconds since the epoch by the launcher's clock, for ordering only; ``host`` is
     the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is ahead.
-    ``cause`` is a word of ``contract``'s FAILURE; ``attempt`` counts the starts of this
-    incarnation's workers, 0-based.
+    ``cause`` and ``attempt`` are those of ``WorkerEnd``.
     """
 
     node_index: int
@@ -59,16 +57,9 @@ class FailureReport:
 
     def with_log_commands(self, run_id: str) -> FailureReport:
         """With the command that shows each worker's log in place of its path."""
-
-        def named(one: RankFailure) -> RankFailure:
-            return replace(one, log=f"launcher logs {run_id} --rank {one.rank}")
-
-        first = named(self.first) if self.first else None
-        return replace(self, first=first, collateral=tuple(map(named, self.collateral)))
-
-    def to_jsonable(self) -> Jsonable:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
+        command = f"launcher logs {run_id} --rank"
+        named = [replace(one, log=f"{command} {one.rank}") for one in self.ranks]
+        return replace(self, first=next(iter(named), None), collateral=tuple(named[1:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +82,11 @@ class Outcome:
     checkpoint_dir: str
     torch_version: str | None
     restarts: dict[str, int] = field(default_factory=dict)
-    """Restarts of workers by cause, as the nodes' agents counted them, over all nodes: a lost
-    peer counts once on each node that lost it. Empty where plain torchrun ran the workers."""
+    """Restarts of workers by cause, over all nodes: a lost node counts once on each of the others.
+    Empty under plain torchrun."""
 
     @property
-    def reason_enum(self) -> Reason:
-        """The reason as a member of its table."""
-        return Reason(self.reason)
-
-    def to_jsonable(self) -> Jsonable:
-        """Plain data for ``outcome.json``."""
-        return asdict(self)
+    def fault(self) -> str | None:
+        """Whose mistake a failed run is; None for others."""
+        fault = FAULT_OF_REASON[Reason(self.reason)]
+        return fault.value if fault and self.state == RunState.FAILED.value else None

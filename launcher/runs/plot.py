@@ -14,11 +14,7 @@ INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4
 
 
 def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
-    """Draws a run; replaces ``path``.
-
-    Raises InputError where matplotlib is missing, where the training wrote no ledger, and where the
-    file cannot be written.
-    """
+    """Draws a run into ``path``. Raises ``InputError``, as where matplotlib is missing."""
     if goodput is None:
         raise InputError(
             f"run {run_id} has no training ledger, so there is nothing to draw",
@@ -28,15 +24,14 @@ def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
         import matplotlib
     except ImportError as error:
         raise InputError("--png needs matplotlib, which is not installed", INSTALL) from error
-    # Without this, a machine without a display may look for one.
+    # By default matplotlib may look for a display.
     matplotlib.use("Agg")
     figure = _draw(run_id, goodput)
     try:
         figure.savefig(path, format="png", dpi=150)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error.strerror}", "name another file"
-        ) from error
+        what = f"{path} cannot be written: {error.strerror}"
+        raise InputError(what, "name another file: --png FILE") from error
 
 
 def _draw(run_id: str, goodput: Goodput) -> Any:

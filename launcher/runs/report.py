@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import protocol
-from launcher.contract.reasons import FAULT_OF_REASON, TERMINAL_STATES, RunState
+from launcher.contract.reasons import TERMINAL_STATES
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.records import Jsonable
+from launcher.plan.records import parse_record
 from launcher.runs.failure import read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, write_atomically
 from launcher.runs.goodput import Goodput, measure_goodput
 from launcher.runs.ledger import (
     LedgerEvent,
@@ -24,16 +26,65 @@ from launcher.runs.ledger import (
 )
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.story import NodeReport, Said, read_story
 from launcher.runs.summary import render_clocks, render_failure, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
-AGENT = "agent: "
-"""Prefix of the lines that come from an agent's console."""
 
 Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 """The agents' events by (node index, incarnation)."""
+
+STORY_FILE = "story.json"
+"""In a borrowed folder: what the target knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """One thing that happened; ``at`` is seconds since the epoch.
+
+    ``place`` is a node's index and incarnation; None for the job as a whole.
+    """
+
+    at: float
+    place: tuple[int, int] | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """One incarnation of a node in a report; ``reason`` is None if it left no outcome."""
+
+    node_index: int
+    incarnation: int
+    attempts: int = 0
+    reason: str | None = None
+    exit_code: int | None = None
+    detail: str = ""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.node_index, self.incarnation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """What happened, oldest first, and the nodes that the target knows; both may be empty."""
+
+    said: tuple[Said, ...] = ()
+    nodes: tuple[NodeReport, ...] = ()
+
+
+def write_story(run: RunFolder, story: Story) -> None:
+    """Raises ``OSError``."""
+    write_atomically(run.path / STORY_FILE, json.dumps(asdict(story)))
+
+
+def read_story(run: RunFolder) -> Story:
+    """Empty if the target was not asked."""
+    with contextlib.suppress(OSError, ValueError):
+        return parse_record(Story, json.loads((run.path / STORY_FILE).read_text()))
+    return Story()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +118,7 @@ class Postmortem:
     code: CodeRecord | None = None
     """The code that the run took along; None where its image held it."""
 
-    def to_jsonable(self) -> Jsonable:
+    def to_jsonable(self) -> Mapping[str, object]:
         """Plain data for ``--json``."""
         goodput = self.goodput.to_jsonable() if self.goodput else None
         return {**asdict(self), "goodput": goodput}
@@ -89,9 +140,6 @@ def read_postmortem(
     over = state in {ended.value for ended in TERMINAL_STATES}
     events = [event for events in ledgers.values() for event in events]
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
-    if run.is_borrowed:
-        # The story has the pods' times already; the agents' lines are only here.
-        of_pods = tuple(e for e in of_pods if str(e.values["text"]).startswith(AGENT))
     story = read_story(run)
     nodes = _complete(_read_nodes(run, ledgers, None if over else now), story.nodes)
     # For a run that goes on: the failure of its present attempt, if there is one.
@@ -106,7 +154,7 @@ def read_postmortem(
         engine="torchrun" if plan.agent is None else "agent",
         state=state,
         reason=outcome.reason if outcome else None,
-        fault=_fault(outcome),
+        fault=outcome.fault if outcome else None,
         detail=outcome.detail if outcome else "",
         exit_code=outcome.exit_code if outcome else None,
         attempts=plan.attempt + 1,
@@ -146,13 +194,6 @@ def _merge(
             Moment(after_s=after_s, node_index=index, incarnation=incarnation, text=one.text)
         )
     return tuple(sorted((*moments, *of_target), key=lambda moment: moment.after_s))
-
-
-def _fault(outcome: Outcome | None) -> str | None:
-    if outcome is None or outcome.state != RunState.FAILED.value:
-        return None
-    fault = FAULT_OF_REASON[outcome.reason_enum]
-    return fault.value if fault else None
 
 
 def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[NodeReport]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
+from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import is_own_failure
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 
@@ -24,12 +24,11 @@ def render_summary(
     runs: str = "",
     extra: str = "",
 ) -> str:
-    """Result, where things are, and the exact next commands; for a failure its first cause.
+    """The result, a failure's first cause, where things are, and the next commands to type.
 
-    All as one types it: ``program`` is how this launcher is called, ``where`` what names the
-    target's machines, ``options`` what else was given with the job file, ``runs`` what leads to the
-    run, ``extra`` the training's own arguments; the last four are empty or begin with a blank.
-    ``resumes_by_run``: a new run goes on from the checkpoints of one that is named.
+    ``program`` is how this launcher is called, ``where`` names the target's machines, ``options``
+    were given with the job file, ``runs`` leads to the run, ``extra`` are the training's arguments;
+    these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -52,9 +51,9 @@ def render_summary(
 
 
 def render_failure(failure: FailureReport, reason: str) -> list[str]:
-    """The first worker that failed with the end of its log, then those that fell with it.
+    """The first worker that failed with the end of its log, then those that failed because of it.
 
-    Where no worker left an error: the last lines of the agent. ``reason`` is the run's.
+    If no worker left an error: the agent's last lines. ``reason`` is the run's.
     """
     first = failure.first
     if first is None:
@@ -79,9 +78,9 @@ def _who(failure: RankFailure) -> str:
 
 
 def without_first(detail: str, failure: FailureReport | None) -> str:
-    """A node's detail without the worker it names, where the first failure is shown too. Pure.
+    """A node's detail, without the worker that it names if the first failure is shown too. Pure.
 
-    The node names the last worker that it saw, which may only have fallen with the first.
+    That worker may have failed only because of the first.
     """
     return _WORKER_AT_END.sub("", detail) if failure and failure.first else detail
 
@@ -95,7 +94,7 @@ _WORKER_AT_END = re.compile(
 
 
 def fell_with_a_node(first: RankFailure, reason: str) -> bool:
-    """Whether the first worker to fail only missed another: the lost node is the cause. Pure."""
+    """Whether the first worker failed only because a node was lost. Pure."""
     return reason == Reason.NODE_LOST.value and not is_own_failure(first.exception)
 
 
@@ -110,14 +109,13 @@ def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:
 
 
 def _detail(outcome: Outcome) -> str:
-    fault = FAULT_OF_REASON[Reason(outcome.reason)]
-    detail = without_first(outcome.detail, outcome.failure)
-    parts = [detail] if detail else []
-    if outcome.state == RunState.FAILED.value and fault is not None:
-        parts.append(f"fault: {fault.value}")
-    if outcome.attempts > 1:
-        parts.append(f"attempts: {outcome.attempts}")
-    return f" ({'; '.join(parts)})" if parts else ""
+    parts = [
+        without_first(outcome.detail, outcome.failure),
+        f"fault: {outcome.fault}" if outcome.fault else "",
+        f"attempts: {outcome.attempts}" if outcome.attempts > 1 else "",
+    ]
+    about = "; ".join(filter(None, parts))
+    return f" ({about})" if about else ""
 
 
 def _results(outcome: Outcome) -> list[str]:

@@ -24,10 +24,7 @@ _PHASE_FROM = {
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One event of one node, or of the job where the node is None.
-
-    ``after_s`` is counted from the run's submission.
-    """
+    """One event of a node, or of the job (None); ``after_s`` is counted from the submission."""
 
     after_s: float
     node_index: int | None
@@ -51,7 +48,7 @@ def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[M
 
 
 def tell_event(name: str, values: Mapping[str, Any]) -> str:
-    """One event in words; empty for events that only divide phases; the name of an unknown one."""
+    """One event in words; empty for events that only divide phases, the name if it is unknown."""
     words = _WORDS.get(name, name)
     try:
         return words.format(**values) if isinstance(words, str) else words(values)
@@ -110,10 +107,9 @@ def measure_phases(
 ) -> dict[str, float]:
     """Seconds that one incarnation's agent spent in each phase.
 
-    ``steps_seen``: whether any worker of the run told its steps; where none did, workers count
-    as running from their start. ``now`` (seconds since the epoch) closes the last phase of a
-    node that still runs; None where it is over, and then a node that was killed is counted up
-    to its last event.
+    ``steps_seen``: whether workers of the run report steps; if not, workers count as running from
+    their start. ``now`` (seconds since the epoch) ends the last phase of a node that still runs;
+    None for one that has ended, which is counted up to its last event.
     """
     begins = dict(_PHASE_FROM) if steps_seen else {**_PHASE_FROM, "workers-started": "running"}
     spent = dict.fromkeys(PHASES, 0.0)

@@ -29,16 +29,15 @@ _FROM_IMPORT = re.compile(rf"^([ \t]*)from {PACKAGE}(?=[. ])", re.MULTILINE)
 _PLAIN_IMPORT = re.compile(rf"^[ \t]*import {PACKAGE}\b.*", re.MULTILINE)
 HOST_FOLDER = "targets/hosts/program"
 HOST_NAMES = (
-    *("__init__.py", "contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
+    *("contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
     *("contract/process_stat.py", "targets/__init__.py", "targets/hosts/__init__.py"),
 )
 
 
-def _main_of(folder: str) -> str:
-    return f"""\
+_MAIN = f"""\
 import sys
 
-from {PRIVATE_PACKAGE}.{folder.replace("/", ".")}.__main__ import main
+from {PRIVATE_PACKAGE}.{{folder}}.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv))
@@ -62,7 +61,7 @@ def read_agent_version() -> str:
 def read_agent_sources() -> dict[str, str]:
     """The sources that go into the archive, by path inside the package."""
     names = (path.name for path in (_LAUNCHER / "contract").glob("*.py"))
-    return _read_sources(("__init__.py", *(f"contract/{name}" for name in names)), AGENT_FOLDER)
+    return _read_sources(tuple(f"contract/{name}" for name in names), AGENT_FOLDER)
 
 
 def read_host_sources() -> dict[str, str]:
@@ -72,13 +71,15 @@ def read_host_sources() -> dict[str, str]:
 
 def _read_sources(names: tuple[str, ...], folder: str) -> dict[str, str]:
     paths = [*(_LAUNCHER / name for name in names), *sorted((_LAUNCHER / folder).rglob("*.py"))]
-    return {path.relative_to(_LAUNCHER).as_posix(): path.read_text() for path in paths}
+    read = {path.relative_to(_LAUNCHER).as_posix(): path.read_text() for path in paths}
+    # The package's own is what people import from, which nodes never do.
+    return {"__init__.py": "", **read}
 
 
 def render_agent_archive(sources: Mapping[str, str], folder: str = AGENT_FOLDER) -> bytes:
     """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure."""
     files = {f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()}
-    files["__main__.py"] = _main_of(folder)
+    files["__main__.py"] = _MAIN.format(folder=folder.replace("/", "."))
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(files):

@@ -1,8 +1,4 @@
-"""What a node's agent is started from, and the words that start it.
-
-The archive is in the node's image, or the launcher puts it into the run folder. The task is in the
-node's folder.
-"""
+"""The files that a node's agent starts from, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -47,8 +43,8 @@ class TaskFile:
 class AgentFiles:
     """What must be there before an agent can start.
 
-    ``archive`` lies at ``archive_path``; None where the image holds it. It is written once in a
-    run and never replaced: running agents import from it.
+    ``archive`` is None where the image holds it. It is written once in a run and never replaced, as
+    running agents import from it.
     """
 
     archive_path: str
@@ -64,24 +60,22 @@ class AgentFiles:
         path = quote(self.archive_path)
         if self.archive is None:
             return []
-        if not embed:
-            made = f"{render_line(MAKE_ARCHIVE)} >{path}"
-            return ["# The node agent: a Python archive.", f"[ -s {path} ] || {made}"]
-        text = base64.b64encode(self.archive).decode()
-        lines = [text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH)]
-        return ["# The node agent: a Python archive.", f"base64 -d >{path} <<'END'", *lines, "END"]
+        lines = [f"[ -s {path} ] || {render_line(MAKE_ARCHIVE)} >{path}"]
+        if embed:
+            text = base64.b64encode(self.archive).decode()
+            cut = (text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH))
+            lines = [f"base64 -d >{path} <<'END'", *cut, "END"]
+        return ["# The node agent: a Python archive.", *lines]
 
     def shell_tasks(self) -> list[str]:
         """Lines that write what each node's agent is told."""
-        return [
+        lines = [
             "# What each node's agent is told. Workers' output:",
             "# nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.",
-            *(
-                line
-                for task in self.tasks
-                for line in (f"cat >{quote(task.path)} <<'END'", task.text.rstrip("\n"), "END")
-            ),
         ]
+        for task in self.tasks:
+            lines += [f"cat >{quote(task.path)} <<'END'", task.text.rstrip("\n"), "END"]
+        return lines
 
 
 def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFiles | None:
@@ -103,7 +97,7 @@ def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFi
 
 
 def write_agent_files(files: AgentFiles | None) -> None:
-    """Puts the agent's files in place; the folders must be there. None: nothing to do."""
+    """Puts the agent's files in place; the folders must be there."""
     if files is None:
         return
     archive = Path(files.archive_path)
@@ -134,8 +128,8 @@ def start_argv(plan: LaunchPlan, node: NodePlan, python: str, archive: str) -> t
 def choose_agent(job: JobSpec, image: str, held: str | None) -> tuple[bool, str]:
     """Whether the nodes start the image's own agent, and a note where it is another version.
 
-    ``held`` is the version that the image's label names, None where it has none. Raises
-    ``KeyInputError`` where the job insists on the image's agent, and it is not this launcher's.
+    ``held`` is the version in the image's label, None without one. Raises ``KeyInputError`` where
+    the job wants the image's agent, and that is not this launcher's.
     """
     own, wanted = read_agent_version(), job.agent.in_image
     if held == own or not job.uses_agent:

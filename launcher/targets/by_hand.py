@@ -30,8 +30,8 @@ def plan_by_hand(
 ) -> LaunchPlan:
     """The job's plan with the rendezvous at ``endpoint``, for the node on this machine.
 
-    The run id is the job's rendezvous id or name: all nodes need the same one. Raises
-    ``InputError`` for several nodes without an endpoint.
+    The run id is the job's rendezvous id or name, as all nodes need the same. Raises
+    ``InputError``.
     """
     if node_rank >= job.nnodes.max:
         raise InputError(
@@ -93,7 +93,7 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
 def read_local_addr(endpoint_host: str) -> str:
     """This machine's address on the way to the endpoint; sends nothing.
 
-    Without it torchrun takes the machine's full name, which other nodes often cannot resolve.
+    torchrun's default is the machine's full name, which other nodes often cannot resolve.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         try:

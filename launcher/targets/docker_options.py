@@ -1,13 +1,13 @@
-"""Renders one node as a container: every option once, in its two spellings side by side.
+"""Renders a node as a container: each option as words of ``docker run`` and for the SDK.
 
-They are the words of ``docker run`` and the keyword arguments of the Docker SDK. A test compares
-``docker inspect`` of both: what is printed is what is submitted.
+A test compares ``docker inspect`` of both: what is printed is what is submitted.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,28 +42,32 @@ DOCKER_RUN: Words = ("docker", "run", "--detach", "--pull", "never")
 class Option:
     """One setting of a container: as words of ``docker run``, and as the SDK's arguments.
 
-    The words are those of one line, or ``flag`` before each of several ``values``. ``config`` are
-    arguments of ``create_container``, ``host`` of ``create_host_config``; where options name the
-    same one, lists and mappings are joined.
+    ``lines`` are the words as they stand in a script. ``config`` are arguments of
+    ``create_container``, ``host`` of ``create_host_config``; where options name the same one,
+    lists and mappings are joined.
     """
 
-    line: Words = ()
-    flag: str = ""
-    values: Words = ()
+    lines: tuple[Words, ...]
     config: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def words(self) -> Words:
         """What is passed to ``docker run``."""
-        return (*self.line, *(word for value in self.values for word in (self.flag, value)))
+        return tuple(itertools.chain.from_iterable(self.lines))
 
     @functools.cached_property
     def text(self) -> str:
-        """The words for a POSIX shell, on one line or one for each value."""
-        if self.line:
-            return render_line(self.line)
-        return CONTINUED.join([f"{self.flag} {quote(value)}" for value in self.values])
+        """The words for a POSIX shell."""
+        return CONTINUED.join(map(render_line, self.lines))
+
+
+def _line(*words: str) -> tuple[Words, ...]:
+    return (words,)
+
+
+def _each(flag: str, values: Iterable[str]) -> tuple[Words, ...]:
+    return tuple((flag, value) for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +105,7 @@ def plan_containers(
 class Container:
     """One node as a container; ``shared`` are the options that all containers of the plan have.
 
-    Everything else is computed on demand. To hold all words of 10,000 nodes at once takes longer
-    than the second in which they are rendered.
+    The rest is computed on demand, as holding all words of 10,000 nodes at once would be slow.
     """
 
     plan: LaunchPlan
@@ -131,7 +134,12 @@ class Container:
     @property
     def options(self) -> tuple[Option, ...]:
         """Everything but the image and what follows it."""
-        return (_name(self.node), *self.shared, *_own_options(self.node))
+        name = self.name
+        own_name = Option(
+            lines=_line("--name", name, "--hostname", name),
+            config={"name": name, "hostname": name},
+        )
+        return (own_name, *self.shared, *_own_options(self.node))
 
     @property
     def arguments(self) -> Words:
@@ -142,8 +150,8 @@ class Container:
     def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the SDK's ``create_container``, without ``host_config``.
 
-        ``secrets`` holds a value for each name in ``node.secrets``. The engine keeps the values as
-        long as the container: whoever may use the engine can read them there.
+        ``secrets`` has a value for each of ``node.secrets``. Whoever may use the engine can read
+        them as long as the container exists.
         """
         values = [f"{name}={secrets[name]}" for name in self.node.secrets]
         return {
@@ -156,13 +164,8 @@ class Container:
         """Arguments of the SDK's ``create_host_config``."""
         return _joined([option.host for option in self.options])
 
-    def docker_run_argv(self) -> Words:
-        """The command line that starts this container; secrets come from its environment."""
-        options = (word for option in self.options for word in option.words)
-        return (*DOCKER_RUN, *options, self.image, *self.arguments)
-
     def shell(self) -> str:
-        """``docker_run_argv`` for a POSIX shell, one option per line."""
+        """The command that starts it, one option on a line; secrets come from the environment."""
         options = [option.text for option in self.options]
         words = [quote(word) for word in self.arguments]
         if self.plan.agent is None:
@@ -183,36 +186,41 @@ def shared_options(
     ``restart`` is Docker's policy for a container that has ended.
     """
     yield Option(
-        line=("--network", network),
+        lines=_line("--network", network),
         config={"networking_config": {"EndpointsConfig": {network: {}}}},
         host={"network_mode": network},
     )
     hosts = [f"{name}:{address}" for name, address in own.extra_hosts]
     if hosts:
-        yield Option(flag="--add-host", values=tuple(hosts), host={"extra_hosts": hosts})
+        yield Option(lines=_each("--add-host", hosts), host={"extra_hosts": hosts})
     yield _entrypoint(plan, restart)
     timeout_s = plan.stop_grace_s + STOP_MARGIN_S
     yield Option(
-        line=("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
+        lines=_line("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
         config={"stop_signal": "SIGTERM", "stop_timeout": timeout_s},
     )
     if own.user is not None:
-        yield Option(line=("--user", own.user), config={"user": own.user})
+        yield Option(lines=_line("--user", own.user), config={"user": own.user})
     if own.userns is not None:
-        yield Option(line=("--userns", own.userns), host={"userns_mode": own.userns})
+        yield Option(lines=_line("--userns", own.userns), host={"userns_mode": own.userns})
     if own.runtime is not None:
-        yield Option(line=("--runtime", own.runtime), host={"runtime": own.runtime})
+        yield Option(lines=_line("--runtime", own.runtime), host={"runtime": own.runtime})
     yield from _limits(plan.resources, plan.accelerator)
-    yield _log()
+    # Not the engine's default driver: json-file replaces bytes that are not UTF-8, and what is
+    # set engine-wide may rotate or keep nothing.
+    log_options = (word for key, value in LOG_OPTIONS for word in ("--log-opt", f"{key}={value}"))
+    yield Option(
+        lines=_line("--log-driver", "local", *log_options),
+        host={"log_config": {"type": "local", "config": dict(LOG_OPTIONS)}},
+    )
     yield _labels((*own.labels, *run_labels(plan), (protocol.LABEL_ATTEMPT, str(plan.attempt))))
 
 
 def _entrypoint(plan: LaunchPlan, restart: str) -> Option:
-    """Replaces the image's own entry point, and its init process with it. The agent's supervisor is
-    an init process; torchrun is not, and gets Docker's."""
+    """Replaces the image's entry point. torchrun gets Docker's init process; the agent is one."""
     init, program = ((), PYTHON) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
-        line=(*init, "--entrypoint", program, "--restart", restart),
+        lines=_line(*init, "--entrypoint", program, "--restart", restart),
         config={"entrypoint": [program], "detach": True},
         host={**({"init": True} if init else {}), "restart_policy": {"Name": restart}},
     )
@@ -222,47 +230,29 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
     if resources.cpus is not None:
         nano = round(resources.cpus * 1e9)
         cpus = f"{nano // 10**9}.{nano % 10**9:09d}".rstrip("0").rstrip(".")
-        yield Option(line=("--cpus", cpus), host={"nano_cpus": nano})
+        yield Option(lines=_line("--cpus", cpus), host={"nano_cpus": nano})
     if resources.memory_bytes is not None:
         # The same number for both, so no swap: training would become slow in place of failing.
         size = resources.memory_bytes
         yield Option(
-            line=("--memory", str(size), "--memory-swap", str(size)),
+            lines=_line("--memory", str(size), "--memory-swap", str(size)),
             host={"mem_limit": size, "memswap_limit": size},
         )
     shm = resources.shm_bytes
-    yield Option(line=("--shm-size", str(shm)), host={"shm_size": shm})
+    yield Option(lines=_line("--shm-size", str(shm)), host={"shm_size": shm})
     # OpenMP and data loaders overflow the usual 8 MiB of stack; NCCL and RDMA pin memory. Gloo
     # pins none, and an engine that may not raise that limit (rootless, nested) starts nothing.
     pins = accelerator == "cuda" or resources.rdma
     limits = (*((("memlock", -1),) if pins else ()), ("stack", STACK_BYTES))
     yield Option(
-        flag="--ulimit",
-        values=tuple(f"{name}={limit}:{limit}" for name, limit in limits),
+        lines=_each("--ulimit", (f"{name}={limit}:{limit}" for name, limit in limits)),
         host={"ulimits": [{"name": n, "soft": limit, "hard": limit} for n, limit in limits]},
     )
     if resources.rdma:
         yield Option(
-            line=("--device", RDMA_DEVICES, "--cap-add", "CAP_IPC_LOCK"),
+            lines=_line("--device", RDMA_DEVICES, "--cap-add", "CAP_IPC_LOCK"),
             host={"devices": [RDMA_DEVICES], "cap_add": ["CAP_IPC_LOCK"]},
         )
-
-
-def _log() -> Option:
-    # Not the engine's default driver: json-file replaces bytes that are not UTF-8, and what is
-    # set engine-wide may rotate or keep nothing.
-    options = (word for key, value in LOG_OPTIONS for word in ("--log-opt", f"{key}={value}"))
-    return Option(
-        line=("--log-driver", "local", *options),
-        host={"log_config": {"type": "local", "config": dict(LOG_OPTIONS)}},
-    )
-
-
-def _name(node: NodePlan) -> Option:
-    return Option(
-        line=("--name", node.name, "--hostname", node.name),
-        config={"name": node.name, "hostname": node.name},
-    )
 
 
 def _own_options(node: NodePlan) -> Iterator[Option]:
@@ -277,30 +267,25 @@ def _own_options(node: NodePlan) -> Iterator[Option]:
         # By id: a count would give every container the same first GPUs.
         ids = list(node.device_ids)
         yield Option(
-            line=("--gpus", render_csv([f"device={','.join(ids)}"])),
+            lines=_line("--gpus", render_csv([f"device={','.join(ids)}"])),
             host={"device_requests": [{"device_ids": ids, "capabilities": [["gpu"]]}]},
         )
     yield _mounts(node.mounts)
     if node.workdir is not None:
-        yield Option(line=("--workdir", node.workdir), config={"working_dir": node.workdir})
+        yield Option(lines=_line("--workdir", node.workdir), config={"working_dir": node.workdir})
     # Of two values for one name the last counts; docker's command line would pick at random.
     env = [f"{name}={value}" for name, value in dict(node.env).items()]
-    yield Option(flag="--env", values=(*env, *node.secrets), config={"environment": env})
+    yield Option(lines=_each("--env", (*env, *node.secrets)), config={"environment": env})
 
 
 @functools.lru_cache(maxsize=64)
 def _mounts(mounts: tuple[Mount, ...]) -> Option:
     # Cached, because all nodes of a plan have the same.
-    return Option(
-        flag="--mount",
-        values=tuple(_mount_words(mount) for mount in mounts),
-        host={
-            "mounts": [
-                {"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only}
-                for m in mounts
-            ]
-        },
-    )
+    of_sdk = [
+        {"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only}
+        for m in mounts
+    ]
+    return Option(lines=_each("--mount", map(_mount_words, mounts)), host={"mounts": of_sdk})
 
 
 def run_labels(plan: LaunchPlan) -> Env:
@@ -313,20 +298,18 @@ def run_labels(plan: LaunchPlan) -> Env:
 
 
 def _labels(labels: Env) -> Option:
-    values = tuple(f"{key}={value}" for key, value in labels)
-    return Option(flag="--label", values=values, config={"labels": dict(labels)})
+    lines = _each("--label", (f"{key}={value}" for key, value in labels))
+    return Option(lines=lines, config={"labels": dict(labels)})
 
 
 def _joined(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
-    for part in parts:
-        for key, value in part.items():
-            if key not in joined:
-                joined[key] = value
-            elif isinstance(value, dict):
-                joined[key] = {**joined[key], **value}
-            else:
-                joined[key] = [*joined[key], *value]
+    for key, value in (pair for part in parts for pair in part.items()):
+        before = joined.get(key)
+        if isinstance(before, dict):
+            joined[key] = {**before, **value}
+        else:
+            joined[key] = [*before, *value] if isinstance(before, list) else value
     return joined
 
 

@@ -1,8 +1,7 @@
 """Processes of this machine: the only user of ``subprocess``, and of the process table.
 
-A run's processes are found by the value of one environment variable that all of them inherit,
-never by a pattern of names: torchrun starts each worker in a session of its own, so that
-neither process groups nor parents lead to all of them.
+A run's processes are found by an environment variable that all of them inherit. Process groups
+and parents do not lead to all of them: torchrun starts each worker in a session of its own.
 """
 
 from __future__ import annotations
@@ -18,26 +17,25 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.contract import protocol
 
+if TYPE_CHECKING:
+    import psutil
+
+Answer = TypeVar("Answer")
 PR_SET_PDEATHSIG = 1
 KILL_LIMIT_S = 10.0
 
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    output = read_bytes(argv, timeout_s=timeout_s)
+    return None if output is None else output.decode(errors="replace")
 
 
-def read_bytes(argv: tuple[str, ...], *, cwd: str, timeout_s: float) -> bytes | None:
+def read_bytes(argv: tuple[str, ...], *, cwd: str | None = None, timeout_s: float) -> bytes | None:
     """As ``read_output``, in a folder and undecoded."""
     try:
         done = subprocess.run(argv, cwd=cwd, capture_output=True, timeout=timeout_s, check=False)
@@ -49,9 +47,8 @@ def read_bytes(argv: tuple[str, ...], *, cwd: str, timeout_s: float) -> bytes | 
 def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
     """Starts a process whose output goes to ``console``, and returns its pid.
 
-    The process gets SIGTERM when the launcher dies, however it dies (Linux; elsewhere only
-    signals that the launcher survives long enough to pass on). Raises ``OSError`` where
-    the program or the folder is missing.
+    On Linux the process gets SIGTERM when the launcher dies, however it dies. Raises ``OSError``
+    where the program or the folder is missing.
     """
     with console.open("ab") as output:
         child = subprocess.Popen(
@@ -69,10 +66,7 @@ def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: P
 
 
 def poll(pid: int) -> int | None:
-    """Exit code of a process that ``start`` returned, shell style; None while it runs.
-
-    Raises ``KeyError`` for any other pid.
-    """
+    """Exit code of a process that ``start`` returned, as in a shell; None while it runs."""
     code = _children[pid].poll()
     return None if code is None else (128 - code if code < 0 else code)
 
@@ -93,7 +87,9 @@ class Conversation:
             # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
             start_new_session=True,
         )
-        self.stdin, self.stdout = _opened(self._popen.stdin), _opened(self._popen.stdout)
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
 
     def read(self, size: int, limit_s: float) -> bytes:
         """The next ``size`` bytes, fewer at its end; it is killed after ``limit_s`` seconds."""
@@ -112,10 +108,7 @@ class Conversation:
             timer.cancel()
 
     def end(self) -> tuple[int, str]:
-        """Closes it, by force if it does not end; its exit code and what it said on stderr.
-
-        Idempotent; what it said is told once.
-        """
+        """Ends it, by force if needed; its exit code, and at the first call its stderr."""
         with contextlib.suppress(OSError, ValueError):
             self.stdin.close()
         try:
@@ -143,20 +136,9 @@ class Conversation:
         self._popen.kill()
 
 
-def _opened(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None, "asked for above"
-    return end
-
-
 def find(**wanted: str) -> tuple[int, ...]:
     """Pids of the living processes that have these variables, whatever their parent."""
-    return tuple(
-        sorted(
-            pid
-            for pid, env in _environments()
-            if all(env.get(name) == value for name, value in wanted.items())
-        )
-    )
+    return tuple(sorted(pid for pid, env in _environments() if wanted.items() <= env.items()))
 
 
 def find_runs() -> dict[str, tuple[int, ...]]:
@@ -184,32 +166,25 @@ def is_alive(pid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped a process, as Ctrl-Z does."""
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
+    return _ask(pid, lambda process: str(process.status())) == "stopped"
 
 
 def parent_of(pid: int) -> int | None:
     """The pid of a process' parent; None where it has ended."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).ppid()
-    except psutil.Error:
-        return None
+    return _ask(pid, lambda process: process.ppid())
 
 
 def variable_of(pid: int, name: str) -> str | None:
     """One environment variable of another process; None where it cannot be read."""
+    return _ask(pid, lambda process: process.environ().get(name))
+
+
+def _ask(pid: int, question: Callable[[psutil.Process], Answer]) -> Answer | None:
     import psutil
 
-    try:
-        return psutil.Process(pid).environ().get(name)
-    except (psutil.Error, OSError):
-        return None
+    with contextlib.suppress(psutil.Error, OSError):
+        return question(psutil.Process(pid))
+    return None
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -238,7 +213,7 @@ Tell = Callable[[str], None]
 def in_background(work: Callable[[Tell], None], log: Path) -> str:
     """Runs ``work`` in a process that outlives this one and its terminal.
 
-    Blocks until ``work`` tells its first line, which is returned; "" where it ended without a word.
+    Blocks until ``work`` tells its first line, which is returned; empty if it ended without one.
     Its output goes to ``log``. Only for a process without threads.
     """
     reader, writer = os.pipe()
@@ -250,10 +225,17 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
     os.setsid()
     if os.fork():
         os._exit(0)
-    code = 1
+    code, open_ends = 1, [writer]
+
+    def tell(line: str) -> None:
+        if open_ends:
+            # Whoever waited may be gone; the work goes on without them.
+            with contextlib.suppress(BrokenPipeError), os.fdopen(open_ends.pop(), "w") as stream:
+                stream.write(line + "\n")
+
     try:
         _redirect(log)
-        work(_teller(writer))
+        work(tell)
         code = 0
     except BaseException:
         with contextlib.suppress(OSError):
@@ -277,15 +259,3 @@ def _redirect(log: Path) -> None:
         os.dup2(source, number)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-
-
-def _teller(writer: int) -> Tell:
-    open_ends = [writer]
-
-    def tell(line: str) -> None:
-        if open_ends:
-            # Whoever waited may be gone; the work goes on without them.
-            with contextlib.suppress(BrokenPipeError), os.fdopen(open_ends.pop(), "w") as stream:
-                stream.write(line + "\n")
-
-    return tell

@@ -1,7 +1,7 @@
-"""What a target offers before one is opened: options, runs that are found on it, a diagnosis.
+"""What a target offers before it is opened: options, finding runs, a diagnosis.
 
-A target's room holds one such object, and the table in ``api/choose_target`` leads to it. These
-modules are imported for every command: what takes time to import is imported where it is used.
+A target's room holds one ``Room``, and the table in ``api/choose_target`` leads to it. It is
+imported for each command, so what takes time to import is imported where it is used.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Room:
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
     ) -> Iterator[Finding]:
-        """Whether the target is fit for the job, in the order in which it is found out.
+        """Whether the target can run the job. ``folder`` holds the probe's run of ``limit_s``.
 
-        ``folder`` holds the probe's run; ``limit_s`` bounds it. Leaves nothing behind.
+        Leaves nothing behind.
         """
         from launcher.targets.diagnosis import diagnose_nodes
 
@@ -64,7 +64,7 @@ class Room:
         """Options by which the target, or what is on it, is found."""
 
     def add_job_options(self, parser: ArgumentParser) -> None:
-        """Options that stand for keys of the job file."""
+        """Options that set keys of the job file."""
 
     def add_commands(self, add: AddCommand) -> None:
         """The commands of ``commands``."""
@@ -81,9 +81,9 @@ class Room:
         return False
 
     def read_settings(self, arguments: Namespace) -> list[str]:
-        """What the options say, as ``KEY=VALUE`` of the job file.
+        """What the options set, as ``KEY=VALUE`` of the job file.
 
-        Raises ``InputError`` for options of this target where the job goes elsewhere.
+        Raises ``InputError`` for this target's options if the job runs on another one.
         """
         return []
 
@@ -92,22 +92,22 @@ class Room:
         return ""
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
-        """What a command takes to find what this one found, as a person types it.
+        """The options, as typed, by which another command finds the same target.
 
-        ``of_run``: the command is about a run, and this one was.
+        ``of_run``: both commands are about a run.
         """
         return []
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
-        """What was given beside a job file, but the target, as a person types it."""
+        """The options, as typed, that were given with a job file."""
         return []
 
     def words_of_target(self, arguments: Namespace) -> list[str]:
-        """What names the target's machines, as a person types it after ``--on``."""
+        """The options, as typed, that name the target's machines."""
         return []
 
     def spell(self, line: str, arguments: Namespace) -> str:
-        """The line with each command of the target's own tool as a person types it here."""
+        """A line with the commands of the target's own tool as they are typed here."""
         return line
 
     # -- runs that are found there ----------------------------------------------------------------
@@ -139,7 +139,7 @@ class Room:
 
 
 def words_given(arguments: Namespace, names: Iterable[str]) -> list[str]:
-    """Those of the options that were given, as a person types them."""
+    """Those of the options that were given, as typed."""
     words: list[str] = []
     for name in names:
         if value := getattr(arguments, name, None):

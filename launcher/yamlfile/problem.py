@@ -21,10 +21,9 @@ _AFTER_THE_FILE = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, and the fix to type.
+    """One thing that is wrong at a place, as in ``Entry``, and the fix to type.
 
-    ``where`` is ``file:line``, or the option that gave the value; ``line`` is the same line as a
-    number, 0 for an option; ``path`` is the key, empty where the problem is not about a key.
+    ``path`` is the key, empty where the problem is not about a key.
     """
 
     where: str
@@ -38,11 +37,27 @@ class Problem:
         return f"{line}\n  fix: {self.fix}" if self.fix else line
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a text comes from: a file, or an option, which has no lines."""
+
+    name: str
+    is_file: bool = True
+
+    def at(self, line: int) -> tuple[str, int]:
+        """``file:line`` and the line, from 1; the name and 0 where there is no line."""
+        return (f"{self.name}:{line}", line) if line and self.is_file else (self.name, 0)
+
+    def error(self, what: str, fix: str, line: int = 0) -> FileError:
+        """What makes the whole text unreadable."""
+        where, line = self.at(line)
+        return FileError([Problem(where=where, line=line, what=what, fix=fix)])
+
+
 class FileError(InputError):
     """All that is wrong with a file and its options, in the order of the file, then the options.
 
-    ``source`` is what could be read all the same, so that a caller can report problems of its own
-    beside these; None where nothing could be read.
+    ``source`` is what could be read all the same, for a caller with problems of its own to report.
     """
 
     def __init__(self, problems: Sequence[Problem], source: YamlSource | None = None) -> None:

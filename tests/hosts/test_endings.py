@@ -73,8 +73,25 @@ def test_a_run_is_stopped_from_another_terminal(typist: Typist) -> None:
     assert typist.outcome["reason"] == "stop-requested"
 
 
-def test_a_host_that_loses_its_power_is_a_lost_node(typist: Typist) -> None:
+def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(
+    typist: Typist,
+) -> None:
     launcher = start_waiting(typist)
+    host = typist.network.hosts[1]
+    (up,) = host.home.glob(".launcher/runs/*/up-*")
+    host.power_off()
+    up.unlink()
+    host.start()
+    wait_until(lambda: is_up(typist) or launcher.poll() is not None, UP_LIMIT_S)
+    launcher.send_signal(signal.SIGTERM)
+    _, stderr = launcher.communicate(timeout=60)
+    assert b"node 1 is gone" in stderr
+    assert b"replacing it, the others wait for it" in stderr
+    assert typist.outcome["reason"] == "interrupted", stderr.decode()
+
+
+def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist: Typist) -> None:
+    launcher = start_waiting(typist, "--set", "engine=torchrun")
     typist.network.hosts[1].power_off()
     try:
         launcher.wait(60)

@@ -27,7 +27,7 @@ dist.destroy_process_group()
 @pytest.mark.slow  # digits trains on two hosts in every CI
 @pytest.mark.parametrize(
     "job",
-    ["", "engine: agent\n"],
+    ["engine: torchrun\n", ""],
     ids=["torchrun", "agent"],
 )
 def test_two_hosts_train_together_and_are_clean_afterwards(typist: Typist, job: str) -> None:

@@ -43,7 +43,7 @@ def test_each_host_tells_its_facts(four_hosts: Network) -> None:
     for place, found in zip(four_hosts.hosts, ssh.each(facts, hosts), strict=True):
         assert found.host_name == place.name
         # Not the speed: a test host shares /sys with this machine, whose eth0 is another one.
-        assert ["eth0", place.address] in [pair[:2] for pair in found.interfaces]
+        assert ("eth0", place.address) in [(i.interface, i.address) for i in found.interfaces]
         assert found.torch_version
         assert found.free_ports == [20001]
         assert found.state_dir == "/root/.launcher"

@@ -14,7 +14,7 @@ from typing import Any
 import docker
 
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.kubernetes.pods import PodSettings
+from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render import RenderedManifest
 from tests.k8s.manifests_table import main_object, pod_specs
 

@@ -21,9 +21,9 @@ from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
 from launcher.contract import protocol
+from launcher.targets.kubernetes.history import tell_event
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import is_suspended
-from launcher.targets.kubernetes.story import tell_event
 from tests.k8s.crds import CRD_DIR
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render import render_losses
-from launcher.targets.kubernetes.render_pod import pods_of
 from tests.k8s.manifests_table import KINDS, TABLE, manifest_of, plan_of, pod_specs
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"} | {
@@ -71,7 +71,7 @@ def test_what_the_job_opted_into_is_what_restricted_refuses_and_it_is_said(kind:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_job_that_says_nothing_of_it_loses_nothing(name: str) -> None:
-    losses = render_losses(pods_of(plan_of(**TABLE[name])))
+    losses = render_losses(PodSettings.of(plan_of(**TABLE[name])))
     # The operator's init container waits for the Master: it comes with Workers alone.
     has_init_container = "static" in name and name != "pytorchjob-static-alone"
     assert bool(losses) == (has_init_container or "everything" in name)

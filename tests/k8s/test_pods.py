@@ -9,7 +9,7 @@ from kubernetes.utils import parse_quantity
 
 from launcher.contract.errors import InputError
 from launcher.job.quantity import render_bytes
-from launcher.targets.kubernetes.pods import HEALTH_PORT
+from launcher.targets.kubernetes.plan import HEALTH_PORT
 from launcher.targets.kubernetes.render_pod import PROBE_FAILURES, PROBE_PERIOD_S
 from tests.k8s.manifests_table import (
     DURABLE,
@@ -215,7 +215,7 @@ def test_a_jobset_starts_all_again_for_any_lost_pod_unless_no_restart_can_help()
     job = spec["replicatedJobs"][0]["template"]["spec"]
     assert job["backoffLimit"] == 0
     assert [rule["action"] for rule in job["podFailurePolicy"]["rules"]] == ["FailJob"]
-    assert spec["failurePolicy"]["maxRestarts"] == 3
+    assert spec["failurePolicy"]["maxRestarts"] == 3 * 3
     assert spec["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
 

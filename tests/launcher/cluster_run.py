@@ -16,8 +16,7 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.pods import PodSettings
+from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, Object, pod
 

@@ -148,7 +148,7 @@ def test_only_proc_uses_subprocess() -> None:
     # On a host there is no proc: the program there has one such module of its own.
     # The probe is no part of the launcher's process: it runs in the nodes, by itself.
     # git tells what the code of a job is, before any target is known.
-    others = {"targets.proc", "code.git", "doctor.program", f"{HOST}.commands"}
+    others = {"targets.proc", "code.git", "doctor.program", f"{HOST}.processes"}
     for module in set(modules()) - others:
         assert "import subprocess" not in path_of(module).read_text(), module
 

@@ -35,7 +35,7 @@ from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
 from launcher.targets.hosts import connection as host_line
 from launcher.targets.hosts import images, ssh
-from launcher.targets.hosts.connection import HostLine, LineRenewer
+from launcher.targets.hosts.connection import HostLine, send_beats
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import keeper as host_keeper
 from launcher.targets.hosts.program import leases, messages, processes, requests
@@ -229,10 +229,10 @@ def test_a_frozen_shared_connection_is_left_and_the_host_reached_without_it(
     monkeypatch.setattr(ssh, "CONTROL_LIMIT_S", 0.5)
     client = open_ssh(tmp_path, monkeypatch, FROZEN_MASTER)
     with within(20), client.open(host) as session:
-        assert session.call(messages.ReadClock()).at
+        assert session.call(messages.ReadClock())
         monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 30.0)
         with within(20), client.open(host) as another:
-            assert another.call(messages.ReadClock()).at
+            assert another.call(messages.ReadClock())
 
 
 def test_a_host_that_never_says_its_first_word_is_not_waited_for(
@@ -294,12 +294,11 @@ def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
     node.mkdir(parents=True)
     line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
     line.open()
-    pulse = LineRenewer(lambda: [line])
-    pulse.open()
+    beats = send_beats(lambda: [line])
     try:
         assert line.has_told.wait(15)
     finally:
-        pulse.close()
+        beats.set()
         line.close()
 
 
@@ -311,8 +310,7 @@ def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
     (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
     line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
     line.open()
-    pulse = LineRenewer(lambda: [line])
-    pulse.open()
+    beats = send_beats(lambda: [line])
     try:
         assert line.has_told.wait(30)
         first = line._session
@@ -322,7 +320,7 @@ def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
         wait_until(lambda: line.silent_s() < 1.5)
         assert line._session is not first
     finally:
-        pulse.close()
+        beats.set()
         line.close()
 
 

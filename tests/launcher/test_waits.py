@@ -20,7 +20,7 @@ ENTERED = [function for row in TABLE for function in row.functions.split()]
 WALL_CLOCKS = {
     "agent.guard:_grace_s": "a deadline that two processes share; never longer than was given",
     "targets.hosts.program.leases:_read": "an age that is shown",
-    "targets.hosts.program.revive:_wait_for_engine": "counts over a start of the machine",
+    "targets.hosts.program.keeper:_revive": "counts over a start of the machine",
     "api.listing:_row": "an age that is shown",
 }
 """Who reckons with the time of day, which may be set at any moment, and why."""

@@ -25,7 +25,7 @@ STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/runs/test_full_disk.p
 RUN_ENDINGS = "launcher/targets/local/test_run_endings.py::"
 PYTHON = "launcher/api/test_python.py::"
 LOCAL, RUN_LOCAL = "launcher/targets/local/test_target.py::", "launcher/targets/local/test_run.py::"
-UNREAD, OUTLET = "launcher/follow/test_run_unread.py::", "launcher/follow/test_outlet.py::"
+UNREAD, OUTLET = "launcher/follow/test_run_unread.py::", "launcher/follow/test_output_buffer.py::"
 ALONE, CLUSTER = (
     "launcher/targets/kubernetes/test_alone.py::",
     "launcher/targets/kubernetes/test_target.py::",
@@ -74,7 +74,7 @@ IN_THE_NODE = (
     ),
     Row(
         functions="""agent.launch:run_elastic_agent agent.engine:run_rounds
-            agent.watched:WatchedHandler.next_rendezvous""",
+            agent.rendezvous:RendezvousWrapper.next_rendezvous""",
         who="the agent, for workers, fork server, guards and the other nodes",
         ends="the workers' end, an ending of the group, SIGTERM, a lost store",
         limit="as long as the training; stores are tried outer_limit times",
@@ -142,12 +142,12 @@ IN_THE_NODE = (
         never=BOUND,
     ),
     Row.alike(
-        "agent.watchdog:Watchdog._watch agent.waking:keep_awake.look_on",
+        "agent.watchdog:Watchdog._watch agent.processes:keep_awake.look_on",
         "threads of the agent, between two looks",
         NOBODY,
     ),
     Row.alike(
-        "agent.scratch:Scratch.__init__ agent.scratch:_sweep",
+        "agent.supervisor:Scratch.__init__ agent.supervisor:_sweep",
         "the supervisor, for the lock of its own new folder",
         Cannot("a file that nobody else knows yet; others' are tried without waiting"),
     ),
@@ -243,9 +243,10 @@ LAUNCHER = (
         never=by(STAND, "test_a_launcher_that_takes_up_no_request_is_told_after_the_limit"),
     ),
     Row(
-        functions="""follow.outlet:Outlet.close follow.outlet:Outlet._make_room
-            follow.outlet:Outlet._put follow.outlet:Outlet._write_on
-            follow.outlet:Outlet.wait_for_room""",
+        functions="""follow.output_buffer:OutputBuffer.close
+            follow.output_buffer:OutputBuffer._make_room
+            follow.output_buffer:OutputBuffer._put follow.output_buffer:OutputBuffer._write_on
+            follow.output_buffer:OutputBuffer.wait_for_room""",
         who="the launcher, for whoever reads what it says",
         ends="it is read, or left out with a word",
         limit="HOLD_S while it runs, STALL_S at its end",
@@ -297,7 +298,7 @@ LAUNCHER = (
         never=by(PYTHON, "test_what_a_run_cannot_have_is_an_error_of_the_launcher"),
     ),
     Row(
-        functions="targets.proc:in_background targets.proc:_teller.tell",
+        functions="targets.proc:in_background targets.proc:in_background.tell",
         who="launcher run --detach, for the background's first word",
         ends="the word, or the background's end",
         limit="that of the submission; Ctrl-C",
@@ -307,8 +308,8 @@ LAUNCHER = (
         never=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
     ),
     Row(
-        functions="""targets.proc:read_output targets.proc:read_bytes
-            targets.hosts.program.commands:read_output doctor.program:_output""",
+        functions="""targets.proc:read_bytes targets.hosts.program.processes:read_output
+            doctor.program:_output""",
         who="anybody, for a short command",
         ends="its end",
         limit="the caller's timeout_s, then SIGKILL",

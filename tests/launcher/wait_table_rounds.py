@@ -16,10 +16,10 @@ TAKEOVER = AGENT + "test_takeover.py::"
 ROWS: tuple[Row, ...] = (
     Row(
         functions="""agent.roster.thread:RosterThread.begin
-            agent.roster.thread:RosterThread.next_word
+            agent.roster.thread:RosterThread.next_notice
             agent.roster.thread:RosterThread.settle agent.roster.thread:RosterThread.end
             agent.roster.handler:RosterHandler.next_rendezvous
-            agent.roster.store:StoreClient.__init__ agent.roster.store:connect""",
+            agent.roster.store:StoreClient.__init__""",
         who="a node, for the store and what the others say there",
         ends="the group's word; the store's silence; the join limit",
         limit="connect_timeout_s, then the silence limit, then join_limit_s",
@@ -38,7 +38,7 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        functions="""agent.roster.exit_barrier:AgentStore.wait
+        functions="""agent.roster.leaving:AgentStore.wait
             agent.roster.handler:RosterHandler.leave_finished""",
         who="a node that has finished, for the others",
         ends="the run is closed: all have finished, it failed, or those left can form no group; "
@@ -65,7 +65,7 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        functions="agent.watched:WatchedHandler.shutdown",
+        functions="agent.rendezvous:RendezvousWrapper.shutdown",
         who="the node that serves a stock backend's store, for the others to leave first",
         ends="all have left",
         limit="LEAVING_LIMIT_S",
@@ -78,7 +78,7 @@ ROWS: tuple[Row, ...] = (
         never=BOUND,
     ),
     Row(
-        functions="agent.watched:JobFaults.a_peer_finishes",
+        functions="agent.rendezvous:JobFaults.a_peer_finishes",
         who="an agent whose worker failed, for a peer at torch's exit barrier; stock backends only",
         ends="a peer has come there",
         limit="PEER_FINISHES_S",
@@ -88,7 +88,7 @@ ROWS: tuple[Row, ...] = (
         never=BOUND,
     ),
     Row(
-        functions="agent.roster.parting:wait_for_the_others",
+        functions="agent.roster.leaving:wait_for_the_others",
         who="the host of the store, for the nodes that still use it",
         ends="all have left, or are silent",
         limit="the detection limit for a silent member, 2 s for a silent node that waits",

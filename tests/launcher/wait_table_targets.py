@@ -48,7 +48,7 @@ OF_DOCKER = (
             targets.docker.engine:Engine.read_image_config
             targets.docker.engine:Engine.list_containers targets.docker.engine:Engine._networks
             targets.docker.engine:Engine.read_ending targets.docker.engine:Engine.create
-            targets.docker.engine:Engine._create targets.docker.engine:Engine._start
+            targets.docker.engine:Engine.create.create targets.docker.engine:Engine._start
             targets.docker.engine:Engine.end targets.docker.engine:Engine.remove
             targets.docker.engine:Engine._remove_network targets.docker.engine:at_once""",
         who="the launcher, for the Docker engine",
@@ -87,8 +87,8 @@ OF_DOCKER = (
         never=by(DOCKER, "test_stop_may_be_called_again_and_for_a_run_that_is_not_known"),
     ),
     Row(
-        functions="""targets.docker.console:Consoles.save targets.docker.console:_follow
-            targets.docker.console:_complete""",
+        functions="""targets.docker.target:Consoles.save targets.docker.target:_follow
+            targets.docker.target:_complete""",
         who="the launcher, for a container's output",
         ends="the container's end",
         limit="JOIN_LIMIT_S; the follower is a daemon of its own",
@@ -136,9 +136,9 @@ OF_DOCKER = (
 
 TO_HOSTS = (
     Row(
-        functions="""targets.hosts.ssh:Session.__init__ targets.hosts.ssh:Session._skip_noise
+        functions="""targets.hosts.ssh:Session.__init__
             targets.hosts.ssh:Session.send targets.hosts.ssh:Session.receive
-            targets.hosts.ssh:Session._say targets.proc:Conversation.end""",
+            targets.hosts.ssh:Session.say targets.proc:Conversation.end""",
         who="the launcher, for the program on a host, and the ssh client between them",
         ends="its answer; the end of the connection",
         limit="OPEN_LIMIT_S, then the request's own; a watch: SILENCE_LIMIT_S by its beats",
@@ -189,7 +189,7 @@ TO_HOSTS = (
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),
     Row.alike(
-        "targets.hosts.connection:LineRenewer._run",
+        "targets.hosts.connection:send_beats.beat",
         "the launcher's beat, between two beats",
         NOBODY,
     ),
@@ -214,7 +214,7 @@ TO_HOSTS = (
         never=Cannot("a run that nobody follows is refused at once"),
     ),
     Row(
-        functions="""targets.proc:Conversation.read targets.hosts.program.commands:feed
+        functions="""targets.proc:Conversation.read targets.hosts.program.processes:feed
             targets.hosts.program.__main__:read_chunks""",
         who="launcher and host, for the two engines that an image goes between",
         ends="the last part",
@@ -232,8 +232,8 @@ TO_HOSTS = (
 ON_HOSTS = (
     Row(
         functions="""targets.hosts.program.__main__:converse
-            targets.hosts.program.__main__:Held.answer_callers
-            targets.hosts.program.frames:read_frame targets.hosts.program.frames:write_frame
+            targets.hosts.program.__main__:ConversationState.answer_callers
+            targets.hosts.program.records:read_frame targets.hosts.program.records:write_frame
             targets.hosts.program.watch:Watch.run targets.hosts.program.watch:Watch._hear
             targets.hosts.program.watch:Watch._tell_done targets.hosts.program.watch:Watch.send_new
             targets.hosts.program.watch:Watch._send_file""",
@@ -246,7 +246,7 @@ ON_HOSTS = (
         never=by(COPY, "test_a_launcher_that_never_says_a_word_is_not_waited_for"),
     ),
     Row(
-        functions="targets.hosts.program.commands:start_keeper",
+        functions="targets.hosts.program.processes:start_keeper",
         who="a session, for the keeper to take its spec; the keeper, for the spec",
         ends="it is handed over",
         limit="the request's, by SIGALRM; SPEC_LIMIT_S for the keeper",
@@ -294,7 +294,7 @@ ON_HOSTS = (
     ),
     Row(
         functions="""targets.hosts.program.leases:LeaseBook._locked
-            targets.hosts.program.leases:LeaseBook._try_lock targets.hosts.program.revive:revive""",
+            targets.hosts.program.leases:LeaseBook._try_lock targets.hosts.program.keeper:revive""",
         who="whoever takes a lease, for the lock; revive: tried without waiting",
         ends="the lock is free: the kernel lets go of it with its holder",
         limit="LOCK_LIMIT_S",
@@ -304,9 +304,9 @@ ON_HOSTS = (
         never=by(LEASES, "test_the_last_lease_takes_its_folder_with_it"),
     ),
     Row(
-        functions="""targets.hosts.program.facts:read_reachable
-            targets.hosts.program.facts:Calls.wait targets.hosts.program.facts:Calls._hear
-            targets.hosts.program.facts:Listener.answer""",
+        functions="""targets.hosts.program.reach:read_reachable
+            targets.hosts.program.reach:read_reachable.make_calls
+            targets.hosts.program.reach:Listener.answer""",
         who="a host, for others at the addresses that they may have",
         ends="each has answered; SETTLED_S after each host has",
         limit="the request's wait_s",
@@ -319,7 +319,7 @@ ON_HOSTS = (
         ),
     ),
     Row(
-        functions="targets.hosts.program.examine:find_tokens",
+        functions="targets.hosts.program.reach:find_tokens",
         who="a host, for the others' files in a shared folder",
         ends="all are seen",
         limit="the request's wait_s",
@@ -332,8 +332,7 @@ ON_HOSTS = (
 
 OF_CLUSTERS = (
     Row(
-        functions="""targets.kubernetes.api:Cluster._call targets.kubernetes.api:Cluster._open
-            targets.kubernetes.api:Cluster._stream_lines targets.kubernetes.api:Cluster.read_log""",
+        functions="targets.kubernetes.api:Cluster._request targets.kubernetes.api:Cluster._open",
         who="the launcher, for the API server",
         ends="its answer; a stream's end",
         limit="REQUEST_LIMIT_S for each request, STREAM_SILENCE_S in a stream",
@@ -343,7 +342,7 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_an_unreachable_server_is_told_with_the_fix"),
     ),
     Row(
-        functions="targets.kubernetes.target:KubernetesTarget.wait_gone",
+        functions="targets.kubernetes.cluster_job:ClusterJob.wait_gone",
         who="whoever stops, for the pods' end",
         ends="none is left",
         limit="the grace and STOP_MARGIN_S",
@@ -389,13 +388,14 @@ OF_CLUSTERS = (
         never=by(CLUSTER, "test_a_log_that_is_gone_with_its_pod_ends_the_reading"),
     ),
     Row.alike(
-        """targets.kubernetes.output:PodOutput.take targets.kubernetes.output:ConsoleWriter._is_held
+        """targets.kubernetes.collector:PodCollector.writes_output
+            targets.kubernetes.collector:ConsoleWriter._is_held
             targets.kubernetes.logs:LogFollower._accept""",
         "nobody: a lock that is tried without waiting, a file, and lines that are there",
         Cannot("the kernel answers at once"),
     ),
     Row.alike(
-        "targets.kubernetes.config:open_client",
+        "targets.kubernetes.kubeconfig:open_client",
         "the launcher, for the login command of the person's context",
         Cannot("it may ask the person at the terminal, who ends it with Ctrl-C"),
     ),

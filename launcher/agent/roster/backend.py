@@ -1,8 +1,4 @@
-"""Makes the backend ``roster`` known to torch. Once per process, before ``elastic_launch``::
-
-    registration = register()
-    elastic_launch(LaunchConfig(rdzv_backend="roster", ...), ...)
-    registration.handler                       # what the agent asks beyond torch's interface
+"""Makes the backend ``roster`` known to torch: ``LaunchConfig(rdzv_backend="roster", ...)``.
 
 Set TORCH_ELASTIC_WORKER_IDENTICAL=1 in the agent's environment: torch then numbers the workers
 without the store, in which it would wait for a node that is lost at that moment.
@@ -11,6 +7,7 @@ without the store, in which it would wait for a node that is lost at that moment
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 
 from torch.distributed.elastic.rendezvous import (
@@ -21,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.roster.handler import BACKEND, RosterHandler
-from launcher.agent.roster.settings import parse_settings
+from launcher.agent.roster.settings import Rules, parse_settings
 from launcher.agent.roster.store import Endpoint, serve_forked
 
 DEFAULT_PORT = 29400
@@ -33,7 +30,8 @@ def create_handler(params: RendezvousParameters) -> RosterHandler:
     Every key of ``params.config`` is described in ``RosterSettings``. With ``is_host`` the store is
     started here, unless something serves the endpoint already.
     """
-    settings = parse_settings(params.config)
+    settings = parse_settings(params.config, os.environ)
+    rules = Rules(**vars(settings), min_nodes=params.min_nodes, max_nodes=params.max_nodes)
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     store = None
     if settings.is_host:
@@ -44,10 +42,8 @@ def create_handler(params: RendezvousParameters) -> RosterHandler:
         return RosterHandler(
             endpoint=endpoint,
             run_id=params.run_id,
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
             local_addr=params.local_addr or socket.getfqdn(),
-            settings=settings,
+            rules=rules,
             store=store,
         )
     except BaseException:
@@ -56,20 +52,6 @@ def create_handler(params: RendezvousParameters) -> RosterHandler:
         raise
 
 
-class Registration:
-    """Gives the agent the handler that torch makes for itself."""
-
-    handler: RosterHandler | None = None
-
-    def create(self, params: RendezvousParameters) -> RosterHandler:
-        self.handler = create_handler(params)
-        return self.handler
-
-
-_registration = Registration()
-
-
-def register() -> Registration:
+def register() -> None:
     """Makes ``rdzv_backend="roster"`` known to torch in this process; idempotent."""
-    rendezvous_handler_registry.register(BACKEND, _registration.create)
-    return _registration
+    rendezvous_handler_registry.register(BACKEND, create_handler)

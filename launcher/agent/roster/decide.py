@@ -6,14 +6,12 @@ admits nodes and seals rounds. A change that comes too late fails without effect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from launcher.agent.roster import head as heads
-from launcher.agent.roster.events import Rules
-from launcher.agent.roster.head import Cause, Head, Phase, index_of, rank_order
-from launcher.agent.roster.view import State, may_form, status_in
-from launcher.agent.roster.watch import silent
+from launcher.agent.roster import membership as heads
+from launcher.agent.roster.membership import Cause, Head, Phase, index_of
+from launcher.agent.roster.settings import Rules
+from launcher.agent.roster.view import State, may_form, silent, status_in
 
 TAKEOVER_CALL_S = 2.0
 """The last call after a lost store, which all survivors notice at about the same time."""
@@ -47,7 +45,7 @@ def _with_the_finished(state: State, head: Head, now: float) -> Head | None:
     known = {*head.finished}
     new = tuple(s for s in state.finished_seats if s not in known) if state.leads else ()
     if new:
-        head = heads.finish(head, new)
+        head = head.next(finished=(*head.finished, *new))
         state = replace(state, head=head)
     end = _end_of(state, head, now)
     return heads.close(head, end) if end else head if new else None
@@ -72,7 +70,7 @@ def _without_me(state: State, head: Head) -> Head | None:
     heir = _heir(state, head) if state.leads else head.leader
     if state.belongs and not state.has_finished:
         return heads.strike(head, {state.seat: Cause.LEFT}, heir or head.leader)
-    return heads.lead(head, heir) if state.leads and heir else None
+    return head.next(leader=heir) if state.leads and heir else None
 
 
 def _heir(state: State, head: Head) -> str | None:
@@ -90,7 +88,7 @@ def _without_the_lost(state: State, head: Head) -> Head | None:
     orphaned = head.leader in quiet
     if lost:
         return heads.strike(head, lost, state.seat if orphaned else head.leader)
-    return heads.lead(head, state.seat) if orphaned else None
+    return head.next(leader=state.seat) if orphaned else None
 
 
 def _without_the_replaced(state: State, head: Head) -> Head | None:
@@ -101,7 +99,10 @@ def _without_the_replaced(state: State, head: Head) -> Head | None:
     if members:
         heir = _heir(state, head) if state.seat in members else state.seat
         return heads.strike(head, members, heir or state.seat)
-    return heads.mark_replaced(head, old) if old else None
+    if old:
+        # They are outside of the membership: no round opens.
+        return head.next(gone={**head.gone, **dict.fromkeys(old, heads.REPLACED)})
+    return None
 
 
 def replaced(state: State) -> tuple[str, ...]:
@@ -128,7 +129,7 @@ def _reopened(state: State, head: Head, now: float) -> Head | None:
         # Once a member has finished, the others are near their end too and are not restarted.
         ending = any(s in head.finished for s in state.members)
         newcomers = 0 if ending else min(_room(state) - head.nodes, len(waiters(state)))
-        return heads.announce(head, newcomers) if newcomers != head.newcomers else None
+        return head.next(newcomers=newcomers) if newcomers != head.newcomers else None
     return None
 
 
@@ -140,7 +141,9 @@ def _may_admit(state: State, head: Head, now: float) -> bool:
         return False
     rules = state.rules
     calm = now - state.grown_at >= rules.growth_pause_s
-    patience = rules.admit_limit_s if rules.held else min(rules.last_call_s, rules.interval_s)
+    patience = (
+        rules.admit_limit_s if rules.hold_newcomers else min(rules.last_call_s, rules.interval_s)
+    )
     return calm and now - state.waiters_at >= patience
 
 
@@ -168,7 +171,7 @@ def _handed_over(state: State, head: Head, now: float) -> Head | None:
     if not (absent or stuck or state.seat in head.gone):
         return None
     heir = next((s for s in arrived(state) if s != state.seat), None)
-    return heads.lead(head, heir) if heir else None
+    return head.next(leader=heir) if heir else None
 
 
 def arrived(state: State) -> tuple[str, ...]:
@@ -208,7 +211,8 @@ def decide_members(state: State, now: float) -> tuple[str, ...]:
     else:
         on_their_way = waited_s < COMING_INTERVALS * rules.interval_s and _coming(state, here)
         ready = full or not on_their_way
-    return tuple(sorted(chosen, key=rank_order)) if ready else ()
+    # By node index, so that ranks survive restarts.
+    return tuple(sorted(chosen, key=lambda seat: (index_of(seat), seat))) if ready else ()
 
 
 def _room(state: State) -> int:
@@ -249,14 +253,8 @@ def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> boo
 def exhausted(state: State) -> bool:
     """Whether one more restart by a worker's fault is more than the user allowed."""
     head, limit = state.known_head, state.rules.max_restarts
-    if limit is None or head.cause is not Cause.FAULT:
-        return False
-    return faults(head.counts) >= limit
-
-
-def faults(counts: Mapping[str, int]) -> int:
-    """Restarts that a worker's fault caused, over the whole job."""
-    return counts.get(Cause.FAULT.value, 0)
+    faults = head.counts.get(Cause.FAULT.value, 0)
+    return head.cause is Cause.FAULT and 0 <= limit <= faults
 
 
 def note_arrivals(state: State, now: float) -> State:

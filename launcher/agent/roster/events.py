@@ -1,4 +1,4 @@
-"""Rules, events and actions of the roster's state machine: plain values."""
+"""Events and actions of the roster's state machine: plain values."""
 
 from __future__ import annotations
 
@@ -6,35 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.agent.roster.head import Membership
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """The machine's settings; times in seconds. ``RosterSettings`` explains most of them.
-
-    ``fenced``: generations come from shared storage; else a strict majority of the last
-    membership is needed to re-form. ``held``: newcomers wait until some node admits them, at most
-    ``admit_limit_s``.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    detection_limit_s: float = 10.0
-    interval_s: float = 0.25
-    last_call_s: float = 2.0
-    join_timeout_s: float = 600.0
-    regroup_limit_s: float = 60.0
-    growth_pause_s: float = 10.0
-    admit_limit_s: float = 120.0
-    held: bool = False
-    width: int = 2
-    fenced: bool = False
-    max_restarts: int | None = None
-    nodes_before: int = 0
-    faults_before: int = 0
-    generation_before: int = 0
-    finished_before: int = 0
+from launcher.agent.roster.membership import Membership
 
 
 # -- events ------------------------------------------------------------------------------------

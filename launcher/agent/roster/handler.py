@@ -10,35 +10,35 @@ import contextlib
 import logging
 import socket
 import sys
-import uuid
 from collections.abc import Mapping
-from types import MappingProxyType
+from pathlib import Path
 
 from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from launcher.agent.roster import events
-from launcher.agent.roster.exit_barrier import AgentStore
 from launcher.agent.roster.fencing import Fence, TakenGeneration
-from launcher.agent.roster.head import (
+from launcher.agent.roster.leaving import (
+    AgentStore,
+    has_parted,
+    is_closed,
+    is_known_to_have_finished,
+    wait_for_the_others,
+)
+from launcher.agent.roster.membership import (
     FAILED,
+    FENCED_OUT,
     FINISHED,
     Head,
     Membership,
     Phase,
     format_card,
 )
-from launcher.agent.roster.parting import (
-    has_parted,
-    is_closed,
-    is_known_to_have_finished,
-    wait_for_the_others,
-)
-from launcher.agent.roster.settings import RosterSettings
+from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
 from launcher.agent.roster.thread import RosterThread
 from launcher.agent.roster.view import may_form, nodes_waiting
-from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 FENCE_LOOK_S = 5.0
@@ -47,7 +47,6 @@ PARTING_LIMIT_S = 2.0
 FINISH_LOOK_S = 1.0
 log = logging.getLogger(__name__)
 
-
 _NO_HEAD = Head(origin="", leader="")
 
 
@@ -55,14 +54,12 @@ class RestartsExhaustedError(rdzv.RendezvousClosedError):
     """The job has used up its restarts by worker faults."""
 
 
-REFUSALS: Mapping[str, type[Exception]] = MappingProxyType(
-    {
-        "closed": rdzv.RendezvousClosedError,
-        "exhausted": RestartsExhaustedError,
-        "timeout": rdzv.RendezvousTimeoutError,
-        "state": rdzv.RendezvousStateError,
-    }
-)
+REFUSALS: Mapping[str, type[Exception]] = {
+    "closed": rdzv.RendezvousClosedError,
+    "exhausted": RestartsExhaustedError,
+    "timeout": rdzv.RendezvousTimeoutError,
+    "state": rdzv.RendezvousStateError,
+}
 
 
 class RosterHandler(rdzv.RendezvousHandler):
@@ -73,46 +70,35 @@ class RosterHandler(rdzv.RendezvousHandler):
         *,
         endpoint: Endpoint,
         run_id: str,
-        min_nodes: int,
-        max_nodes: int,
         local_addr: str,
-        settings: RosterSettings,
-        store: StoreProcess | None = None,
-        clock: Clock | None = None,
+        rules: Rules,
+        store: StoreProcess | None,
     ) -> None:
-        self._endpoint = endpoint
-        self._run_id = run_id
-        self._addr = local_addr
-        self._settings = settings
-        self._store = store
+        self._endpoint, self._run_id, self._addr = endpoint, run_id, local_addr
+        self._rules, self._store = rules, store
         self._told_epoch = 0
-        self._clock = clock or SystemClock()
-        self._fence = Fence(settings.fence_path, run_id) if settings.fence_path else None
+        self._clock = SystemClock()
+        self._fence = Fence(Path(rules.fence_dir), run_id) if rules.fenced else None
         self._fence_looked_at = self._clock.monotonic()
         self._caller: StoreClient | None = None
-        self._membership: Membership | None = None
+        self.membership: Membership | None = None
+        """What ``next_rendezvous`` returned last."""
         self._port = _HeldPort()
-        if not self._fence and max_nodes > 1:
+        if not self._fence and rules.max_nodes > 1:
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half "
                 "of the last nodes can go on (set fence_dir to let any %d do so)",
-                min_nodes,
+                rules.min_nodes,
             )
         self._thread = RosterThread(
-            rules=settings.rules(min_nodes, max_nodes),
-            index=settings.node_index,
-            nonce=uuid.uuid4().hex[:8],
-            connect=self._connect,
-            clock=self._clock,
-            silence_s=settings.silence_s,
-            where=f" at {endpoint.host}:{endpoint.port}",
+            rules, self._connect, self._clock, f"{endpoint.host}:{endpoint.port}"
         )
         # torch gives up by itself where nothing listens; this is for a frozen store
-        self._thread.begin(settings.connect_timeout_s + CONNECT_SLACK_S)
+        self._thread.begin(rules.connect_timeout_s + CONNECT_SLACK_S)
 
     def _connect(self) -> StoreClient:
         """Two connections: one beats, the other may block with the caller; runs in the thread."""
-        timeout_s = self._settings.connect_timeout_s
+        timeout_s = self._rules.connect_timeout_s
         self._caller = StoreClient(self._endpoint, self._run_id, timeout_s)
         return StoreClient(self._endpoint, self._run_id, timeout_s)
 
@@ -133,7 +119,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._thread.check()
         self._thread.ask(events.Join(format_card(self._addr, self._port.hold())))
         while True:
-            match self._thread.next_word():
+            match self._thread.next_notice():
                 case events.TakeGeneration():
                     self._thread.post(events.Generation(self._take_generation()))
                 case events.Refuse(kind, text):
@@ -166,7 +152,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         head = self._thread.state.head
         if head is not None:
             return head.phase is Phase.CLOSED
-        return self._caller is not None and self._caller.is_closed()
+        return self._caller is not None and self._caller.phase() is Phase.CLOSED
 
     def set_closed(self) -> None:
         """Ends the run for all nodes: none will get another rendezvous."""
@@ -203,37 +189,29 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     # -- the engine's interface ----------------------------------------------------------------
     @property
-    def membership(self) -> Membership | None:
-        """The membership that ``next_rendezvous`` returned last, with its generation."""
-        return self._membership
+    def head(self) -> Head:
+        """The state of the run's membership at the last pulse."""
+        return self._thread.state.head or _NO_HEAD
 
     @property
-    def counts(self) -> Mapping[str, int]:
-        """Rounds by cause over the whole job: fault, lost, left, replaced, joined, fenced."""
-        return dict(self._head.counts)
+    def is_fenced_out(self) -> bool:
+        """Whether the run was closed here because it goes on around another store."""
+        return self.head.closed == FENCED_OUT
 
-    @property
-    def closed_reason(self) -> str:
-        """Why the run was closed: finished, failed, restarts-exhausted, fenced; else empty."""
-        return self._head.closed
-
-    @property
-    def cause(self) -> str:
-        """Why the latest round was opened: a value of ``Cause``."""
-        return self._head.cause.value
-
-    @property
-    def finished(self) -> int:
-        """How many nodes have finished, under earlier stores too."""
-        return self._settings.finished_before + len(self._head.finished)
-
-    @property
-    def newcomers(self) -> int:
-        """Nodes that could be admitted; with ``hold_newcomers``, commit and call ``admit``."""
-        return self._head.newcomers
+    def carried(self) -> dict[str, str]:
+        """Settings for the handler of a next store, which knows nothing of the run."""
+        if self.membership is None:
+            return {}
+        finished = self._rules.finished_before + len(self.head.finished)
+        return {
+            "nodes_before": str(len(self.membership.members)),
+            "faults_before": str(self.head.counts.get("fault", 0)),
+            "generation_before": str(self.membership.generation),
+            "finished_before": str(finished),
+        }
 
     def admit(self) -> None:
-        """The running group has committed: the waiting newcomers may come in now."""
+        """The running group has committed: the nodes that wait (``head.newcomers``) come in."""
         self._thread.post(events.PlainEvent.ADMIT)
 
     def leave(self) -> bool:
@@ -255,7 +233,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self.leave()
         if self._store is not None:
             # The store stays for the others' next pulse, so that they learn of it.
-            self._clock.sleep(2 * self._settings.interval_s)
+            self._clock.sleep(2 * self._rules.interval_s)
 
     def wait_until_closed(self) -> None:
         """Blocks until nobody can join another round, or the store is gone.
@@ -273,10 +251,6 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._thread.settle(is_closed, PARTING_LIMIT_S)
 
     # -- within --------------------------------------------------------------------------------
-    @property
-    def _head(self) -> Head:
-        return self._thread.state.head or _NO_HEAD
-
     def _ends_without_store(self) -> bool:
         """Whether the workers can go on without a store, because no other group could be formed."""
         state = self._thread.state
@@ -285,7 +259,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         return state.head.closed == FINISHED or not may_form(state)
 
     def _entered(self, membership: Membership) -> rdzv.RendezvousInfo:
-        self._membership = membership
+        self.membership = membership
         first = membership.members[0]
         log.info(
             "roster: epoch %d, generation %d, rank %d of %d, because of: %s",
@@ -299,7 +273,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         return rdzv.RendezvousInfo(
             AgentStore(
                 f"agent-{membership.epoch}",
-                self._caller.part(""),
+                self._caller.below(),
                 self.finish,
                 self.wait_until_closed,
             ),
@@ -320,7 +294,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             return self._fence.take(head.origin)
         except OSError as error:
             raise rdzv.RendezvousStateError(
-                f"no generation can be taken in {self._settings.fence_dir}: {error}"
+                f"no generation can be taken in {self._rules.fence_dir}: {error}"
             ) from error
 
     def _look_at_fence(self) -> None:
@@ -347,8 +321,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         if all_shall_hear:
             with contextlib.suppress(rdzv.RendezvousConnectionError):
                 assert self._caller is not None
-                limit_s = self._settings.detection_limit_s
-                wait_for_the_others(self._caller, self._thread.state, limit_s, self._clock)
+                wait_for_the_others(self._caller, self._thread.state, self._clock)
         self._store.stop()
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
-from launcher.agent.roster.events import Rules
 from launcher.contract import protocol
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
@@ -59,7 +56,7 @@ class RosterSettings:
     """The last generation under an earlier store; counts only without ``fence_dir``."""
     finished_before: int = 0
     """Nodes that had finished under an earlier store: they do not come back."""
-    host: str = field(default="0.0.0.0")
+    host: str = "0.0.0.0"
     """With ``is_host``, the address to listen on."""
 
     @property
@@ -72,24 +69,21 @@ class RosterSettings:
         return self.silence_limit_s or max(2.0, self.detection_limit_s)
 
     @property
-    def fence_path(self) -> Path | None:
-        return Path(self.fence_dir) if self.fence_dir else None
-
-    def rules(self, min_nodes: int, max_nodes: int) -> Rules:
-        """What of this the pure machine needs."""
-        same = {f.name: getattr(self, f.name) for f in fields(Rules) if hasattr(self, f.name)}
-        renamed = {
-            "held": self.hold_newcomers,
-            "width": self.watched,
-            "fenced": bool(self.fence_dir),
-            "max_restarts": self.max_restarts if self.max_restarts >= 0 else None,
-        }
-        return Rules(**{**same, **renamed, "min_nodes": min_nodes, "max_nodes": max_nodes})
+    def fenced(self) -> bool:
+        """Whether shared storage numbers the memberships; else a majority has to re-form."""
+        return bool(self.fence_dir)
 
 
-def parse_settings(
-    config: Mapping[str, Any], environ: Mapping[str, str] = os.environ
-) -> RosterSettings:
+@dataclass(frozen=True, kw_only=True)
+class Rules(RosterSettings):
+    """What the state machine needs: the settings, and how many nodes a group may have."""
+
+    node_index: int = 0
+    min_nodes: int
+    max_nodes: int
+
+
+def parse_settings(config: Mapping[str, object], environ: Mapping[str, str]) -> RosterSettings:
     """Settings from text or typed values; raises ``ValueError`` naming all that is wrong."""
     known = {f.name: f for f in fields(RosterSettings)}
     problems = [
@@ -118,12 +112,9 @@ def parse_settings(
     return RosterSettings(**values)
 
 
-_BOOLS = {"1": True, "true": True, "t": True, "yes": True, "y": True} | {
-    "0": False,
-    "false": False,
-    "f": False,
-    "no": False,
-    "n": False,
+_BOOLS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
 }
 _LEAST = {
     "node_index": 0,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.agent.roster import events
-from launcher.agent.roster import head as heads
+from launcher.agent.roster import membership as heads
 from launcher.agent.roster.decide import (
     decide_change,
     decide_members,
@@ -19,6 +19,7 @@ from launcher.agent.roster.decide import (
     note_arrivals,
     quorate,
 )
+from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.view import (
     FINISHED_MARK,
     State,
@@ -27,28 +28,28 @@ from launcher.agent.roster.view import (
     card_key,
     first_head,
     keys_to_look_at,
+    silent,
     status_of,
 )
-from launcher.agent.roster.watch import silent
 
 MAX_SWAPS_PER_PULSE = 4
 
 
-def start(rules: events.Rules, index: int, nonce: str) -> State:
+def start(rules: Rules, index: int, nonce: str) -> State:
     """A node that has not come yet; ``nonce`` tells its seats from those of its predecessors."""
     return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0")
 
 
 def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[events.Action, ...]]:
-    """One event, and what follows: at most one operation on the store, and word to the caller."""
+    """The state after one event, at most one operation on the store, and notices for the caller."""
     state = _take_in(state, event, now)
-    state, word = _settle(state)
+    state, notices = _settle(state)
     if state.asked is not None:
-        return state, word
+        return state, notices
     state, action = _next(note_arrivals(state, now), now) if state.head else _begin(state)
     if isinstance(action, events.Write | events.Enlist | events.Fetch | events.Swap):
         state = replace(state, asked=action)
-    return state, (*word, action) if action else word
+    return state, (*notices, action) if action else notices
 
 
 # -- taking in ---------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def _pulse(state: State) -> State:
     return replace(state, due=True, looked=False, swaps=0)
 
 
-# -- word to the caller ------------------------------------------------------------------------
+# -- notices for the caller ---------------------------------------------------------------------
 def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
     """Ends the caller's wait where the head says so, and replaces a seat that was struck off."""
     head = state.head

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent import processes
 from launcher.agent.roster import events
-from launcher.agent.roster.head import Phase, parse_head
+from launcher.agent.roster.membership import Phase, parse_head
 from launcher.agent.roster.view import FINISHED_MARK, HEAD, SEATS, beat_key, status_in
 
 TCPStore: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
@@ -56,35 +56,36 @@ class StoreClient:
     def __init__(self, endpoint: Endpoint, run_id: str, timeout_s: float) -> None:
         self.endpoint = endpoint
         self._prefix = f"roster/{run_id}/"
-        self.store = connect(endpoint, timeout_s)
+        with _reaching(endpoint):
+            self.store = TCPStore(
+                endpoint.host,
+                endpoint.port,
+                is_master=False,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+            )
+        repeat_evenly(endpoint.port)
 
     def carry_out(self, action: events.StoreAction) -> events.Done | events.Values | events.Swapped:
         """One operation, answered by the event that the machine expects."""
-        try:
-            return self._carry_out(action)
-        except (RuntimeError, ValueError) as error:
-            raise unreachable(self.endpoint, error) from error
+        with _reaching(self.endpoint):
+            match action:
+                case events.Write(key, text):
+                    self.store.set(self._prefix + key, text)
+                    return events.Done()
+                case events.Enlist(seat):
+                    self.store.append(self._prefix + SEATS, seat + " ")
+                    return events.Done()
+                case events.Fetch(keys):
+                    values = self.store.multi_get([self._prefix + key for key in keys])
+                    return events.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
+                case events.Swap(expected, desired):
+                    text = self.store.compare_set(self._prefix + HEAD, expected, desired)
+                    return events.Swapped(text.decode())
 
-    def _carry_out(
-        self, action: events.StoreAction
-    ) -> events.Done | events.Values | events.Swapped:
-        match action:
-            case events.Write(key, text):
-                self.store.set(self._prefix + key, text)
-                return events.Done()
-            case events.Enlist(seat):
-                self.store.append(self._prefix + SEATS, seat + " ")
-                return events.Done()
-            case events.Fetch(keys):
-                values = self.store.multi_get([self._prefix + key for key in keys])
-                return events.Values({k: v.decode() for k, v in zip(keys, values, strict=True)})
-            case events.Swap(expected, desired):
-                text = self.store.compare_set(self._prefix + HEAD, expected, desired)
-                return events.Swapped(text.decode())
-
-    def part(self, name: str) -> Any:
-        """A ``torch.distributed.Store`` of its own below the run's keys."""
-        return PrefixStore(self._prefix + name, self.store)
+    def below(self) -> Any:
+        """The run's keys as a ``torch.distributed.Store``."""
+        return PrefixStore(self._prefix, self.store)
 
     def beats_of(self, seats: Sequence[str]) -> dict[str, str]:
         """The last beats of seats that exist."""
@@ -94,54 +95,34 @@ class StoreClient:
 
     def waiting(self) -> tuple[str, ...]:
         """The seats whose last word was that they wait to come in, lost ones included."""
-        try:
-            come = self.store.check([self._prefix + SEATS])  # reading what nobody wrote would block
-            text = self.store.get(self._prefix + SEATS).decode() if come else ""
-        except RuntimeError as error:
-            raise unreachable(self.endpoint, error) from error
-        seats = tuple(dict.fromkeys(s for s in text.split() if s[0] != FINISHED_MARK))
+        listed = self._read(SEATS).split()
+        seats = tuple(dict.fromkeys(s for s in listed if s[0] != FINISHED_MARK))
         said = self.beats_of(seats)
         return tuple(seat for seat in seats if status_in(said[seat]).startswith("j"))
 
-    def is_running(self) -> bool:
-        """Whether the run has a head here that is not closed."""
-        return self._phase() not in (None, Phase.CLOSED)
+    def phase(self) -> Phase | None:
+        """Where the run stands in this store; None where it has not begun here."""
+        text = self._read(HEAD)
+        return parse_head(text).phase if text else None
 
-    def is_closed(self) -> bool:
-        return self._phase() is Phase.CLOSED
-
-    def _phase(self) -> Phase | None:
-        try:
-            if not self.store.check([self._prefix + HEAD]):
-                return None
-            return parse_head(self.store.get(self._prefix + HEAD).decode()).phase
-        except RuntimeError as error:
-            raise unreachable(self.endpoint, error) from error
+    def _read(self, key: str) -> str:
+        """The value of a key; empty where it does not exist, for which ``get`` would wait."""
+        with _reaching(self.endpoint):
+            exists = self.store.check([self._prefix + key])
+            return str(self.store.get(self._prefix + key).decode()) if exists else ""
 
 
-def unreachable(endpoint: Endpoint, error: Exception | str) -> RendezvousConnectionError:
-    first_line = str(error).partition("\n")[0]
-    where = f"{endpoint.host}:{endpoint.port}"
-    return RendezvousConnectionError(f"the rendezvous store at {where} is gone: {first_line}")
-
-
-def connect(endpoint: Endpoint, timeout_s: float) -> Any:
-    """A client of the store; raises ``RendezvousConnectionError`` after ``timeout_s``.
-
-    A server that is frozen accepts and then says nothing, in which case this never returns.
-    """
+@contextlib.contextmanager
+def _reaching(endpoint: Endpoint) -> Iterator[None]:
+    """Raises RendezvousConnectionError for whatever torch raises when a store is gone."""
     try:
-        store = TCPStore(
-            endpoint.host,
-            endpoint.port,
-            is_master=False,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
+        yield
     except (RuntimeError, ValueError) as error:
-        raise unreachable(endpoint, error) from error
-    repeat_evenly(endpoint.port)
-    return store
+        first_line = str(error).partition("\n")[0]
+        where = f"{endpoint.host}:{endpoint.port}"
+        raise RendezvousConnectionError(
+            f"the rendezvous store at {where} is gone: {first_line}"
+        ) from error
 
 
 def repeat_evenly(port: int) -> None:
@@ -200,9 +181,8 @@ def _serves(endpoint: Endpoint, run_id: str, timeout_s: float) -> bool:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            os.write(
-                writer, b"1" if StoreClient(endpoint, run_id, timeout_s).is_running() else b"0"
-            )
+            phase = StoreClient(endpoint, run_id, timeout_s).phase()
+            os.write(writer, b"0" if phase in (None, Phase.CLOSED) else b"1")
         os._exit(0)
     os.close(writer)
     try:
@@ -264,17 +244,13 @@ def _fork_store(port: int, host: str) -> tuple[int, str]:
     return pid, said
 
 
-def _close_all_but(kept: int) -> None:
-    """The parent's pipes and sockets would otherwise stay open as long as the store lives."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-
-
 def _serve(parent: int, host: str, port: int, writer: int) -> None:
     """The life of the store's process; never returns."""
     try:
         processes.die_with_parent(parent)
-        _close_all_but(writer)
+        # The parent's pipes and sockets would otherwise stay open as long as the store lives.
+        os.closerange(3, writer)
+        os.closerange(writer + 1, os.sysconf("SC_OPEN_MAX"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         store = TCPStore(host, port, is_master=True, wait_for_workers=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable
 
@@ -18,13 +19,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.roster import events
-from launcher.agent.roster.head import HeadError
+from launcher.agent.roster.membership import HeadError
+from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.store import StoreClient
 from launcher.agent.roster.view import State, pause_s
 from launcher.contract.clock import Clock
 
-Word = events.Deliver | events.Refuse | events.TakeGeneration
+Notice = events.Deliver | events.Refuse | events.TakeGeneration
 log = logging.getLogger(__name__)
 
 
@@ -32,24 +34,15 @@ class RosterThread:
     """Runs one node's state machine in a thread, from ``begin`` until ``end``."""
 
     def __init__(
-        self,
-        *,
-        rules: events.Rules,
-        index: int,
-        nonce: str,
-        connect: Callable[[], StoreClient],
-        clock: Clock,
-        silence_s: float,
-        where: str = "",
+        self, rules: Rules, connect: Callable[[], StoreClient], clock: Clock, where: str
     ) -> None:
-        self._connect = connect
-        self._clock = clock
-        self._silence_s = silence_s
-        self._where = where
+        self._connect, self._clock, self._where = connect, clock, where
+        self._silence_s = rules.silence_s
         self._changed = threading.Condition()
         self._events: deque[events.Event] = deque()
-        self._state = start(rules, index, nonce)
-        self._word: Word | None = None
+        self.state = start(rules, rules.node_index, nonce=uuid.uuid4().hex[:8])
+        """What was known at the last pulse."""
+        self._notice: Notice | None = None
         self._failure: RendezvousError | None = None
         self._heard_at = self._checked_at = clock.monotonic()
         self._connected = False
@@ -57,11 +50,6 @@ class RosterThread:
         self._thread = threading.Thread(target=self._run, name="roster", daemon=True)
 
     # -- the caller's side ---------------------------------------------------------------------
-    @property
-    def state(self) -> State:
-        """What was known at the last pulse."""
-        return self._state
-
     def begin(self, timeout_s: float) -> None:
         """Starts the thread and waits for the store; raises ``RendezvousConnectionError``."""
         self._thread.start()
@@ -69,7 +57,7 @@ class RosterThread:
             self._changed.wait_for(lambda: self._connected or self._failure, timeout_s)
             if not self._connected and self._failure is None:
                 self._failure = RendezvousConnectionError(
-                    f"the rendezvous store{self._where} did not answer within {timeout_s:g} s"
+                    f"the rendezvous store at {self._where} did not answer within {timeout_s:g} s"
                 )
         self.check()
 
@@ -80,11 +68,10 @@ class RosterThread:
             self._changed.notify_all()
 
     def ask(self, event: events.Event) -> None:
-        """Posts an event whose answer ``next_word`` waits for; older answers are dropped."""
+        """Posts an event whose answer ``next_notice`` waits for; older answers are dropped."""
         with self._changed:
-            self._word = None
-            self._events.append(event)
-            self._changed.notify_all()
+            self._notice = None
+        self.post(event)
 
     def check(self) -> None:
         """Raises what ended the connection, also when the store has been silent too long."""
@@ -97,26 +84,26 @@ class RosterThread:
             silent_s = now - self._heard_at
             if self._failure is None and self._connected and silent_s > self._silence_s:
                 self._failure = RendezvousConnectionError(
-                    f"the rendezvous store{self._where} has been silent for {silent_s:.1f} s"
+                    f"the rendezvous store at {self._where} has been silent for {silent_s:.1f} s"
                 )
             if self._failure is not None:
                 raise self._failure
 
-    def next_word(self) -> Word:
-        """Blocks until the machine has something to say; raises when the store is gone."""
+    def next_notice(self) -> Notice:
+        """Blocks until the machine has a notice for the caller; raises when the store is gone."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._word or self._failure, self._silence_s / 4)
-                word, self._word = self._word, None
-            if word is not None:
-                return word
+                self._changed.wait_for(lambda: self._notice or self._failure, self._silence_s / 4)
+                notice, self._notice = self._notice, None
+            if notice is not None:
+                return notice
             self.check()
 
     def settle(self, done: Callable[[State], bool], timeout_s: float) -> bool:
         """Whether the state got there in time; a lost store ends the wait."""
         with self._changed:
-            self._changed.wait_for(lambda: done(self._state) or self._failure, timeout_s)
-            return done(self._state)
+            self._changed.wait_for(lambda: done(self.state) or self._failure, timeout_s)
+            return done(self.state)
 
     def end(self, timeout_s: float = 1.0) -> None:
         """Stops the thread; one that hangs in a frozen store is left behind as a daemon."""
@@ -147,7 +134,7 @@ class RosterThread:
     def _pulse(self, client: StoreClient) -> None:
         began = self._clock.monotonic()
         self._handle(client, events.PlainEvent.PULSE)
-        end = began + pause_s(self._state, began)
+        end = began + pause_s(self.state, began)
         while not self._ending:
             with self._changed:
                 left_s = end - self._clock.monotonic()
@@ -156,29 +143,26 @@ class RosterThread:
             if event is None:
                 return
             self._handle(client, event)
-            end = min(end, began + pause_s(self._state, began))
+            end = min(end, began + pause_s(self.state, began))
 
     def _handle(self, client: StoreClient, event: events.Event) -> None:
         """The event and all operations that follow from it, one after the other."""
         following: events.Event | None = event
         while following is not None and not self._ending:
-            state, actions = step(self._state, following, self._clock.monotonic())
+            state, actions = step(self.state, following, self._clock.monotonic())
             operation, following = None, None
             for action in actions:
                 if isinstance(action, events.Write | events.Enlist | events.Fetch | events.Swap):
                     operation = action
                 else:
-                    self._say(action)
+                    with self._changed:
+                        self._notice = action
             with self._changed:
-                self._state = state
+                self.state = state
                 self._changed.notify_all()
             if operation is not None:
                 following = client.carry_out(operation)
                 self._heard_at = self._clock.monotonic()
-
-    def _say(self, word: Word) -> None:
-        with self._changed:
-            self._word = word
 
     def _fail(self, error: RendezvousError) -> None:
         with self._changed:

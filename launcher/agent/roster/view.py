@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from launcher.agent.roster import events
-from launcher.agent.roster import head as heads
-from launcher.agent.roster.watch import SUSPECT_INTERVALS, Beat, listen, plan_watched, silent
+from launcher.agent.roster import membership as heads
+from launcher.agent.roster.settings import Rules
 
 HEAD = "head"
 SEATS = "seats"
 FINISHED_MARK = "+"
 """Before a seat in the list of seats: its workers have all succeeded."""
 FAST_FOR_S = 5.0
+SUSPECT_INTERVALS = 2
+"""Pulses without a change after which a watcher also looks at the nodes behind the silent one."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The last text seen of a node, for how many watched seconds it has not changed, and whether
+    it ever did: a first sight proves no life."""
+
+    text: str
+    silent_s: float = 0.0
+    moved: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
     """All that one node knows and wants."""
 
-    rules: events.Rules
+    rules: Rules
     index: int
     nonce: str
     seat: str
@@ -47,7 +59,7 @@ class State:
     seats: tuple[str, ...] = ()
     finished_seats: tuple[str, ...] = ()
     cautious: bool = False
-    looked_at: float | None = None
+    looked_at: float = math.inf
     phase_at: float = 0.0
     grown_at: float = -math.inf
     arrived: tuple[str, ...] = ()
@@ -158,6 +170,46 @@ def pause_s(state: State, now: float) -> float:
     return min(rules.interval_s, max(0.02, rules.max_nodes * 0.0005))
 
 
+# -- whom a node watches, and when silence means loss --------------------------------------------
+def listen(
+    known: Mapping[str, Beat], heard: Mapping[str, str], elapsed_s: float
+) -> dict[str, Beat]:
+    """The beats after a look; nodes that were not looked at are forgotten.
+
+    ``elapsed_s`` is the watched time since the look before.
+    """
+    result = {}
+    for seat, text in heard.items():
+        old = known.get(seat)
+        if old is None:
+            result[seat] = Beat(text)
+        elif old.text == text:
+            result[seat] = Beat(text, old.silent_s + elapsed_s, old.moved)
+        else:
+            result[seat] = Beat(text, 0.0, moved=True)
+    return result
+
+
+def silent(beats: Mapping[str, Beat], limit_s: float) -> frozenset[str]:
+    """Seats whose beat has not changed for ``limit_s``."""
+    return frozenset(seat for seat, beat in beats.items() if beat.silent_s >= limit_s)
+
+
+def plan_watched(
+    ring: tuple[str, ...], me: str, gone: Collection[str], suspects: frozenset[str], width: int
+) -> tuple[str, ...]:
+    """The seats that ``me`` watches: its next ``width`` successors in ``ring``.
+
+    While all of these are suspects the window doubles, so that a whole rack that goes dark is
+    noticed by the node before it.
+    """
+    at = ring.index(me)
+    behind = tuple(seat for seat in ring[at + 1 :] + ring[:at] if seat not in gone)
+    while width < len(behind) and suspects.issuperset(behind[:width]):
+        width *= 2
+    return behind[:width]
+
+
 # -- what is seen ------------------------------------------------------------------------------
 def adopt(state: State, text: str, now: float) -> State:
     """Takes over the present head. Forgets what belonged to an older round or to a lost lead."""
@@ -168,10 +220,9 @@ def adopt(state: State, text: str, now: float) -> State:
         return state
     state = replace(state, text=text, head=head)
     if old is None or (old.epoch, old.phase) != (head.epoch, head.phase):
-        state = replace(state, phase_at=now, arrived=(), arrived_at=now, waiters=())
+        state = replace(state, phase_at=now, arrived=(), arrived_at=now, waiters=(), cautious=False)
         if head.phase is heads.Phase.SEALED and head.cause is heads.Cause.JOINED:
             state = replace(state, grown_at=now)
-        state = replace(state, cautious=False)
     elif head.phase is heads.Phase.FORMING and head.leader == state.seat != old.leader:
         # nodes that came under the last leader may be gone with it
         state = replace(state, cautious=True)
@@ -182,8 +233,8 @@ def adopt(state: State, text: str, now: float) -> State:
 
 def see(state: State, values: Mapping[str, str], now: float) -> State:
     """Takes in the head, the watched beats and, for the leader, the list of all seats."""
-    last = state.looked_at if state.looked_at is not None else now
-    elapsed_s = min(now - last, 2 * state.rules.interval_s)
+    # Not more: a node that slept has learned nothing of the others meanwhile.
+    elapsed_s = min(max(0.0, now - state.looked_at), 2 * state.rules.interval_s)
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
     beats = listen(state.beats, heard, elapsed_s)
     state = replace(state, beats=beats, looked=True, looked_at=now)
@@ -214,7 +265,7 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
         suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
         ring = state.members if state.seat in state.members else (*state.members, state.seat)
         skipped = {*head.gone, *head.finished}
-        heard += plan_watched(ring, state.seat, skipped, suspects, state.rules.width)
+        heard += plan_watched(ring, state.seat, skipped, suspects, state.rules.watched)
     beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)
     return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
@@ -256,16 +307,13 @@ def _after_swap(state: State, asked: events.Swap, text: str, now: float) -> Stat
     return state
 
 
-def counts_before(rules: events.Rules) -> dict[str, int]:
-    return {heads.Cause.FAULT.value: rules.faults_before} if rules.faults_before else {}
-
-
 def first_head(state: State) -> str:
     """The head of an empty store."""
+    faults = state.rules.faults_before
     head = heads.Head(
         origin=state.nonce,
         leader=state.seat,
-        counts=counts_before(state.rules),
+        counts={heads.Cause.FAULT.value: faults} if faults else {},
         generation=state.rules.generation_before,
     )
     return heads.format_head(head)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from launcher.manifests.checks.fields import check_fields
-from launcher.manifests.checks.gangs import check_length
+from launcher.manifests.checks.jobs import check_length
 from launcher.manifests.checks.pods import check_pod, is_restricted
 from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import (

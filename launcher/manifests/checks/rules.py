@@ -1,4 +1,4 @@
-"""What ``launcher check`` knows: every rule, how bad its breach is, and why it hurts."""
+"""The rules of ``launcher check``, and their breaches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ class Rule(enum.Enum):
     """Every rule: how bad its breach is, and why it hurts."""
 
     YAML = ERROR, "an API server cannot read it, or reads something else than was meant"
-    # any object
     UNKNOWN_FIELD = ERROR, "an API server drops or refuses what it does not know"
     LARGE_CRD = WARNING, "kubectl apply copies it into an annotation, which may hold 256 KiB"
-    # pods of any kind
     CONTAINERS = ERROR, "a pod without containers is refused"
     CONTAINER_IMAGE = ERROR, "the webhook refuses a container without an image"
     ENV_NOT_TEXT = ERROR, "an API server refuses a value of env that is not text"
@@ -31,12 +29,8 @@ class Rule(enum.Enum):
     GPU_REQUESTS = ERROR, "GPUs cannot be overcommitted: requests without equal limits are refused"
     SHM_SMALL = WARNING, "/dev/shm is 64 MB: data loader workers and NCCL die of a bus error"
     SHM_UNBOUNDED = WARNING, "without a sizeLimit it may grow to half of the node's memory"
-    SHM_OVER_MEMORY = (
-        ERROR,
-        "it counts against the memory limit: filling it is an out-of-memory kill",
-    )
+    SHM_OVER_MEMORY = ERROR, "it counts against the memory limit: filling it gets the pod killed"
     HOST_NETWORK_DNS = ERROR, "the host's name servers do not resolve names of pods and services"
-    # PyTorchJob
     JOB_NAME = ERROR, "names of pods and services are made from it; they have at most 63 characters"
     REPLICA_SPECS = ERROR, "the webhook refuses a job without replicas"
     REPLICA_TYPE = ERROR, "the webhook refuses keys other than Master and Worker"
@@ -46,10 +40,7 @@ class Rule(enum.Enum):
     ELASTIC_NEEDS_WORKER = ERROR, "the webhook refuses an elasticPolicy without a Worker"
     NPROC_TWICE = ERROR, "the webhook refuses both nprocPerNode and elasticPolicy.nProcPerNode"
     MANAGED_BY = ERROR, "the webhook refuses any other controller"
-    RESTART_POLICY_VALUE = (
-        ERROR,
-        "nothing refuses it; the cluster then refuses the pods, without end",
-    )
+    RESTART_POLICY_VALUE = ERROR, "nothing refuses it; the cluster then refuses every pod, for ever"
     RESTART_ALWAYS = ERROR, "a container that has succeeded is started again: the job never ends"
     POD_RESTART_POLICY = WARNING, "the operator overwrites it with that of the replica"
     CLEAN_POD_POLICY_VALUE = ERROR, "nothing refuses it, and no pod is ever cleaned up"
@@ -59,60 +50,33 @@ class Rule(enum.Enum):
     DEADLINE_IS_LATE = WARNING, "it is looked at only at another event: a hung job keeps its GPUs"
     NO_ADDRESS = ERROR, "no worker is told an address: each trains alone, or waits for ever"
     ELASTIC_BOUNDS = ERROR, "nothing refuses it, and torchrun does: every pod fails at its start"
-    ELASTIC_UNWRITTEN = (
-        WARNING,
-        "defaults are no restarts, fixed bounds, one rendezvous id for all jobs",
-    )
+    ELASTIC_UNWRITTEN = WARNING, "its default: no restarts, fixed bounds, an id that all jobs share"
     ELASTIC_MASTER = ERROR, "the endpoint is still worker 0, and nobody gives the Master its rank"
-    ELASTIC_SUCCESS = (
-        WARNING,
-        "only torchrun reads PET_*: each trains alone, the first to end decides",
-    )
+    ELASTIC_SUCCESS = WARNING, "only torchrun reads PET_*: each trains alone; the first end decides"
     STANDALONE = ERROR, "the operator sets PET_STANDALONE to nothing, and torchrun crashes on it"
     NPROC_AUTO = WARNING, "without GPUs auto is the number of the host's cores, whatever the limit"
-    NPROC_NOT_GPUS = (
-        ERROR,
-        "workers without a GPU fail or share one; GPUs without a worker are idle",
-    )
-    RANK_COUNTS_PODS = (
-        WARNING,
-        "WORLD_SIZE counts processes that only torchrun starts: workers hang",
-    )
+    NPROC_NOT_GPUS = ERROR, "workers without a GPU fail or share; GPUs without a worker are idle"
+    RANK_COUNTS_PODS = WARNING, "WORLD_SIZE counts processes that only torchrun starts: pods hang"
     ENV_OVERRIDDEN = WARNING, "the operator appends its own value, and the last one wins"
     READINESS_PROBE = WARNING, "only ready pods are published: one that waits for training never is"
-    INIT_CONTAINER_RESTRICTED = (
-        WARNING,
-        "Pod Security restricted refuses the operator's init container",
-    )
-    # TrainJob and its runtimes
+    INIT_CONTAINER_RESTRICTED = WARNING, "Pod Security restricted refuses its init container"
     TRAINJOB_RUNTIME = ERROR, "a TrainJob without a runtime is refused"
     TRAINJOB_NO_TRAINER = ERROR, "nothing is injected without spec.trainer: no address, no rank"
     TRAINJOB_RESERVED_ENV = ERROR, "the webhook refuses variables that the trainer sets itself"
     TRAINJOB_ELASTIC = ERROR, "the trainer has no elasticity: the field does nothing"
     TRAINJOB_CONTAINER = ERROR, "variables go to the container node of the job node alone"
-    # JobSet
     JOBSET_BACKOFF = ERROR, "a replaced pod leaves the others of its gang in a dead collective"
     JOBSET_MAX_RESTARTS = WARNING, "the first failure ends the whole set"
-    JOBSET_UNREADY = (
-        ERROR,
-        "pods that are not ready have no names, and get ready only once they meet",
-    )
-    # Job and its Service
+    JOBSET_UNREADY = ERROR, "pods have names only when ready, and get ready only once they meet"
     JOB_NOT_INDEXED = ERROR, "pods have no index, so no rank and no name of their own"
     JOB_COUNTS = ERROR, "the rendezvous waits for nodes that start only when others have ended"
     JOB_SUBDOMAIN = ERROR, "pods have no names by which the others could reach them"
-    JOB_RESTART_POLICY = (
-        ERROR,
-        "only Never makes a new pod for a lost one; podFailurePolicy needs it",
-    )
+    JOB_RESTART_POLICY = ERROR, "only Never replaces a lost pod; podFailurePolicy needs it"
     JOB_DISRUPTION = WARNING, "drained and preempted pods count as failures of the training"
     SERVICE_ABSENT = WARNING, "without that headless service the pods' names do not resolve"
     SERVICE_LATE = WARNING, "name servers remember for 30 s that a name does not exist"
     SERVICE_NOT_HEADLESS = ERROR, "names of single pods exist only under a headless service"
-    SERVICE_UNREADY = (
-        ERROR,
-        "pods find each other only when ready, and get ready only once they meet",
-    )
+    SERVICE_UNREADY = ERROR, "the others find a pod only when it is ready: none ever gets ready"
     SERVICE_SELECTOR = ERROR, "the service selects no pod of the job: its names do not resolve"
 
     def __init__(self, severity: str, why: str) -> None:

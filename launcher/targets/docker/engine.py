@@ -59,22 +59,17 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("invalid reference format", "correct the image's name: REGISTRY/NAME:TAG, in small letters"),
     ("address pool", "docker network prune: every run needs a network of its own"),
     ("already in use", "docker rm --force that container, which is none of this run"),
-    (
-        "bind source path does not exist",
-        "use an engine of this machine: folders are mounted from there",
-    ),
+    ("source path does not exist", "use an engine of this machine: folders are mounted from there"),
     ("active endpoints", "docker network disconnect whatever else is on the run's network"),
 )
 """What an engine's message holds, in lower case, and the fix."""
-
-
 NO_START = "OCI runtime create failed"
 """What an engine's message holds where a program is not in its image, or a mount fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnContainer:
-    """A run's container as the engine lists it; ``node_index`` and ``incarnation`` as labelled."""
+    """A run's container as the engine lists it, with what its labels say."""
 
     id: str
     run_id: str
@@ -86,7 +81,7 @@ class OwnContainer:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerEnding:
-    """How a container ended. ``error`` is the engine's own word, empty where it has none."""
+    """How a container ended. ``error`` is the engine's message, empty where it has none."""
 
     exit_code: int
     out_of_memory: bool
@@ -96,8 +91,7 @@ class ContainerEnding:
 
 
 class NotStartedError(TargetError):
-    """A container's program could not be started; ``name`` is the container's, ``said`` the
-    engine's word."""
+    """The program of container ``name`` could not be started; ``said`` is the engine's message."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(what)
@@ -118,23 +112,10 @@ class Creatable(Protocol):
     def host_config_kwargs(self) -> dict[str, Any]: ...
 
 
-class Group(Protocol):
-    """Containers on a network of their own, found by ``run_id``."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def containers(self) -> Sequence[Creatable]: ...
-
-    def network_kwargs(self) -> dict[str, Any]: ...
-
-
 class Engine:
-    """The engine that the docker command line would use too.
+    """The engine that the docker command line uses, with what it holds under ``label``.
 
-    ``label`` is the one by which containers and networks are found. Every method may raise
-    ``TargetError``; removing what is already gone is no error.
+    Each method may raise ``TargetError``. What is gone already is removed without an error.
     """
 
     def __init__(self, clock: Clock, label: str = protocol.LABEL_RUN_ID) -> None:
@@ -171,10 +152,8 @@ class Engine:
     def list_containers(self, run_id: str | None = None) -> list[OwnContainer]:
         """The containers of one run, or of all, whatever their state."""
         with engine_errors("list containers"):
-            return [
-                _held(c, self._label)
-                for c in self.api.containers(all=True, filters={"label": self._filter(run_id)})
-            ]
+            listed = self.api.containers(all=True, filters={"label": self._filter(run_id)})
+            return [_own_container(one, self._label) for one in listed]
 
     def list_networks(self, run_id: str | None = None) -> dict[str, str]:
         """Run folders, by run id, of those runs (or the one) that have a network."""
@@ -204,43 +183,45 @@ class Engine:
                 finished=state["FinishedAt"],
             )
 
-    def create(self, artifact: Group, secrets: Mapping[str, str]) -> list[str]:
-        """Creates and starts all of an artifact; returns the containers' ids, in its order.
+    def create(
+        self,
+        network_kwargs: Mapping[str, Any],
+        containers: Sequence[Creatable],
+        secrets: Mapping[str, str],
+    ) -> list[str]:
+        """Creates and starts a run's containers, on its network; returns their ids, in order.
 
-        On any error, and on Ctrl-C, nothing of it is left.
+        On any error, and on Ctrl-C, nothing of them is left.
         """
-        with engine_errors(f"start {artifact.run_id}"), contextlib.ExitStack() as undo:
-            if not self.list_networks(artifact.run_id):
-                network = self.api.create_network(check_duplicate=True, **artifact.network_kwargs())
+        run_id = network_kwargs["labels"][self._label]
+        with engine_errors(f"start {run_id}"), contextlib.ExitStack() as undo:
+            if not self.list_networks(run_id):
+                network = self.api.create_network(check_duplicate=True, **network_kwargs)
                 undo.callback(self._remove_network, network["Id"])
 
             def create(container: Creatable) -> str:
-                id = self._create(container, secrets)
-                undo.callback(self.remove, id)
-                return id
+                with engine_errors(f"create {container.name}", container.image):
+                    host_config = self.api.create_host_config(**container.host_config_kwargs())
+                    arguments = container.create_kwargs(secrets)
+                    created = self.api.create_container(host_config=host_config, **arguments)
+                    undo.callback(self.remove, created["Id"])
+                    return str(created["Id"])
 
-            ids = at_once(create, artifact.containers)
+            ids = at_once(create, containers)
             # All exist before the first starts: no rendezvous waits for what cannot come.
-            at_once(self._start, zip(artifact.containers, ids, strict=True))
+            names = [container.name for container in containers]
+            at_once(lambda created: self._start(*created), zip(names, ids, strict=True))
             undo.pop_all()
             return ids
 
-    def _start(self, created: tuple[Creatable, str]) -> None:
-        container, id = created
+    def _start(self, name: str, id: str) -> None:
         try:
-            with engine_errors(f"start {container.name}"):
+            with engine_errors(f"start {name}"):
                 self.api.start(id)
         except TargetError as error:
             if NO_START in error.what and not error.hint:
-                raise NotStartedError(container.name, error.what) from error
+                raise NotStartedError(name, error.what) from error
             raise
-
-    def _create(self, container: Creatable, secrets: Mapping[str, str]) -> str:
-        with engine_errors(f"create {container.name}", container.image):
-            host_config = self.api.create_host_config(**container.host_config_kwargs())
-            arguments = container.create_kwargs(secrets)
-            created = self.api.create_container(host_config=host_config, **arguments)
-            return str(created["Id"])
 
     def end(self, container: OwnContainer, timeout_s: int) -> None:
         """Stops a container, by force after ``timeout_s`` seconds; it stays until removed."""
@@ -305,25 +286,25 @@ def engine_errors(doing: str, image: str = "") -> Iterator[None]:
         raise TargetError(f"image {image} is not on this machine", _image_hint(image)) from error
     except docker.errors.APIError as error:
         said = str(error.explanation or error).strip()
-        raise TargetError(f"the Docker engine cannot {doing}: {said}", _hint(said)) from error
+        hint = next((hint for part, hint in HINTS if part in said.lower()), "")
+        raise TargetError(f"the Docker engine cannot {doing}: {said}", hint) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
         where = os.environ.get("DOCKER_HOST") or "its usual socket"
-        if _has_stood_still(error):
+        # The SDK wraps the reason four deep.
+        causes = [*_causes(error)]
+        if any(isinstance(cause, requests.ReadTimeout) for cause in causes):
             what = f"the Docker engine at {where} is there, but does not answer"
             raise SilentTargetError(f"{what} (it was to {doing})", SILENT_HINT) from error
-        cause = _cause(error)
-        hint = PERMISSION_HINT if isinstance(cause, PermissionError) else START_HINT
-        said = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
+        hint = PERMISSION_HINT if isinstance(causes[-1], PermissionError) else START_HINT
+        said = getattr(causes[-1], "strerror", None) or str(causes[-1])
         raise TargetError(f"no Docker engine answers at {where}: {said}", hint) from error
 
 
-def _has_stood_still(error: BaseException | None) -> bool:
-    """Whether the engine took a request and never answered it."""
-    import requests
-
-    while error is not None and not isinstance(error, requests.ReadTimeout):
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what caused it, and so on."""
+    while error is not None:
+        yield error
         error = error.__cause__ or error.__context__
-    return error is not None
 
 
 @contextlib.contextmanager
@@ -347,18 +328,7 @@ def _image_hint(image: str) -> str:
     return "--image REF with an image that holds torch, or make image in this project's repository"
 
 
-def _hint(said: str) -> str:
-    return next((hint for part, hint in HINTS if part in said.lower()), "")
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The innermost reason: the SDK wraps it four deep."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    return error
-
-
-def _held(listed: Mapping[str, Any], label: str) -> OwnContainer:
+def _own_container(listed: Mapping[str, Any], label: str) -> OwnContainer:
     labels = listed["Labels"]
     return OwnContainer(
         id=listed["Id"],

@@ -17,7 +17,7 @@ from launcher.targets.shell import quote, render_block
 class DockerArtifact:
     """A plan as a network and containers; ``labels`` are the network's.
 
-    ``folders`` must exist before the containers do: what the engine creates belongs to root.
+    ``folders`` must exist before the containers, as what the engine creates belongs to root.
     ``agent`` are the files that they start from, if they need any.
     """
 

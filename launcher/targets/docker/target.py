@@ -1,13 +1,12 @@
-"""Target ``docker``: one container per node, on one Docker engine.
-
-Labels hold the live state, so that any later call finds what an earlier one left.
-"""
+"""Target ``docker``: one container for each node, on one Docker engine; labels hold the state."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import choose_agent, write_agent_files
-from launcher.targets.capacity import plan_capacity
-from launcher.targets.docker.console import Consoles
 from launcher.targets.docker.engine import (
     ContainerEnding,
     Engine,
@@ -34,15 +31,21 @@ from launcher.targets.docker.engine import (
 )
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.docker_options import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
-from launcher.targets.gpus import read_gpus
+from launcher.targets.machine import plan_capacity, read_gpus
+from launcher.targets.preflight import check_in_mounts, read_secrets
 from launcher.targets.repository import OWN_IMAGE
-from launcher.targets.startable import check_in_mounts, read_secrets
 
 if TYPE_CHECKING:
+    from docker import APIClient
+
     from launcher.job.spec import JobSpec
 
 CANNOT_EXECUTE = (126, 127)
 """Exit codes of the container's init process where it cannot start the entry point."""
+JOIN_LIMIT_S = 5.0
+"""How long a follower may take to write what is left after its container has ended."""
+TAIL_LINES = 100
+"""Compared to see whether a file is complete; reading a whole log takes seconds at 50 MB."""
 
 
 class DockerTarget(Target):
@@ -109,7 +112,7 @@ class DockerTarget(Target):
         replaced = {container.node.node_index for container in artifact.containers}
         earlier = self._engine.list_containers(plan.run_id)
         self._end([c for c in earlier if c.node_index in replaced], timeout_s=0)
-        ids = self._engine.create(artifact, secrets)
+        ids = self._engine.create(artifact.network_kwargs(), artifact.containers, secrets)
         for id, container in zip(ids, artifact.containers, strict=True):
             self._consoles.follow(self._engine.api, id, Path(container.console))
 
@@ -213,3 +216,61 @@ def check_host(artifact: DockerArtifact) -> None:
             f"resources.rdma is set, but this machine has no {RDMA_DEVICES}",
             "--set resources.rdma=false, or run where RDMA devices are",
         )
+
+
+# -- what containers print -------------------------------------------------------------------------
+
+
+class Consoles:
+    """Followers of containers' output, one thread each.
+
+    They read the engine's log. If they were attached, a suspended launcher would block the training
+    as soon as a pipe is full.
+    """
+
+    def __init__(self) -> None:
+        self._followers: dict[str, threading.Thread] = {}
+
+    def follow(self, api: APIClient, id: str, path: Path) -> None:
+        """Writes a container's output to a file until the container ends. Does not block."""
+        follower = threading.Thread(target=_follow, args=(api, id, path), daemon=True)
+        self._followers[id] = follower
+        follower.start()
+
+    def is_followed(self, id: str) -> bool:
+        """Whether this process is writing that container's output."""
+        return id in self._followers and self._followers[id].is_alive()
+
+    def save(self, api: APIClient, id: str, path: Path) -> None:
+        """Makes the file hold all that the container has printed so far. Idempotent.
+
+        Waits for the follower, so only for a container that has ended or is not followed.
+        """
+        if id in self._followers:
+            self._followers.pop(id).join(JOIN_LIMIT_S)
+        # On a full disk the engine's own log has the rest, as long as the container is there.
+        with contextlib.suppress(OSError):
+            if path.parent.is_dir():
+                path.touch()
+                _complete(api, id, path)
+
+
+def _follow(api: APIClient, id: str, path: Path) -> None:
+    # Whatever ends a stream (engine restarted, container removed, disk full): what is missing
+    # then is what `save` completes.
+    with contextlib.suppress(Exception), path.open("wb", buffering=0) as file:
+        for chunk in api.logs(id, stream=True, follow=True):
+            file.write(chunk)
+
+
+def _complete(api: APIClient, id: str, path: Path) -> None:
+    """Appends what a file lacks; the engine's followers may lose a log's last lines."""
+    size = path.stat().st_size
+    tail = api.logs(id, tail=TAIL_LINES)
+    with path.open("r+b") as file:
+        file.seek(max(size - len(tail), 0))
+        if file.read() == tail:
+            return
+        # At its own place, not at the end of the file: a second launcher may do the same.
+        file.seek(size)
+        file.write(api.logs(id)[size:])

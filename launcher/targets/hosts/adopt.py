@@ -14,8 +14,11 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import ListRuns, RunOnHost
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Ssh, joined
+from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.hosts.target import HostsTarget
+
+Copies = list[tuple[Host, RunOnHost]]
+"""What several hosts say of one run."""
 
 
 def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
@@ -24,92 +27,76 @@ def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
     ``name`` is a run id, its beginning, or ``latest`` where only one run is there. Raises
     ``InputError`` where none or several fit.
     """
-    wanted = "" if name == protocol.LATEST_LINK else name
-    told = read_runs(inventory, wanted)
-    ids = sorted({found.run_id for runs in told.values() for found in runs})
-    if len(ids) != 1:
-        fits = f"{name!r} may be any of {', '.join(ids)}" if ids else f"no run {name!r}"
+    found = read_runs(inventory, "" if name == protocol.LATEST_LINK else name)
+    if len(found) != 1:
+        fits = f"{name!r} may be any of {', '.join(sorted(found))}" if found else f"no run {name!r}"
         raise InputError(f"{fits}, on these hosts", "launcher hosts shows the runs that hold them")
-    plan = localise(ids[0], told, run_root, inventory)
+    ((run_id, copies),) = found.items()
+    plan = localise(copies, str(run_root.absolute() / run_id), inventory)
     run = RunFolder(Path(plan.run_dir))
     target = HostsTarget(run_root, inventory)
-    run.create(plan, target.render(plan).shell(), began_at(ids[0], told))
+    run.create(plan, target.render(plan).shell(), began_at(copies))
     target.collect(plan)
     return run
 
 
-Told = dict[Host, Sequence[RunOnHost]]
-"""The runs that each host knows, of the hosts that answer."""
-
-
-def read_runs(inventory: Inventory, wanted: str = "") -> Told:
-    """Runs whose id begins so, from all hosts that answer.
+def read_runs(inventory: Inventory, wanted: str = "") -> dict[str, Copies]:
+    """Runs whose id begins with ``wanted``, by their ids, from all hosts that answer.
 
     Raises ``TargetError`` where none answers.
     """
-    ssh = Ssh(inventory)
 
-    def read(host: Host) -> Sequence[RunOnHost] | TargetError:
-        try:
-            with ssh.open(host) as session:
-                return session.call(ListRuns(state_dir=host.state_dir, run_id=wanted)).runs
-        except TargetError as error:
-            return error
+    def read(session: Session) -> Sequence[RunOnHost]:
+        return session.call(ListRuns(state_dir=session.host.state_dir, run_id=wanted)).runs
 
-    told = dict(zip(inventory.hosts, ssh.each(read, inventory.hosts), strict=True))
-    errors = [answer for answer in told.values() if isinstance(answer, TargetError)]
-    if len(errors) == len(told):
+    answers = Ssh(inventory).try_each(read, inventory.hosts)
+    errors = [answer for answer in answers if isinstance(answer, TargetError)]
+    if len(errors) == len(answers):
         raise joined(errors)
-    return {host: runs for host, runs in told.items() if not isinstance(runs, TargetError)}
+    found: dict[str, Copies] = {}
+    for host, answer in zip(inventory.hosts, answers, strict=True):
+        for run in () if isinstance(answer, TargetError) else answer:
+            found.setdefault(run.run_id, []).append((host, run))
+    return found
 
 
 def list_on_hosts(inventory: Inventory, known: Collection[str], now: float) -> list[ListedRun]:
     """A row for each run on these hosts that is not among the ``known`` ones."""
-    told = read_runs(inventory)
-    ids = sorted({found.run_id for runs in told.values() for found in runs} - set(known))
     rows = []
-    for run_id in ids:
-        own = [f for runs in told.values() for f in runs if f.run_id == run_id]
-        plan = max((parse_plan(found.plan) for found in own), key=_age)
-        row = ListedRun(
-            run_id=run_id,
-            job=plan.job_name,
-            target=plan.target,
-            state="running" if any(found.lives for found in own) else "ended",
-            nnodes=len(plan.nodes),
-            age_s=round(now - began_at(run_id, told), 1),
-            folder="",
-        )
-        rows.append(row)
+    for run_id, copies in sorted(read_runs(inventory).items()):
+        if run_id not in known:
+            plan = plan_in_force(copies)
+            row = ListedRun(
+                run_id=run_id,
+                job=plan.job_name,
+                target=plan.target,
+                state="running" if any(run.lives for _, run in copies) else "ended",
+                nnodes=len(plan.nodes),
+                age_s=round(now - began_at(copies), 1),
+                folder="",
+            )
+            rows.append(row)
     return rows
 
 
-def began_at(run_id: str, told: Told) -> float:
+def began_at(copies: Copies) -> float:
     """When the run's first node was made ready, by the hosts' clocks. Pure."""
-    own = [found for runs in told.values() for found in runs if found.run_id == run_id]
-    return min(found.began_at for found in own)
+    return min(run.began_at for _, run in copies)
 
 
-def _age(plan: LaunchPlan) -> tuple[int, int]:
-    """Of several hosts' copies of the plan the one in force has the most starts behind it."""
-    return plan.attempt, sum(node.incarnation for node in plan.nodes)
+def plan_in_force(copies: Copies) -> LaunchPlan:
+    """The plan with the most starts behind it, as hosts may have older copies. Pure."""
+    plans = [parse_plan(run.plan) for _, run in copies]
+    return max(plans, key=lambda plan: (plan.attempt, sum(n.incarnation for n in plan.nodes)))
 
 
-def localise(run_id: str, told: Told, run_root: Path, inventory: Inventory) -> LaunchPlan:
+def localise(copies: Copies, run_dir: str, inventory: Inventory) -> LaunchPlan:
     """The plan with this machine's folder and names of hosts; the hosts' own folders stay. Pure."""
-    holders = {
-        index: host
-        for host, runs in told.items()
-        for found in runs
-        if found.run_id == run_id
-        for index in found.nodes
-    }
-    texts = [f.plan for runs in told.values() for f in runs if f.run_id == run_id]
-    plan = max((parse_plan(text) for text in texts), key=_age)
+    plan = plan_in_force(copies)
+    holders = {index: host for host, run in copies for index in run.nodes}
     own = HostsSettings.of(plan)
     hosts = tuple(
         replace(facts, host=holders.get(index, facts.host)) for index, facts in enumerate(own.hosts)
     )
-    run_dir = str(run_root.absolute() / run_id)
     own = replace(own, hosts=hosts, ssh_config=inventory.ssh_config)
     return replace(plan, run_dir=run_dir, own=own)

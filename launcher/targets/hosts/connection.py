@@ -23,7 +23,7 @@ from launcher.targets.hosts.program.messages import (
     WatchEnd,
     WatchRun,
 )
-from launcher.targets.hosts.program.records import Record
+from launcher.targets.hosts.program.records import BEAT, ENOUGH, Record
 from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
@@ -60,10 +60,9 @@ class HostLine:
         *,
         follows: bool = False,
     ) -> None:
-        self._follows = follows
         self.has_told = threading.Event()
-        self.host, self.nodes = host, nodes
-        self._ssh, self._run_id, self._run_dir, self._ttl_s = ssh, run_id, run_dir, ttl_s
+        self._ssh, self._run_id, self._run_dir = ssh, run_id, run_dir
+        self._host, self._nodes, self._ttl_s, self._follows = host, nodes, ttl_s, follows
         self._states: Mapping[str, NodeSeen] = {}
         self._started: dict[str, float] = {}
         self._heard_at = self._opened_at = time.monotonic()
@@ -99,7 +98,7 @@ class HostLine:
             if self._session is None or not self._hears:
                 return None
             self._hears = False
-            self._session.end_watch()
+            self._session.say(ENOUGH)
         self._thread.join(FREE_LIMIT_S)
         return self._freed
 
@@ -127,7 +126,7 @@ class HostLine:
             if min(self.silent_s(), time.monotonic() - self._opened_at) > SILENCE_LIMIT_S:
                 self._session.kill()
             elif self._hears:
-                self._session.beat()
+                self._session.say(BEAT)
 
     def _run(self) -> None:
         while not self._closed:
@@ -137,18 +136,18 @@ class HostLine:
                 # OSError: a full disk here. The run continues, and missing bytes come later.
                 if self.silent_s() > SILENCE_LIMIT_S:
                     # A dead shared connection may not have been noticed.
-                    self._ssh.disconnect(self.host.host)
+                    self._ssh.disconnect(self._host.host)
             if not self._closed:
                 time.sleep(RETRY_S)
 
     def _watch(self) -> None:
-        session = self._ssh.open(self.host.host)
+        session = self._ssh.open(self._host.host)
         with self._lock:
             self._session, self._opened_at = session, time.monotonic()
             if self._closed:
                 session.kill()
         try:
-            asked = watch_request(self.host, self.nodes, self._run_id, self._run_dir)
+            asked = watch_request(self._host, self._nodes, self._run_id, self._run_dir)
             session.send(asked.having(ttl_s=self._ttl_s, follows=self._follows))
             copy = HostCopy(self._run_dir)
             while not copy.is_due():
@@ -240,11 +239,12 @@ def read_sizes(run_dir: Path) -> dict[str, int]:
 def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
     """Writes a part of a host's file, only inside of ``run_dir`` and not over launcher's files."""
     name = PurePosixPath(part.file)
-    if name.is_absolute() or ".." in name.parts or name.name in ("", *_own_names(name)):
+    if name.is_absolute() or ".." in name.parts or str(name) in (".", *NOT_COPIED_BACK):
         return
     path = run_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if part.new and (path.suffix == ".json" or _size(path) > len(blob)):
+    is_shorter = path.exists() and path.stat().st_size > len(blob)
+    if part.new and (path.suffix == ".json" or is_shorter):
         # The file was replaced: a reader sees either the old or the new one.
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
         try:
@@ -268,30 +268,14 @@ def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
         os.close(descriptor)
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def send_beats(lines: Callable[[], Iterable[HostLine]]) -> threading.Event:
+    """Sends beats on all lines of a run, from one thread, until the event is set."""
+    is_over = threading.Event()
 
-
-def _own_names(name: PurePosixPath) -> tuple[str, ...]:
-    return NOT_COPIED_BACK if len(name.parts) == 1 else ()
-
-
-class LineRenewer:
-    """Sends beats on all lines of a run, from one thread."""
-
-    def __init__(self, lines: Callable[[], Iterable[HostLine]]) -> None:
-        self._lines, self._over = lines, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def open(self) -> None:
-        """Does not block."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Sends no more beats."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(BEAT_S):
-            for line in self._lines():
+    def beat() -> None:
+        while not is_over.wait(BEAT_S):
+            for line in lines():
                 line.beat()
+
+    threading.Thread(target=beat, daemon=True).start()
+    return is_over

@@ -6,49 +6,42 @@ import contextlib
 import hashlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.doctor import judge
+from launcher.doctor import judge, run
 from launcher.doctor.finding import Finding, Status, failed, warning
-from launcher.doctor.run import (
-    OWN_FOLDER,
-    PROGRAM,
-    RUN_NAME,
-    ProbeAnswers,
-    as_probe,
-    judge_speed,
-    judge_start,
-    run_probe,
-)
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
+from launcher.plan.records import parse_record
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.code_archive import Code, pack
 from launcher.targets.hosts import doctor_judge
-from launcher.targets.hosts.doctor_answers import HostAnswer, read_answers
+from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.plan import CODE_DIR, is_wanted, shared_folder
-from launcher.targets.hosts.program.messages import RemoveRun
-from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.plan import CHECKPOINTS_DIR, CODE_DIR, shared_folder, wanted_addresses
+from launcher.targets.hosts.program.messages import ReadEngine, RemoveRun, RunProbe
+from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Ssh
-from launcher.targets.hosts.survey import PORTS, candidates_of
+from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.survey import PORTS, read_host
 from launcher.targets.hosts.target import HostsTarget
 
 PAIR_LIMIT_S = 60.0
 PAIRS_AT_ONCE = 8
+PROBE_LIMIT_S = 40.0
+"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
 
 
 def diagnose_hosts(
     job: JobSpec, inventory: Inventory | None, run_root: Path, limit_s: float
 ) -> Iterator[Finding]:
-    """As ``diagnose``. What is found wrong before the run of the probe keeps it from starting.
+    """As ``diagnose``. The probe does not run if an earlier check has failed.
 
     Raises ``InputError`` where no hosts are named.
     """
@@ -66,19 +59,64 @@ def diagnose_hosts(
         return
     yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
     if job.checkpoint_dir is not None and not all(answer.has_folder for answer in answers):
-        _remove_folder(ssh, answers, shared_folder(job, str(Path.cwd())) or "")
+        folder = shared_folder(job, str(Path.cwd())) or ""
+        made = [answer.host for answer in answers if not answer.has_folder]
+        _remove(ssh, made, f"{folder}/{run.OWN_FOLDER}", folder)
 
 
 def _why_not_run(findings: Sequence[Finding]) -> str:
     if any(finding.status is Status.FAILED for finding in findings):
         return "correct what failed above"
-    # To send or pull an image may take an hour, longer than any deadline here.
+    # Sending or pulling an image may take an hour, longer than any deadline here.
     if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
         return "bring the image to all hosts"
     return ""
 
 
 # -- before anything runs -------------------------------------------------------------------------
+
+
+def read_answers(
+    ssh: Ssh, hosts: Sequence[Host], job: JobSpec, ports: list[int]
+) -> list[HostAnswer]:
+    """An answer of each host, in their order; blocks for the limits of its requests at most."""
+    found = ssh.try_each(lambda session: read_host(session, job, ports), hosts)
+    answers = {
+        host.name: HostAnswer(host=host, error=told)
+        if isinstance(told, TargetError)
+        else HostAnswer(host=host, found=told)
+        for host, told in zip(hosts, found, strict=True)
+    }
+    fit = [answer.host for answer in answers.values() if answer.error is None]
+    names = [answers[host.name].found.host_name for host in fit]
+    examined = ssh.try_each(lambda one: _examine(answers[one.host.name], one, job, names), fit)
+    for host, told in zip(fit, examined, strict=True):
+        if isinstance(told, TargetError):
+            told = replace(answers[host.name], error=told)
+        answers[host.name] = told
+    return list(answers.values())
+
+
+def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
+    bare = job.hosts.runtime == "python"
+    if not bare:
+        engine = session.call(ReadEngine(image=answer.found.image or ""))
+        answer = replace(answer, engine=engine)
+    found, others = answer.found, [name for name in names if name != answer.found.host_name]
+    own_folder = f"{found.state_dir}/{CHECKPOINTS_DIR}"
+    asked = RunProbe(
+        python=(found.python if bare else "") or "python3",
+        arguments=["node"],
+        env={**(dict(job.env) if bare else {}), "DOCTOR_NAMES": " ".join(others)},
+        checkpoint_dir=shared_folder(job, str(Path.cwd())) or own_folder,
+        wait_s=PROBE_LIMIT_S,
+    )
+    try:
+        told = session.call(asked, run.PROGRAM.read_bytes())
+    except TargetError as error:
+        return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
+    node = parse_record(judge.NodeAnswer, told.answer)
+    return replace(answer, node=node, has_folder=told.has_folder)
 
 
 def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> Iterator[Finding]:
@@ -123,16 +161,11 @@ def _judge_together(
     ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int
 ) -> Iterator[Finding]:
     hosts = [answer.host for answer in answers]
-    candidates = [
-        [address for address in candidates_of(answer.found) if is_wanted(answer.host, address)]
-        for answer in answers
-    ]
+    candidates = [wanted_addresses(a.host, a.found.interfaces) for a in answers]
     folder = shared_folder(job, str(Path.cwd()))
-    folders = [folder] * len(hosts) if folder else []
     with ssh.sessions(hosts) as sessions:
         opened = [sessions[host.name] for host in hosts]
-        gathering = Gathering(ssh, opened, candidates, ports=(port, 0), folders=folders)
-        met = gathering.meet(keep_folders=False)
+        met = meet(ssh, opened, candidates, folder, ports=(port, 0))
     yield from doctor_judge.judge_ports(hosts, met, port)
     pairs = list(doctor_judge.judge_pairs(hosts, candidates, met, port))
     yield from pairs
@@ -144,20 +177,17 @@ def _judge_together(
 # -- a run of the probe ---------------------------------------------------------------------------
 
 
-def read_probe() -> Code:
-    """The probe as the only file to copy, instead of the current folder."""
-    data = pack(PROGRAM.parent, [PROGRAM.name])
-    return Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
-
-
 class _HostsProbe:
     """Runs the probe on the job's hosts, and on pairs of them where that tells which is slow."""
 
     def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
-        self._inventory, self._run_root, self._code = inventory, run_root, read_probe()
+        self._inventory, self._run_root = inventory, run_root
+        # The probe is the only file to copy, instead of the current folder.
+        data = pack(run.PROGRAM.parent, [run.PROGRAM.name])
+        self._code = Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
         bare = job.hosts.runtime == "python"
-        inside = f"{protocol.CONTAINER_RUN_DIR}/{CODE_DIR}/{PROGRAM.name}"
-        self._job = as_probe(job, PROGRAM.name if bare else inside)
+        inside = f"{protocol.CONTAINER_RUN_DIR}/{CODE_DIR}/{run.PROGRAM.name}"
+        self._job = run.as_probe(job, run.PROGRAM.name if bare else inside)
 
     def diagnose(self, limit_s: float) -> Iterator[Finding]:
         """The rows of the run."""
@@ -166,27 +196,30 @@ class _HostsProbe:
         except LauncherError as error:
             yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
             return
-        yield from judge_start(answers, limit_s)
+        yield from run.judge_start(answers, limit_s)
         if self._job.hosts.runtime == "docker":
             for where, facts in answers.nodes.items():
                 yield from judge.judge_environment(facts, where)
             yield from judge.judge_equal(answers.nodes)
-        yield judge_speed(answers)
+        yield run.judge_speed(answers)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
             hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
             yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
 
     def _run(
         self, inventory: Inventory, job: JobSpec, limit_s: float
-    ) -> tuple[LaunchPlan, ProbeAnswers]:
+    ) -> tuple[LaunchPlan, run.ProbeAnswers]:
         target = HostsTarget(self._run_root, inventory, code=self._code)
         facts = target.facts(job)
-        plan = plan_run(job, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
+        plan = plan_run(job, facts, run_id=new_run_id(run.RUN_NAME, os.urandom(3)))
         try:
-            return plan, run_probe(plan, target, limit_s)
+            return plan, run.run_probe(plan, target, limit_s)
         finally:
             if job.checkpoint_dir is not None:
-                _remove_own(Ssh(inventory), plan)
+                own = Path(plan.checkpoint_dir)
+                assert own.name == run.OWN_FOLDER, "as_probe has named it"
+                hosts = HostsSettings.of(plan).hosts
+                _remove(Ssh(inventory), [facts.host for facts in hosts], str(own))
 
     def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
         """Measures each host with its two neighbours: one that is slow with both is the cause."""
@@ -213,22 +246,7 @@ def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
     return [group for group in (ring[::2], ring[1::2], odd) if group]
 
 
-def _remove_own(ssh: Ssh, plan: LaunchPlan) -> None:
-    """Removes the checkpoint folder of the probe."""
-    own = Path(plan.checkpoint_dir)
-    assert own.name == OWN_FOLDER, "as_probe has named it"
-    _remove(ssh, [facts.host for facts in HostsSettings.of(plan).hosts], str(own), "")
-
-
-def _remove_folder(ssh: Ssh, answers: Sequence[HostAnswer], folder: str) -> None:
-    """Removes the job's folder where doctor made it, if it is empty."""
-    made = [answer.host for answer in answers if not answer.has_folder]
-    _remove(ssh, made, f"{folder}/{OWN_FOLDER}", folder)
-
-
-def _remove(ssh: Ssh, hosts: Sequence[Host], tree: str, empty: str) -> None:
-    def remove(host: Host) -> None:
-        with contextlib.suppress(TargetError), ssh.open(host) as session:
-            session.call(RemoveRun(run_dir=tree, checkpoint_dir=empty, outputs_dir=""))
-
-    ssh.each(remove, hosts)
+def _remove(ssh: Ssh, hosts: Iterable[Host], tree: str, empty: str = "") -> None:
+    """Removes the folder ``tree``, and the folder ``empty`` if it is, where a host is reached."""
+    asked = RemoveRun(run_dir=tree, checkpoint_dir=empty, outputs_dir="")
+    ssh.try_each(lambda session: session.call(asked), hosts)

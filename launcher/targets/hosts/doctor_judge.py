@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, failed, ok, warning
-from launcher.doctor.judge import LOOPBACK
+from launcher.doctor.judge import LOOPBACK, NodeAnswer
 from launcher.job.spec import JobSpec
-from launcher.targets.hosts.doctor_answers import HostAnswer
 from launcher.targets.hosts.images import Image
-from launcher.targets.hosts.plan import CLOCK_LIMIT_S, Address, decide_addresses, decide_unshared
-from launcher.targets.hosts.program.messages import EngineFacts
-from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.plan import CLOCK_LIMIT_S, decide_addresses, decide_unshared
+from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport
+from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
 
@@ -22,6 +23,24 @@ RENDEZVOUS, EPHEMERAL = 0, 1
 PORT_NAMES = ("the rendezvous port", "an ephemeral port")
 FIRST_EPHEMERAL_PORT = 1024
 IMAGE = "image"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostAnswer:
+    """One host's answer; ``error`` says why there is none.
+
+    ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
+    machine, ``node_error`` why it says nothing, ``engine`` its Docker engine.
+    ``has_folder``: the checkpoint folder was there before anything was asked.
+    """
+
+    host: Host
+    error: TargetError | None = None
+    found: HostReport = field(default_factory=HostReport)
+    node: NodeAnswer | None = None
+    node_error: str = ""
+    engine: EngineFacts | None = None
+    has_folder: bool = True
 
 
 def judge_reachable(answer: HostAnswer) -> Finding:
@@ -53,14 +72,14 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
 
 def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     """The Docker engine, and that it can give GPUs to containers."""
-    name, engine = answer.host.name, answer.engine
+    name, engine, version = answer.host.name, answer.engine, answer.found.docker
     if engine is None:
         return
-    if not engine.version:
+    if not version:
         fix = f"ssh {name} docker version; start it, or add the user to the group docker"
         yield failed("Docker", name, "no engine answers", fix)
         return
-    yield ok("Docker", name, engine.version)
+    yield ok("Docker", name, version)
     if not answer.found.gpus:
         return
     runtimes = ", ".join(engine.runtimes)
@@ -76,15 +95,15 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
 
 def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
     """The image of each host against ``own``, which is what a run would send."""
-    engines = {a.host.name: a.engine for a in answers if a.engine and a.engine.version}
-    known = [engine.image_id for engine in engines.values() if engine.image_id]
+    known = [a.found.image_id for a in answers if a.engine and a.found.image_id]
     right = own.id or max(known, key=known.count, default="")
-    for name, engine in engines.items():
-        yield _judge_image(name, engine, own, right)
+    for answer in answers:
+        if answer.engine and answer.found.docker:
+            yield _judge_image(answer, answer.engine.digests, own, right)
 
 
-def _judge_image(name: str, engine: EngineFacts, own: Image, right: str) -> Finding:
-    id, digests = engine.image_id, engine.digests
+def _judge_image(answer: HostAnswer, digests: Sequence[str], own: Image, right: str) -> Finding:
+    name, id = answer.host.name, answer.found.image_id
     told = f"{own.name}: {_short(id)}" + (f", {digests[0].partition('@')[2]}" if digests else "")
     if id and id == right:
         return ok(IMAGE, name, told)
@@ -100,7 +119,7 @@ def _short(id: str) -> str:
 
 
 def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
-    """Who holds what the job needs; a warning where it finds enough without those hosts."""
+    """Who holds what the job needs; only a warning if the other hosts are enough."""
     held = {answer.host.name: _held(answer, job) for answer in answers}
     enough = sum(not why for why in held.values()) >= job.nnodes.min
     for answer in answers:
@@ -131,7 +150,7 @@ def _held(answer: HostAnswer, job: JobSpec) -> str:
 
 def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
     """Whether each host resolves the others' names to addresses that they have."""
-    own = {a.found.host_name: {i[1] for i in a.found.interfaces} for a in answers}
+    own = {a.found.host_name: {i.address for i in a.found.interfaces} for a in answers}
     for answer in answers:
         names = answer.node.names.items() if answer.node else ()
         loop = [name for name, found in names if _is_loopback(found)]
@@ -155,7 +174,7 @@ def _is_loopback(addresses: Sequence[str]) -> bool:
     return bool(addresses) and all(address.startswith(LOOPBACK) for address in addresses)
 
 
-def judge_ports(hosts: Sequence[Host], met: Met, port: int) -> Iterator[Finding]:
+def judge_ports(hosts: Sequence[Host], met: Reachability, port: int) -> Iterator[Finding]:
     """Whether the rendezvous port is free on every host: any may be the one that serves."""
     taken = sorted(place for place, number in met.closed if number == RENDEZVOUS)
     for name in (hosts[place].name for place in taken):
@@ -166,10 +185,13 @@ def judge_ports(hosts: Sequence[Host], met: Met, port: int) -> Iterator[Finding]
 
 
 def judge_pairs(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met, port: int
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability, port: int
 ) -> Iterator[Finding]:
     """Every ordered pair at both ports; what fails, by the host that is called."""
-    taken, missing = decide_taken(hosts, candidates, met), 0
+    taken: list[Address] = []
+    with suppress(TargetError):
+        taken = _decide_taken(hosts, candidates, met)
+    missing = 0
 
     def reaches(source: int, to: int, number: int) -> bool:
         # Where all hosts meet, only the addresses that a run would take count.
@@ -185,7 +207,9 @@ def judge_pairs(
             if lost:
                 is_rendezvous = number == RENDEZVOUS
                 opened = str(port) if is_rendezvous else f"{FIRST_EPHEMERAL_PORT}:65535"
-                line = _open([[address] for address in taken] or candidates, lost, opened)
+                used = [[address] for address in taken] or candidates
+                callers = ",".join(a.address for other in lost for a in used[other][:1])
+                line = f"iptables -I INPUT -s {callers} -p tcp --dport {opened} -j ACCEPT"
                 sources = ", ".join(hosts[other].name for other in lost)
                 at = f"{kind} {port}" if is_rendezvous else kind
                 found = f"{host.name} cannot be reached at {at}"
@@ -196,31 +220,20 @@ def judge_pairs(
         yield ok("pairs", "all hosts", f"{ways} ways, each at port {port} and an ephemeral one")
 
 
-def decide_taken(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
+def _decide_taken(
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
 ) -> list[Address]:
-    """The addresses that a run would take; none where hosts do not meet at all."""
-    try:
-        return decide_addresses(hosts, candidates, _at_ephemeral(met))
-    except TargetError:
-        return []
-
-
-def _at_ephemeral(met: Met) -> set[tuple[int, int, str]]:
-    return {call[:3] for call in met.reached if call[3] == EPHEMERAL}
-
-
-def _open(candidates: Sequence[Sequence[Address]], sources: Sequence[int], ports: str) -> str:
-    addresses = ",".join(a.address for place in sources for a in candidates[place][:1])
-    return f"iptables -I INPUT -s {addresses} -p tcp --dport {ports} -j ACCEPT"
+    """The addresses that a run would take. Raises ``TargetError`` where there are none."""
+    reached = {call[:3] for call in met.reached if call[3] == EPHEMERAL}
+    return decide_addresses(hosts, candidates, reached)
 
 
 def judge_interfaces(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Met
+    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
 ) -> Iterator[Finding]:
     """The address and interface that a run would take for each host."""
     try:
-        chosen = decide_addresses(hosts, candidates, _at_ephemeral(met))
+        chosen = _decide_taken(hosts, candidates, met)
     except TargetError as error:
         yield failed("interface", "all hosts", error.what, error.hint)
         return
@@ -229,7 +242,7 @@ def judge_interfaces(
         yield ok("interface", host.name, f"{address.address} by {address.interface}{speed}")
 
 
-def judge_folder(hosts: Sequence[Host], met: Met, folder: str | None) -> Iterator[Finding]:
+def judge_folder(hosts: Sequence[Host], met: Reachability, folder: str | None) -> Iterator[Finding]:
     """Whether the checkpoint folder is one folder; ``folder`` None where each has its own."""
     check = "shared checkpoints"
     if folder is None:

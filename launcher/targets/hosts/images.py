@@ -10,7 +10,7 @@ from launcher.contract.errors import TargetError
 from launcher.targets import proc
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.settings import HostFacts
-from launcher.targets.hosts.ssh import Session
+from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session
 
 CHUNK_BYTES = 4 << 20
 SEND_LIMIT_S = 3600.0
@@ -49,11 +49,10 @@ def find_label(image: Image, hosts: Iterable[HostFacts], name: str) -> str | Non
 
 def provide_image(image: Image, session: Session) -> None:
     """Makes a host hold the image. Raises ``TargetError`` where it can neither get nor pull it."""
-    there = session.call(messages.HasImage(image=image.name)).id
+    asked = messages.FindImage(image=image.name, pull=not image.id)
+    there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else SEND_LIMIT_S)
     if image.id and there != image.id:
         _send(image, session)
-    elif not there:
-        session.call(messages.PullImage(image=image.name), limit_s=SEND_LIMIT_S)
 
 
 def _send(image: Image, session: Session) -> None:

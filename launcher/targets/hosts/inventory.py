@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,6 +42,8 @@ class Inventory:
 
 
 HOST_KEYS = (*(f.name for f in fields(Host) if f.name != "name"), "host")
+Fields = Mapping[str, Any]
+"""Values for the fields of ``Host``, checked."""
 TOP_KEYS = ("hosts", "defaults", "ssh_config", "order_by")
 
 
@@ -86,17 +88,13 @@ def parse_inventory(text: str, file: str) -> Inventory:
 
 def parse_host_list(text: str, where: str = "--hosts") -> tuple[Host, ...]:
     """Reads ``gpu1,user@10.0.0.[3-6]``: names separated by commas, ranges in brackets."""
-    words = [word.strip() for word in _split_words(text, where)]
-    if not any(words):
-        _refuse(where, "no host is named", FORMS)
-    found = tuple(
-        _named_host(name, where) for word in words if word for name in expand(word, where)
-    )
-    return _without_repeats(found, where)
+    words = filter(None, (word.strip() for word in _split_words(text, where)))
+    found = [_named_host(name, where) for word in words for name in expand(word, where)]
+    return _check_hosts(found, where)
 
 
 def _split_words(text: str, where: str) -> list[str]:
-    words = [match[0] for match in _WORDS.finditer(text)]
+    words = _WORDS.findall(text)
     if sum(map(len, words)) + text.count(",") < len(text):
         _refuse(where, f"{text}: a bracket that is not closed", "write ranges as gpu[1-4]")
     return words
@@ -137,13 +135,14 @@ def _named_host(word: str, where: str) -> Host:
     return Host(name=name, user=user if at else None)
 
 
-def _without_repeats(hosts: tuple[Host, ...], where: str) -> tuple[Host, ...]:
-    seen: set[str] = set()
-    for host in hosts:
-        if host.name in seen:
-            _refuse(where, f"{host.name} is named twice", "name each host once")
-        seen.add(host.name)
-    return hosts
+def _check_hosts(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
+    names = [host.name for host in hosts]
+    if not names:
+        _refuse(where, "no host is named", FORMS)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        _refuse(where, f"{twice} is named twice", "name each host once")
+    return tuple(hosts)
 
 
 # -- hostfile -------------------------------------------------------------------------------------
@@ -159,10 +158,8 @@ def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
             slots = [_slots(word, where) for word in words[1:]]
             hosts = (_named_host(name, where) for name in expand(words[0], where))
             found += [replace(host, slots=slots[-1] if slots else None) for host in hosts]
-            _without_repeats(tuple(found), where)
-    if not found:
-        _refuse(f"{file}:1", "no host is named", FORMS)
-    return tuple(found)
+            _check_hosts(found, where)
+    return _check_hosts(found, f"{file}:1")
 
 
 def _slots(word: str, where: str) -> int:
@@ -180,20 +177,19 @@ def parse_hosts_yaml(text: str, file: str) -> Inventory:
     source = parse_yaml(text, file)
     data = source.data
     for key in data:
-        if key not in TOP_KEYS:
-            _refuse_key(source, (key,), TOP_KEYS)
-    defaults = _fields(source, ("defaults",), data.get("defaults") or {})
+        _check_key(source, (key,), TOP_KEYS)
+    defaults = _read_fields(source, ("defaults",), data.get("defaults") or {})
     items = data.get("hosts")
     if not isinstance(items, list) or not items:
         _refuse_at(source, ("hosts",), "no list of hosts", "hosts: [gpu1, gpu2]")
-    found = tuple(
-        host for i, item in enumerate(items) for host in _hosts_of(source, i, item, defaults)
+    found = [host for i in range(len(items)) for host in _read_hosts(source, i, items[i], defaults)]
+    hosts = _check_hosts(found, source.nearest(("hosts",)).where)
+    order_by = _read_text(source, ("order_by",), data.get("order_by"))
+    return Inventory(
+        hosts=hosts if order_by is None else order_hosts(hosts, order_by),
+        ssh_config=_read_text(source, ("ssh_config",), data.get("ssh_config")),
+        order_by=order_by,
     )
-    _without_repeats(found, source.nearest(("hosts",)).where)
-    order_by = _text(source, ("order_by",), data.get("order_by"))
-    ordered = found if order_by is None else order_hosts(found, order_by)
-    ssh_config = _text(source, ("ssh_config",), data.get("ssh_config"))
-    return Inventory(hosts=ordered, ssh_config=ssh_config, order_by=order_by)
 
 
 def order_hosts(hosts: Iterable[Host], label: str) -> tuple[Host, ...]:
@@ -204,61 +200,54 @@ def order_hosts(hosts: Iterable[Host], label: str) -> tuple[Host, ...]:
     return tuple(host for group in groups.values() for host in group)
 
 
-def _hosts_of(
-    source: YamlSource, index: int, item: object, defaults: Mapping[str, Any]
-) -> list[Host]:
+def _read_hosts(source: YamlSource, index: int, item: object, defaults: Fields) -> list[Host]:
     path: KeyPath = ("hosts", index)
     where = source.nearest(path).where
-    if isinstance(item, str):
-        given: dict[str, Any] = {}
-        name = item
-    elif isinstance(item, dict) and isinstance(item.get("host"), str):
-        name = item["host"]
-        given = _fields(source, path, {k: v for k, v in item.items() if k != "host"})
-    else:
+    rest = {"host": item} if isinstance(item, str) else item
+    if not isinstance(rest, dict) or not isinstance(name := rest.get("host"), str):
         _refuse(where, "a host without a name", "- host: gpu1")
-    labels = dict(defaults.get("labels", ())) | dict(given.get("labels", ()))
+    given = _read_fields(source, path, {key: rest[key] for key in rest if key != "host"})
     hosts = [_named_host(expanded, where) for expanded in expand(name, where)]
     named = {"user": hosts[0].user} if hosts[0].user else {}
+    labels = dict(defaults.get("labels", ())) | dict(given.get("labels", ()))
     merged = {**defaults, **named, **given, "labels": tuple(labels.items())}
     return [replace(host, **merged) for host in hosts]
 
 
-def _fields(source: YamlSource, path: KeyPath, data: object) -> dict[str, Any]:
+def _read_fields(source: YamlSource, path: KeyPath, data: object) -> Fields:
     if not isinstance(data, dict):
         _refuse_at(source, path, f"found {data!r}; accepted: a mapping", "port: 22")
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        here = (*path, key)
-        if key not in HOST_KEYS or key == "host":
-            _refuse_key(source, here, HOST_KEYS)
-        if value is not None:
-            found[key] = _field(source, here, key, value)
-    return found
+    for key in data:
+        _check_key(source, (*path, key), HOST_KEYS)
+    given = {key: value for key, value in data.items() if value is not None}
+    return {key: _read_field(source, (*path, key), value) for key, value in given.items()}
 
 
-def _field(source: YamlSource, path: KeyPath, key: str, value: object) -> object:
+def _read_field(source: YamlSource, path: KeyPath, value: object) -> Any:
+    key = path[-1]
     if key in ("port", "slots"):
         limit = 65535 if key == "port" else 4096
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
-            _refuse_at(source, path, f"found {value!r}; accepted: 1 to {limit}", f"{key}: 22")
-        return value
-    if key == "gpus":
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit:
+            return value
+        accepted, fix = f"1 to {limit}", f"{key}: 22"
+    elif key == "gpus":
         items = value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int | str) and str(i) for i in items) or not items:
-            _refuse_at(source, path, f"found {value!r}; accepted: a list of ids", "gpus: [0, 1]")
-        return tuple(str(item) for item in items)
-    if key == "labels":
-        if not isinstance(value, dict) or not all(isinstance(v, str | int) for v in value.values()):
-            _refuse_at(source, path, f"found {value!r}; accepted: a mapping", "labels: {rack: a}")
-        return tuple((str(name), str(v)) for name, v in value.items())
-    text = _text(source, path, value)
-    if key == "interface" and (text is None or not _INTERFACE.fullmatch(text)):
-        _refuse_at(source, path, f"{value!r} is no interface name", "interface: eth0")
-    return text
+        if items and all(isinstance(item, int | str) and str(item) for item in items):
+            return tuple(map(str, items))
+        accepted, fix = "a list of ids", "gpus: [0, 1]"
+    elif key == "labels":
+        if isinstance(value, dict) and all(isinstance(v, str | int) for v in value.values()):
+            return tuple((str(name), str(v)) for name, v in value.items())
+        accepted, fix = "a mapping", "labels: {rack: a}"
+    else:
+        text = _read_text(source, path, value)
+        if key == "interface" and not _INTERFACE.fullmatch(text or ""):
+            _refuse_at(source, path, f"{value!r} is no interface name", "interface: eth0")
+        return text
+    return _refuse_at(source, path, f"found {value!r}; accepted: {accepted}", fix)
 
 
-def _text(source: YamlSource, path: KeyPath, value: object) -> str | None:
+def _read_text(source: YamlSource, path: KeyPath, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value or "\0" in value or "\n" in value:
@@ -271,7 +260,7 @@ def _text(source: YamlSource, path: KeyPath, value: object) -> str | None:
 
 def filter_hosts(hosts: tuple[Host, ...], include: str, exclude: str) -> tuple[Host, ...]:
     """Keeps ``include`` without ``exclude``, each like ``gpu1;gpu2:0,2``: hosts, or their GPUs."""
-    known = {host.name: host for host in hosts}
+    known = [host.name for host in hosts]
     wanted = _parse_filter(include, "--include", known)
     unwanted = _parse_filter(exclude, "--exclude", known)
     found = []
@@ -299,21 +288,17 @@ def _without_gpus(host: Host, ids: tuple[str, ...]) -> Host:
     return replace(host, gpus=left, slots=len(left))
 
 
-def _parse_filter(text: str, where: str, known: Mapping[str, Host]) -> dict[str, tuple[str, ...]]:
+def _parse_filter(text: str, where: str, known: list[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (p.strip() for p in re.split(r"[;\s]", text))):
         # A colon may belong to an IPv6 address, so a known host must stand before the last one.
         name, colon, ids = part.rpartition(":")
-        if not colon or name not in known:
-            words = [(word, "") for word in _split_words(part, where) if word]
-        else:
-            words = [(name, ids)]
-        for word, numbers in words:
-            for host in expand(word, where):
-                if host not in known:
-                    listed = ", ".join(list(known)[:8])
-                    _refuse(where, f"{host} is not in the inventory", f"one of: {listed}")
-                found[host] = tuple(id for id in numbers.split(",") if id)
+        words, ids = ([name], ids) if colon and name in known else (_split_words(part, where), "")
+        for host in (host for word in words if word for host in expand(word, where)):
+            if host not in known:
+                listed = ", ".join(known[:8])
+                _refuse(where, f"{host} is not in the inventory", f"one of: {listed}")
+            found[host] = tuple(id for id in ids.split(",") if id)
     return found
 
 
@@ -328,5 +313,6 @@ def _refuse_at(source: YamlSource, path: KeyPath, what: str, fix: str) -> NoRetu
     raise FileError([source.problem(path, what, fix)])
 
 
-def _refuse_key(source: YamlSource, path: KeyPath, known: Iterable[str]) -> NoReturn:
-    _refuse_at(source, path, "no such key", f"one of: {', '.join(known)}")
+def _check_key(source: YamlSource, path: KeyPath, known: Collection[str]) -> None:
+    if path[-1] not in known:
+        _refuse_at(source, path, "no such key", f"one of: {', '.join(known)}")

@@ -15,20 +15,12 @@ BACK_LIMIT_S = 600.0
 
 
 class LateStarts:
-    """The nodes that are still to be started, by their indices."""
+    """The nodes that still wait for their host, and those whose host did not come back."""
 
     def __init__(self) -> None:
-        self._waiting: set[int] = set()
-        self._lost: set[int] = set()
+        self.waiting: set[int] = set()
+        self.lost: set[int] = set()
         self._lock = threading.RLock()
-
-    def waits(self, node_index: int) -> bool:
-        """Whether the node still waits for its host."""
-        return node_index in self._waiting
-
-    def is_lost(self, node_index: int) -> bool:
-        """Whether the node has stopped waiting: its host did not come back."""
-        return node_index in self._lost
 
     def drop(self, indices: set[int] | None = None) -> None:
         """Gives up these nodes, or all.
@@ -36,13 +28,13 @@ class LateStarts:
         A start that is under way is finished first, so that the end of the run finds its node.
         """
         with self._lock:
-            self._waiting -= self._waiting if indices is None else indices
+            self.waiting -= self.waiting if indices is None else indices
 
     @contextlib.contextmanager
     def starting(self, indices: set[int]) -> Iterator[bool]:
         """Whether they still wait; that does not change within the block."""
         with self._lock:
-            yield indices <= self._waiting
+            yield indices <= self.waiting
 
     def add(
         self,
@@ -57,14 +49,14 @@ class LateStarts:
         Gives up after an error that ``is_final``, or where ``may_give_up`` allows it for the nodes
         that wait at the deadline.
         """
-        self._lost -= indices
-        self._waiting |= indices
+        self.lost -= indices
+        self.waiting |= indices
         deadline = time.monotonic() + BACK_LIMIT_S
 
         def keep_trying() -> None:
             while True:
                 time.sleep(RETRY_S)
-                if not indices <= self._waiting:
+                if not indices <= self.waiting:
                     return
                 try:
                     start()
@@ -72,8 +64,8 @@ class LateStarts:
                 except TargetError as error:
                     if is_final(error):
                         break
-                if time.monotonic() > deadline and may_give_up(self._waiting):
-                    self._lost |= indices
+                if time.monotonic() > deadline and may_give_up(self.waiting):
+                    self.lost |= indices
                     break
             self.drop(indices)
 

@@ -1,11 +1,10 @@
-"""The requests to a host about a node of a run, through an open session."""
+"""The requests to a host about the node that a run has there, through an open session."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import socket
-from collections.abc import Sequence
 
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
@@ -13,10 +12,9 @@ from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.code_archive import Code
 from launcher.targets.hosts.connection import LEASE_TTL_S
-from launcher.targets.hosts.plan import comes_back, run_dir_on
+from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.program.messages import KeeperSpec, Lease
-from launcher.targets.hosts.render import HostNode, HostsArtifact
+from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session
 
@@ -34,16 +32,17 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
         slots_limit=host.slots,
     )
     if held := session.call(asked).held:
+        holders = ", ".join(f"{it.owner} with {it.run_id} ({it.holding})" for it in held)
         raise TargetError(
-            f"{host.name}: held by {describe_leases(held)}",
+            f"{host.name}: held by {holders}",
             "wait for it, or name other hosts; launcher hosts shows all leases",
         )
 
 
-def own_lease(plan: LaunchPlan, node: HostNode) -> Lease:
+def own_lease(plan: LaunchPlan, node: HostNode) -> messages.Lease:
     """The lease that this user and launcher take for a node."""
     gpus = node.node.device_ids
-    return Lease(
+    return messages.Lease(
         run_id=plan.run_id,
         node_index=node.node.node_index,
         owner=f"{getpass.getuser()}@{socket.gethostname()}",
@@ -56,34 +55,8 @@ def own_lease(plan: LaunchPlan, node: HostNode) -> Lease:
 
 def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session) -> None:
     """Starts the node's keeper, which starts the node."""
-    spec = KeeperSpec(
-        run_id=plan.run_id,
-        node_index=node.node.node_index,
-        node_dir=node.node_dir,
-        lease_dir=node.host.host.lease_dir,
-        argv=node.argv,
-        cwd=node.cwd,
-        env=dict(node.env),
-        unset=node.unset,
-        secrets=secrets,
-        container=node.container or "",
-        comes_back=comes_back(plan),
-        slots_limit=node.host.host.slots,
-        detached=plan.detached,
-        stop_grace_s=plan.stop_grace_s,
-        lease=own_lease(plan, node),
-    )
+    spec = node.spec.having(secrets=secrets, lease=own_lease(plan, node))
     session.call(messages.StartNode(node=spec))
-
-
-def describe_leases(leases: Sequence[Lease]) -> str:
-    """Who holds what."""
-    return ", ".join(
-        f"{lease.owner} with {lease.run_id} ("
-        + (f"GPUs {','.join(lease.gpus)}" if lease.gpus else f"{lease.slots} slots")
-        + ")"
-        for lease in leases
-    )
 
 
 def end_on(
@@ -111,33 +84,21 @@ def end_on(
     session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
 
 
-def ask_on(session: Session, plan: LaunchPlan, host: HostFacts, name: str, text: str) -> None:
-    """Leaves a request for the launcher that follows the run, and waits until it is taken up.
-
-    Raises ``TargetError`` where no launcher follows the run, or it does not answer.
-    """
-    run_dir = run_dir_on(host, plan.run_id)
-    if not session.call(messages.AskLauncher(run_dir=run_dir, name=name, text=text)).yes:
-        raise TargetError(
-            f"the launcher of {plan.run_id} does not answer", f"launcher status {plan.run_id}"
-        )
-
-
 def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> list[str]:
     """Removes a run's files on a host; returns a note if files of the training are kept.
 
     Checkpoints stay, and so does what the training wrote into its working folder, the folder of
     the sent code, which is never copied back.
     """
+    folder = f"{host.state_dir}/outputs/{plan.run_id}"
     asked = messages.RemoveRun(
         run_dir=run_dir_on(host, plan.run_id),
         checkpoint_dir=f"{host.state_dir}/checkpoints/{plan.run_id}",
-        outputs_dir=f"{host.state_dir}/outputs/{plan.run_id}",
+        outputs_dir=folder,
     )
-    kept = session.call(asked)
-    if not kept.count:
+    if not session.call(asked):
         return []
-    name, folder = host.host.name, kept.folder
+    name = host.name
     return [f"{name} keeps what the training wrote beside its code: scp -r {name}:{folder} ."]
 
 
@@ -164,7 +125,7 @@ def prepare(
         files=files,
         agent=node.agent_path if agent else None,
         code=HostsSettings.of(plan).code,
-        needed=[node.cwd, *(mount.source for mount in node.node.mounts)],
+        needed=[node.spec.cwd, *(mount.source for mount in node.node.mounts)],
     )
     session.call(asked, agent or b"")
 
@@ -180,18 +141,10 @@ def _send_code(hash: str, node: HostNode, code: Code | None, session: Session) -
     session.call(asked, code.data, limit_s=SEND_LIMIT_S)
 
 
-def by_host(plan: LaunchPlan) -> dict[str, tuple[HostFacts, list[int]]]:
-    """The hosts of a plan by name, each with the indices of its nodes. Pure."""
-    found: dict[str, tuple[HostFacts, list[int]]] = {}
-    for node in plan.nodes:
-        host = HostsSettings.of(plan).hosts[node.node_index]
-        found.setdefault(host.host.name, (host, []))[1].append(node.node_index)
-    return found
-
-
-def indices_of(artifact: HostsArtifact) -> set[int]:
-    """The nodes that it starts. Pure."""
-    return {node.node.node_index for node in artifact.nodes}
+def hosts_of(plan: LaunchPlan) -> list[tuple[HostFacts, int]]:
+    """Each host of a plan with the index of its node. Pure."""
+    hosts = HostsSettings.of(plan).hosts
+    return [(hosts[node.node_index], node.node_index) for node in plan.nodes]
 
 
 def key_of(node: NodePlan) -> str:

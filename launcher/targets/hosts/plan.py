@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER
@@ -11,6 +10,7 @@ from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import Elastic
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
+from launcher.targets.hosts.program.messages import Address
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ RUNS_DIR = "runs"
 CHECKPOINTS_DIR = "checkpoints"
 CODE_DIR = "code"
 CLOCK_LIMIT_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """One address of a host; ``speed`` of its interface in Mbit/s, 0 where it is not known."""
-
-    interface: str
-    address: str
-    speed: int = 0
 
 
 def decide_addresses(
@@ -45,7 +36,7 @@ def decide_addresses(
     found = set(reached)
     chosen = []
     for place, host in enumerate(hosts):
-        wanted = [a for a in candidates[place] if is_wanted(host, a)]
+        wanted = wanted_addresses(host, candidates[place])
         others = [other for other in range(len(hosts)) if other != place]
         good = [a for a in wanted if all((o, place, a.address) in found for o in others)]
         if not good:
@@ -54,9 +45,13 @@ def decide_addresses(
     return chosen
 
 
-def is_wanted(host: Host, address: Address) -> bool:
-    """Whether the inventory allows this address of the host."""
-    return host.address in (None, address.address) and host.interface in (None, address.interface)
+def wanted_addresses(host: Host, addresses: Iterable[Address]) -> list[Address]:
+    """The addresses of a host that the inventory allows."""
+    return [
+        a
+        for a in addresses
+        if host.address in (None, a.address) and host.interface in (None, a.interface)
+    ]
 
 
 def _unreached(
@@ -65,21 +60,18 @@ def _unreached(
     wanted: Sequence[Address],
     found: Collection[tuple[int, int, str]],
 ) -> TargetError:
-    name = hosts[place].name
+    host, name = hosts[place], hosts[place].name
     if not wanted:
-        asked = hosts[place].interface or hosts[place].address or "address of another network"
-        fix = (
-            f"correct interface: or address: of {name} in hosts.yaml: ssh {name} ip -brief address"
+        return TargetError(
+            f"{name}: found no {host.interface or host.address or 'address of another network'}",
+            f"correct interface: or address: of {name} in hosts.yaml: ssh {name} ip -brief address",
         )
-        return TargetError(f"{name}: found no {asked}", fix)
     listed = ", ".join(f"{a.address} ({a.interface})" for a in wanted)
-    missing = [
-        other.name
-        for i, other in enumerate(hosts)
-        if i != place and not any((i, place, a.address) in found for a in wanted)
-    ] or [other.name for i, other in enumerate(hosts) if i != place]
+    others = [i for i in range(len(hosts)) if i != place]
+    silent = [i for i in others if not any((i, place, a.address) in found for a in wanted)]
+    missing = ", ".join(hosts[i].name for i in (silent or others)[:4])
     return TargetError(
-        f"{name}: {', '.join(missing[:4])} cannot reach it at {listed}",
+        f"{name}: {missing} cannot reach it at {listed}",
         "open its TCP ports to the other hosts (docs/hosts.md), or set interface: for it",
     )
 
@@ -171,7 +163,9 @@ def plan_facts(
 
     ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent.
     """
-    hosts = own.hosts
+    hosts, shared = own.hosts, shared_folder(job, cwd)
+    runs = {host.name: run_dir_on(host, RUN_ID) for host in hosts}
+    code = f"{CODE_DIR}/{inner}" if inner else CODE_DIR
     return TargetFacts(
         target=TARGET,
         accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
@@ -182,22 +176,21 @@ def plan_facts(
         cwd=cwd,
         ports=() if port is None else (port,),
         # Only the job can say that hosts share a folder.
-        shares_storage=job.checkpoint_dir is not None,
+        shares_storage=shared is not None,
         terminal=terminal,
         nodes=tuple(
-            NodeFacts(machine=host, folders=_folders(job, host, cwd, inner)) for host in hosts
+            NodeFacts(
+                machine=host,
+                folders=Folders(
+                    run=runs[host.name],
+                    # If no folder is shared, one of the host's own, which outlives the run.
+                    checkpoints=shared or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
+                    cwd=f"{runs[host.name]}/{code}",
+                ),
+            )
+            for host in hosts
         ),
         own=own,
-    )
-
-
-def _folders(job: JobSpec, host: HostFacts, cwd: str, inner: str) -> Folders:
-    run_dir = run_dir_on(host, RUN_ID)
-    return Folders(
-        run=run_dir,
-        # The folder that the hosts share, or one of the host's own, which outlives the run.
-        checkpoints=shared_folder(job, cwd) or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
-        cwd=f"{run_dir}/{CODE_DIR}{f'/{inner}' if inner else ''}",
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
-from launcher.targets.hosts.plan import Address
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.ssh import Session, Ssh
 
@@ -16,7 +15,7 @@ TOKEN_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Met:
+class Reachability:
     """The result; hosts and ports are given by their place in what was asked.
 
     ``reached`` holds (from, to, address, port). ``seen`` holds, for each host, the hosts whose
@@ -30,88 +29,83 @@ class Met:
     unwritten: dict[int, TargetError]
 
 
-class Gathering:
-    """Lets hosts call each other at ``ports`` (0: one that the kernel chooses).
+def meet(
+    ssh: Ssh,
+    sessions: Sequence[Session],
+    candidates: Sequence[Sequence[messages.Address]],
+    folder: str | None,
+    *,
+    ports: Sequence[int] = (0,),
+    keep_folders: bool = False,
+) -> Reachability:
+    """Lets hosts call each other at ``ports`` (0: one that the kernel chooses); blocks for seconds.
 
-    ``folders`` is the path of the shared folder on each host, or empty. Ports and files last as
-    long as the ``sessions``, which the caller closes.
+    ``folder`` is the one that all should share, if any; ``keep_folders``: folders that were made
+    for the test stay for the run. Ports and files last as long as the ``sessions``, which the
+    caller closes. Raises ``TargetError`` where a host is gone.
     """
+    secret = secrets.token_hex(8)
+    # One for each host: two may have the same address, of a bridge or a tunnel.
+    tokens = [f"{secret}-{place}" for place in range(len(sessions))]
+    # Not at the same time: a host that looks for files does not greet callers.
+    reached, closed = _call(ssh, sessions, candidates, tokens, ports)
+    seen, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})
+    if not keep_folders:
+        ssh.each(lambda session: session.call(messages.RemoveTokens()), sessions)
+    return Reachability(reached=reached, seen=tuple(seen), closed=closed, unwritten=unwritten)
 
-    def __init__(
-        self,
-        ssh: Ssh,
-        sessions: Sequence[Session],
-        candidates: Sequence[Sequence[Address]],
-        *,
-        ports: Sequence[int] = (0,),
-        folders: Sequence[str] = (),
-    ) -> None:
-        self._ssh, self._sessions, self._candidates = ssh, sessions, candidates
-        self._ports, self._folders = ports, folders
-        self._token = secrets.token_hex(8)
-        self._closed: dict[tuple[int, int], TargetError] = {}
-        self._unwritten: dict[int, TargetError] = {}
 
-    def meet(self, *, keep_folders: bool) -> Met:
-        """Blocks for some seconds. Raises ``TargetError`` where a host is gone.
+def _call(
+    ssh: Ssh,
+    sessions: Sequence[Session],
+    candidates: Sequence[Sequence[messages.Address]],
+    tokens: Sequence[str],
+    ports: Sequence[int],
+) -> tuple[frozenset[tuple[int, int, str, int]], dict[tuple[int, int], TargetError]]:
+    places, closed = range(len(sessions)), {}
 
-        ``keep_folders``: folders that were made for the test stay for the run.
-        """
-        places = range(len(self._sessions))
-        opened = self._ssh.each(self._prepare, places)
-        # Not at the same time: a host that looks for files does not greet callers.
-        reached = self._ssh.each(lambda place: self._call(place, opened), places)
-        seen = self._ssh.each(self._look, places) if self._folders else [frozenset()] * len(places)
-        if not keep_folders:
-            self._ssh.each(lambda session: session.call(messages.RemoveTokens()), self._sessions)
-        return Met(
-            reached=frozenset(call for calls in reached for call in calls),
-            seen=tuple(seen),
-            closed=self._closed,
-            unwritten=self._unwritten,
-        )
-
-    def _name(self, place: int) -> str:
-        return f".launcher-token-{self._said(place)}"
-
-    def _said(self, place: int) -> str:
-        """The token of a host: two hosts may have the same address, of a bridge or a tunnel."""
-        return f"{self._token}-{place}"
-
-    def _prepare(self, place: int) -> dict[int, int]:
+    def listen(place: int) -> dict[int, int]:
         """The ports that were opened, by their place in ``ports``."""
-        session, opened = self._sessions[place], {}
-        for number, port in enumerate(self._ports):
+        opened = {}
+        for number, port in enumerate(ports):
             try:
-                asked = messages.Listen(token=self._said(place), port=port)
-                opened[number] = session.call(asked).port
+                asked = messages.Listen(token=tokens[place], port=port)
+                opened[number] = sessions[place].call(asked)
             except TargetError as error:
-                self._closed[place, number] = error
-        if self._folders:
-            try:
-                folder = self._folders[place]
-                session.call(messages.LeaveToken(folder=folder, name=self._name(place)))
-            except TargetError as error:
-                self._unwritten[place] = error
+                closed[place, number] = error
         return opened
 
-    def _call(
-        self, place: int, opened: Sequence[dict[int, int]]
-    ) -> list[tuple[int, int, str, int]]:
+    opened = ssh.each(listen, places)
+
+    def call(place: int) -> list[tuple[int, int, str, int]]:
         calls = [
             (to, a.address, number, port)
-            for to, ports in enumerate(opened)
+            for to in places
             if to != place
-            for a in self._candidates[to]
-            for number, port in ports.items()
+            for a in candidates[to]
+            for number, port in opened[to].items()
         ]
-        called = [(address, port, self._said(to)) for to, address, _, port in calls]
+        called = [(address, port, tokens[to]) for to, address, _, port in calls]
         asked = messages.CallHosts(calls=called, wait_s=REACH_LIMIT_S)
-        return [(place, *calls[i][:3]) for i in self._sessions[place].call(asked).places]
+        return [(place, *calls[i][:3]) for i in sessions[place].call(asked)]
 
-    def _look(self, place: int) -> frozenset[int]:
-        names = {self._name(p): p for p in range(len(self._sessions)) if p not in self._unwritten}
-        asked = messages.FindTokens(
-            folder=self._folders[place], names=list(names), wait_s=TOKEN_LIMIT_S
-        )
-        return frozenset(names[name] for name in self._sessions[place].call(asked).names)
+    return frozenset(way for ways in ssh.each(call, places) for way in ways), closed
+
+
+def _share(
+    ssh: Ssh, sessions: Sequence[Session], tokens: Sequence[str], folder: str
+) -> tuple[list[frozenset[int]], dict[int, TargetError]]:
+    places, unwritten = range(len(sessions)), {}
+    names = [f".launcher-token-{token}" for token in tokens]
+
+    def leave(place: int) -> None:
+        try:
+            sessions[place].call(messages.LeaveToken(folder=folder, name=names[place]))
+        except TargetError as error:
+            unwritten[place] = error
+
+    ssh.each(leave, places)
+    wanted = [names[place] for place in places if place not in unwritten]
+    asked = messages.FindTokens(folder=folder, names=wanted, wait_s=TOKEN_LIMIT_S)
+    found = ssh.each(lambda session: session.call(asked), sessions)
+    return [frozenset(map(names.index, seen)) for seen in found], unwritten

@@ -1,15 +1,21 @@
-"""Renders a plan as what each host is to hold and to run; the target sends it as data."""
+"""Renders a plan as what each host stores and runs; the target sends it as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from launcher.contract import protocol
-from launcher.contract.node_plan import Env, NodePlan
+from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import AgentFiles, TaskFile, render_agent_files, start_argv
-from launcher.targets.docker_options import DOCKER_RUN_ATTACHED, Container, shared_options
+from launcher.targets.docker_options import (
+    DOCKER_RUN_ATTACHED,
+    Container,
+    ContainerSettings,
+    shared_options,
+)
 from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
+from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.shell import quote, render_block, render_start
 
@@ -19,19 +25,17 @@ RESTART_ALWAYS = "always"
 
 @dataclass(frozen=True, kw_only=True)
 class HostNode:
-    """One node: what lies on its host, and what its keeper starts there."""
+    """One node: what lies on its host, and what its keeper starts there.
+
+    ``spec`` is without the secrets and the lease, which only a start has.
+    """
 
     node: NodePlan
     host: HostFacts
     run_dir: str
-    node_dir: str
     folders: tuple[str, ...]
     task: TaskFile | None
-    argv: tuple[str, ...]
-    cwd: str
-    env: Env
-    unset: tuple[str, ...]
-    container: str | None = None
+    spec: KeeperSpec
 
     @property
     def agent_path(self) -> str:
@@ -46,7 +50,6 @@ class HostsArtifact:
     ``code`` is the hash of the archive with the training code.
     """
 
-    run_id: str
     code: str | None
     ssh_config: str | None
     files: AgentFiles | None
@@ -57,14 +60,24 @@ class HostsArtifact:
         """The archive that all nodes start from, if any."""
         return self.files.archive if self.files else None
 
+    @property
+    def indices(self) -> set[int]:
+        """The nodes that it starts."""
+        return {node.node.node_index for node in self.nodes}
+
     def shell(self, *, embed: bool = False) -> str:
         """A script that does the same by hand, without leases; ``embed``: without this project."""
         code = f" CODE must name the archive {self.code}.tar.gz." if self.code else ""
+        archive: list[str] = []
+        if self.files and not embed:
+            # On this machine, from where each host gets it.
+            folder = self.files.archive_path.rpartition("/")[0]
+            archive = [f"mkdir -p {quote(folder)}", *self.files.shell_archive()]
         lines = [
             "#!/bin/bash",
             f"# One agent per host over ssh; ends when all have ended.{code}",
             "trap 'kill $(jobs -p)' EXIT",
-            *(self._archive() if not embed else ()),
+            *archive,
             *(line for node in self.nodes for line in self._on_host(node, embed)),
             "code=0",
             "for pid in $pids; do wait $pid || code=$?; done",
@@ -76,13 +89,6 @@ class HostsArtifact:
     def shell_to_join(self) -> str:
         """Lines that start these nodes alone, where the run's files are there already."""
         return "\n".join(line for node in self.nodes for line in self._start(node)) + "\n"
-
-    def _archive(self) -> list[str]:
-        """Writes the agent's archive on this machine, from where each host gets it."""
-        if self.files is None:
-            return []
-        folder = self.files.archive_path.rpartition("/")[0]
-        return [f"mkdir -p {quote(folder)}", *self.files.shell_archive()]
 
     def _on_host(self, node: HostNode, embed: bool) -> list[str]:
         ssh = self._ssh(node.host)
@@ -106,12 +112,13 @@ class HostsArtifact:
         ]
 
     def _start(self, node: HostNode, *before: str) -> list[str]:
+        spec = node.spec
         # -tt: what runs there gets a hangup when this script ends.
         return [
             f"{self._ssh(node.host)} -tt sh -s <<'NODE' &",
-            render_block(("unset", *node.unset), per_line=4),
+            render_block(("unset", *spec.unset), per_line=4),
             *before,
-            *render_start(node.cwd, node.env, node.argv),
+            *render_start(spec.cwd, tuple(spec.env.items()), tuple(spec.argv)),
             "NODE",
             'pids="$pids $!"',
         ]
@@ -130,55 +137,56 @@ def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Hosts
     files = render_agent_files(plan, chosen)
     texts = [task.text for task in files.tasks] if files else [None] * len(chosen)
     own = HostsSettings.of(plan)
-    nodes = tuple(_host_node(plan, n, text) for n, text in zip(chosen, texts, strict=True))
-    return HostsArtifact(
-        run_id=plan.run_id,
-        code=own.code,
-        ssh_config=own.ssh_config,
-        files=files,
-        nodes=nodes,
+    nodes = tuple(
+        _host_node(plan, own, node, text) for node, text in zip(chosen, texts, strict=True)
     )
+    return HostsArtifact(code=own.code, ssh_config=own.ssh_config, files=files, nodes=nodes)
 
 
-def _host_node(plan: LaunchPlan, node: NodePlan, task: str | None) -> HostNode:
-    host = HostsSettings.of(plan).hosts[node.node_index]
+def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str | None) -> HostNode:
+    host = own.hosts[node.node_index]
     run_dir = run_dir_on(host, plan.run_id)
     node_dir = f"{run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
     task_path = f"{node_dir}/{protocol.NODE_TASK_FILE}"
-    common = HostNode(
+    inside = dict(node.env)[protocol.CHECKPOINT_DIR]
+    checkpoint_dir = next((m.source for m in node.mounts if m.target == inside), inside)
+    in_container = plan.image is not None
+    argv = (
+        _docker_argv(plan, node, replace(own.containers, user=host.user))
+        if in_container
+        else start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}")
+    )
+    devices = (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
+    env = (*node.env, *(devices if plan.accelerator == "cuda" else ()))
+    spec = KeeperSpec(
+        run_id=plan.run_id,
+        node_index=node.node_index,
+        node_dir=node_dir,
+        lease_dir=host.host.lease_dir,
+        argv=argv,
+        # The planner gives nodes without a container a folder.
+        cwd="/" if in_container else node.workdir or "/",
+        env={} if in_container else dict(env),
+        unset=() if in_container else protocol.STALE_VARIABLES,
+        secrets={},
+        container=node.name if in_container else "",
+        comes_back=comes_back(plan),
+        slots_limit=host.host.slots,
+        detached=plan.detached,
+        stop_grace_s=plan.stop_grace_s,
+    )
+    return HostNode(
         node=node,
         host=host,
         run_dir=run_dir,
-        node_dir=node_dir,
-        folders=(node_dir, _checkpoint_dir(node)),
+        folders=(node_dir, checkpoint_dir),
         task=None if task is None else TaskFile(path=task_path, text=task),
-        argv=(),
-        cwd="/",
-        env=(),
-        unset=(),
-    )
-    if plan.image is not None:
-        return replace(common, argv=_docker_argv(plan, node, host), container=node.name)
-    devices = (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
-    assert node.workdir is not None, "the planner gives nodes without a container a folder"
-    return replace(
-        common,
-        argv=start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}"),
-        cwd=node.workdir,
-        env=(*node.env, *(devices if plan.accelerator == "cuda" else ())),
-        unset=protocol.STALE_VARIABLES,
+        spec=spec,
     )
 
 
-def _checkpoint_dir(node: NodePlan) -> str:
-    """As the host sees it."""
-    inside = dict(node.env)[protocol.CHECKPOINT_DIR]
-    return next((m.source for m in node.mounts if m.target == inside), inside)
-
-
-def _docker_argv(plan: LaunchPlan, node: NodePlan, host: HostFacts) -> tuple[str, ...]:
+def _docker_argv(plan: LaunchPlan, node: NodePlan, own: ContainerSettings) -> tuple[str, ...]:
     """In the foreground, and on the host's own network: its addresses are the host's."""
-    own = replace(HostsSettings.of(plan).containers, user=host.user)
     back = comes_back(plan)
     shared = shared_options(plan, own, "host", RESTART_ALWAYS if back else "no")
     container = Container(plan=plan, node=node, shared=tuple(shared))

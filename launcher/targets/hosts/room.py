@@ -35,7 +35,7 @@ class HostsRoom(Room):
         if inventory is not None:
             from launcher.targets.hosts.ssh import Ssh
 
-            # Before all else is imported, which takes as long as the hosts' answer.
+            # Now: importing all the rest takes as long as the hosts' answer.
             ssh = Ssh(inventory)
             ssh.open_early(inventory.hosts)
         from launcher.targets.hosts.target import HostsTarget

@@ -16,22 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from launcher.contract.errors import TargetError
 from launcher.targets import proc
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.frames import (
-    BEAT,
-    ENOUGH,
-    MAGIC,
-    BrokenFrameError,
-    read_frame,
-    write_frame,
-)
-from launcher.targets.hosts.program.messages import Answer, HostRequest, Refusal
-from launcher.targets.hosts.program.records import Record
+from launcher.targets.hosts.program.messages import Answer, Answered, HostRequest, Refusal
+from launcher.targets.hosts.program.records import MAGIC, Record, read_frame, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import explain
 
@@ -92,7 +84,7 @@ class Ssh:
         self._inventory = inventory
         self._control = make_control_dir()
         self._kept: tuple[int, dict[str, Session]] = (0, {})
-        self._early: Future[None] | None = None
+        self._early: Future[dict[str, Session]] | None = None
         self._alone: set[str] = set()
         """Hosts whose shared connection is held by a frozen process of this machine."""
 
@@ -150,15 +142,38 @@ class Ssh:
             raise joined(errors)  # type: ignore[arg-type]
         return [future.result() for future in futures]
 
+    def try_each(
+        self, work: Callable[[Session], Result], hosts: Iterable[Host]
+    ) -> list[Result | TargetError]:
+        """Calls ``work`` with a session to each host; in order, results or why there is none."""
+
+        def attempt(host: Host) -> Result | TargetError:
+            try:
+                with self.open(host) as session:
+                    return work(session)
+            except TargetError as error:
+                return error
+
+        return self.each(attempt, hosts)
+
     def open_early(self, hosts: Iterable[Host]) -> None:
         """Starts to open sessions for the next ``sessions``, which raises any error."""
         pool = ThreadPoolExecutor(max_workers=1)
-        self._early = pool.submit(self._open_early, list(hosts))
+        self._early = pool.submit(self._open_all, tuple(hosts), {})
         pool.shutdown(wait=False)
 
-    def _open_early(self, hosts: list[Host]) -> None:
-        with self._sessions(hosts, keep=True):
-            pass
+    def _open_all(self, hosts: Iterable[Host], opened: dict[str, Session]) -> dict[str, Session]:
+        """Opens those that are missing in ``opened``; closes all of them on an error."""
+
+        def open_one(host: Host) -> None:
+            opened[host.name] = self.open(host)
+
+        try:
+            self.each(open_one, [host for host in hosts if host.name not in opened])
+        except BaseException:
+            self.close(opened.values())
+            raise
+        return opened
 
     @contextlib.contextmanager
     def sessions(
@@ -168,25 +183,16 @@ class Ssh:
 
         ``keep`` leaves them open for the next block, unless this one raises.
         """
-        early, self._early = self._early, None
-        if early is not None:
-            early.result()
-        with self._sessions(hosts, keep=keep) as opened:
-            yield opened
-
-    @contextlib.contextmanager
-    def _sessions(self, hosts: Iterable[Host], *, keep: bool) -> Iterator[dict[str, Session]]:
         owner, opened = self._kept
         self._kept = (0, {})
         if owner != os.getpid():
             # They belong to the process that forked this launcher, and end with it.
             opened = {}
-
-        def open_one(host: Host) -> None:
-            opened[host.name] = self.open(host)
-
+        early, self._early = self._early, None
+        if early is not None:
+            opened = early.result()
+        opened = self._open_all(hosts, opened)
         try:
-            self.each(open_one, [host for host in hosts if host.name not in opened])
             yield opened
             if keep:
                 self._kept, opened = (os.getpid(), opened), {}
@@ -256,15 +262,12 @@ class Session:
                 self._talk.stdin.flush()
             except OSError:
                 self._fail()
-            self._skip_noise()
-
-    def _skip_noise(self) -> None:
-        seen = b""
-        while not seen.endswith(MAGIC):
-            byte = self._talk.stdout.read(1)
-            seen += byte
-            if not byte or len(seen) > MAX_NOISE_BYTES:
-                self._fail(seen)
+            seen = b""
+            while not seen.endswith(MAGIC):
+                byte = self._talk.stdout.read(1)
+                seen += byte
+                if not byte or len(seen) > MAX_NOISE_BYTES:
+                    self._fail()
 
     def call(
         self, asked: HostRequest[Answer], blob: bytes = b"", *, limit_s: float = REQUEST_LIMIT_S
@@ -281,7 +284,7 @@ class Session:
             what = "make room" if answer.errno in ("ENOSPC", "EDQUOT") else "correct it"
             hint = f"{what} there (ssh {self.host.name}), then the same command"
             raise RefusedByHostError(f"{self.host.name}: {answer.error}", hint)
-        return cast(Answer, answer)
+        return cast(Answer, answer.value if isinstance(answer, Answered) else answer)
 
     def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:
         """Sends a message. Raises ``TargetError`` where the connection is gone, or is stuck."""
@@ -291,15 +294,8 @@ class Session:
             except (OSError, ValueError):
                 self._fail()
 
-    def beat(self) -> None:
-        """Sends one byte to a host that watches."""
-        self._say(BEAT)
-
-    def end_watch(self) -> None:
-        """Ends the watch; the host answers with ``WatchEnd``."""
-        self._say(ENOUGH)
-
-    def _say(self, byte: bytes) -> None:
+    def say(self, byte: bytes) -> None:
+        """Sends ``BEAT`` or ``ENOUGH`` to a host that watches; a cut connection is no error."""
         with contextlib.suppress(OSError, ValueError):
             self._talk.stdin.write(byte)
             self._talk.stdin.flush()
@@ -309,14 +305,11 @@ class Session:
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
                 frame = read_frame(self._talk.stdout)
-            except (BrokenFrameError, OSError, ValueError):
+            except (OSError, ValueError):
                 frame = None
-        if frame is None:
-            self._fail()
-        assert frame is not None
-        return frame
+        return frame or self._fail()
 
-    def _fail(self, seen: bytes = b"") -> None:
+    def _fail(self) -> NoReturn:
         code, said = self._talk.end()
         if code == -9:
             said, code = f"{said}\ntimed out", 255
@@ -339,16 +332,14 @@ class Session:
 
 def hello(host: Host) -> bytes:
     """What starts the program on a host, before the first message."""
-    name, archive = host_program()
+    archive, version = host_program()
     loader = b"%d\n%s" % (len(LOADER), LOADER)
-    return loader + f"{host.state_dir}\n{name}\n{len(archive)}\n".encode() + archive
+    # A folder, as Python caches compiled modules of a folder, and not of an archive.
+    return loader + f"{host.state_dir}\nhost-{version}\n{len(archive)}\n".encode() + archive
 
 
 @functools.cache
-def host_program() -> tuple[str, bytes]:
-    """The program, and the name of its folder on hosts, which is a hash of it.
-
-    A folder, as Python caches compiled modules of a folder, and not of an archive.
-    """
+def host_program() -> tuple[bytes, str]:
+    """The program as an archive, and a hash of it."""
     archive = render_agent_archive(read_host_sources(), HOST_FOLDER)
-    return f"host-{hashlib.sha256(archive).hexdigest()[:16]}", archive
+    return archive, hashlib.sha256(archive).hexdigest()[:16]

@@ -10,51 +10,44 @@ SSH_FAILED = 255
 """The client's own exit code; any other is the remote command's."""
 
 _FULL = "No space left on device|Disk quota exceeded"
-_TABLE: tuple[tuple[str, str, str], ...] = (
-    (
-        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+_TABLE = {
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "its host key is another one than before: a new machine at that address, or an attacker",
         "ask its administrator; if the key is right: ssh-keygen -R {name}, then ssh {name}",
     ),
-    (
-        "Host key verification failed|host key is known|No matching host key",
+    "Host key verification failed|host key is known|No matching host key": (
         "its host key is not known here",
         "compare the fingerprint once: ssh {name}; or accept new keys: --accept-new-host-keys",
     ),
-    (
-        "Permission denied|Too many authentication failures|No more authentication methods",
+    "Permission denied|Too many authentication failures|No more authentication methods": (
         "it does not accept any key of yours (a password is never asked for)",
         "ssh-copy-id {name}, or load your key: ssh-add; to try: ssh -o BatchMode=yes {name} true",
     ),
-    (
-        "Could not resolve hostname",
+    "Could not resolve hostname": (
         "its name is not resolved",
         "correct the name, or give it a HostName in ~/.ssh/config",
     ),
-    (
-        "Connection refused",
+    "Connection refused": (
         "nothing listens at its ssh port",
         "start its sshd, or correct port: in the inventory",
     ),
-    (
-        "No route to host|Network is unreachable|Connection timed out|Operation timed out|"
-        "Timeout, server|timed out",
+    "No route to host|Network is unreachable|Connection timed out|Operation timed out|"
+    "Timeout, server|timed out": (
         "it does not answer",
         "is it on? to try: ssh -v {name} true",
     ),
-    (
-        "Bad owner or permissions|Bad configuration option|terminating, .* bad configuration|"
-        "Can't open user config file",
+    "Bad owner or permissions|Bad configuration option|terminating, .* bad configuration|"
+    "Can't open user config file": (
         "ssh does not accept its configuration",
         "see the message, and: ssh -G {name}",
     ),
-    (
-        "kex_exchange_identification|Connection closed by|Connection reset by|"
-        "Exceeded MaxStartups|mux_client",
+    "kex_exchange_identification|Connection closed by|Connection reset by|"
+    "Exceeded MaxStartups|mux_client": (
         "its sshd closed the connection before the log-in was done",
         "is it overloaded, or MaxStartups/MaxSessions of its sshd_config too small?",
     ),
-)
+}
+"""By a pattern in the client's message: what is wrong, and the fix."""
 
 
 def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
@@ -73,7 +66,7 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
             f"{name}: {old[0]}",
             f"install a newer python3 there, and have it first on PATH in {first}",
         )
-    for pattern, what, fix in _TABLE:
+    for pattern, (what, fix) in _TABLE.items():
         if re.search(pattern, said):
             told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
             return f"{name}: {what}{told}", fix.format(name=name)

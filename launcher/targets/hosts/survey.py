@@ -13,17 +13,16 @@ from launcher.plan.rendezvous import plan_backend
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import (
-    Address,
     check_clocks,
     check_shared,
     check_versions,
     decide_addresses,
     decide_hosts,
-    is_wanted,
     shared_folder,
+    wanted_addresses,
 )
 from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadHost
-from launcher.targets.hosts.reach import Gathering
+from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.repository import OWN_IMAGE
@@ -38,70 +37,65 @@ SHOWN_HOSTS = 8
 CLOCK_LOOKS = 3
 
 
-class Survey:
-    """One look at the hosts that a job may run on."""
+def survey_hosts(
+    ssh: Ssh, inventory: Inventory, job: JobSpec
+) -> tuple[tuple[HostFacts, ...], int | None]:
+    """The hosts of the job's nodes, in their order, and a TCP port that is free on all of them.
 
-    def __init__(self, ssh: Ssh, inventory: Inventory, job: JobSpec) -> None:
-        self._ssh, self._inventory, self._job = ssh, inventory, job
-        self.port: int | None = None
-        """A TCP port that is free on all chosen hosts."""
-
-    def read(self) -> tuple[HostFacts, ...]:
-        """The hosts of the nodes, in their order. Raises ``TargetError``."""
-        with self._ssh.sessions(self._inventory.hosts, keep=True) as sessions:
-            return self._read([sessions[host.name] for host in self._inventory.hosts])
-
-    def _read(self, sessions: list[Session]) -> tuple[HostFacts, ...]:
+    Raises ``TargetError`` where the job cannot run on them.
+    """
+    with ssh.sessions(inventory.hosts, keep=True) as opened:
+        sessions = [opened[host.name] for host in inventory.hosts]
         proposed = random.SystemRandom().sample(PORTS, PROPOSED_PORTS)
-        found = self._ssh.each(lambda each: read_host(each, self._job, proposed), sessions)
-        told = dict(zip(self._inventory.hosts, found, strict=True))
-        reasons = {host.name: why_not(host, found, self._job) for host, found in told.items()}
+        found = ssh.each(lambda session: read_host(session, job, proposed), sessions)
+        told = dict(zip(inventory.hosts, found, strict=True))
+        reasons = {host.name: why_not(host, report, job) for host, report in told.items()}
         busy = {name: why for name, why in reasons.items() if why}
-        all_facts = [to_facts(host, found, self._job) for host, found in told.items()]
-        chosen = decide_hosts(all_facts, busy, self._job)
-        check_clocks(chosen, plan_backend(self._job))
+        chosen = decide_hosts([to_facts(host, told[host], job) for host in told], busy, job)
+        check_clocks(chosen, plan_backend(job))
         check_versions(chosen)
         free = [told[facts.host].free_ports for facts in chosen]
         common = [port for port in proposed if all(port in ports for ports in free)]
-        if not common and self._job.rdzv.port is None:
+        if not common and job.rdzv.port is None:
             raise TargetError(
                 f"none of {PROPOSED_PORTS} tried ports is free on all hosts",
                 "--set rdzv.port=N with a port that is",
             )
-        self.port = common[0] if common else None
-        of_host = dict(zip(self._inventory.hosts, sessions, strict=True))
-        return self._with_addresses(chosen, told, of_host)
+        if len(chosen) > 1:
+            own = [opened[facts.name] for facts in chosen]
+            chosen = _with_addresses(ssh, own, chosen, told, shared_folder(job, str(Path.cwd())))
+        return chosen, common[0] if common else None
 
-    def _with_addresses(
-        self,
-        chosen: tuple[HostFacts, ...],
-        told: dict[Host, HostReport],
-        sessions: dict[Host, Session],
-    ) -> tuple[HostFacts, ...]:
-        if len(chosen) == 1:
-            return chosen
-        hosts = [facts.host for facts in chosen]
-        candidates = [[a for a in candidates_of(told[h]) if is_wanted(h, a)] for h in hosts]
-        folder = shared_folder(self._job, str(Path.cwd()))
-        folders = [folder] * len(hosts) if folder else []
-        opened = [sessions[host] for host in hosts]
-        gathering = Gathering(self._ssh, opened, candidates, folders=folders)
-        met = gathering.meet(keep_folders=True)
-        found = decide_addresses(hosts, candidates, {call[:3] for call in met.reached})
-        for error in (*met.closed.values(), *met.unwritten.values()):
-            raise error
-        if folder:
-            check_shared([host.name for host in hosts], met.seen, folder)
-        return tuple(
-            replace(facts, address=a.address, interface=a.interface)
-            for facts, a in zip(chosen, found, strict=True)
-        )
+
+def _with_addresses(
+    ssh: Ssh,
+    sessions: list[Session],
+    chosen: tuple[HostFacts, ...],
+    told: dict[Host, HostReport],
+    folder: str | None,
+) -> tuple[HostFacts, ...]:
+    hosts = [facts.host for facts in chosen]
+    candidates = [wanted_addresses(host, told[host].interfaces) for host in hosts]
+    met = meet(ssh, sessions, candidates, folder, keep_folders=True)
+    found = decide_addresses(hosts, candidates, {call[:3] for call in met.reached})
+    for error in (*met.closed.values(), *met.unwritten.values()):
+        raise error
+    if folder:
+        check_shared([host.name for host in hosts], met.seen, folder)
+    return tuple(
+        replace(facts, address=a.address, interface=a.interface)
+        for facts, a in zip(chosen, found, strict=True)
+    )
 
 
 def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
     """What one host has, and which of ``ports`` are free there."""
-    host = session.host
-    offset_s = read_clock_offset_s(session)
+    host, looks = session.host, []
+    for _ in range(CLOCK_LOOKS):
+        asked_at, started = time.time(), time.monotonic()
+        there = session.call(ReadClock())
+        took_s = time.monotonic() - started
+        looks.append((took_s, there - (asked_at + took_s / 2)))
     asked = ReadHost(
         state_dir=host.state_dir,
         lease_dir=host.lease_dir,
@@ -112,23 +106,8 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         image=job.image or "",
         own_image=OWN_IMAGE,
     )
-    return session.call(asked).having(clock_offset_s=offset_s)
-
-
-def read_clock_offset_s(session: Session) -> float:
-    """The host's clock minus this machine's, to half of the shortest round trip."""
-    found = []
-    for _ in range(CLOCK_LOOKS):
-        asked_at, started = time.time(), time.monotonic()
-        there = session.call(ReadClock()).at
-        took_s = time.monotonic() - started
-        found.append((took_s, there - (asked_at + took_s / 2)))
-    return float(min(found)[1])
-
-
-def candidates_of(found: HostReport) -> list[Address]:
-    """All addresses at which others might reach a host."""
-    return [Address(interface=i, address=a, speed=s) for i, a, s in found.interfaces]
+    # Right to half of the shortest round trip.
+    return session.call(asked).having(clock_offset_s=min(looks)[1])
 
 
 def why_not(host: Host, found: HostReport, job: JobSpec) -> str:

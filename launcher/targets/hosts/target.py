@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,35 +26,18 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.targets.code_archive import Code, read_code
 from launcher.targets.docker_options import plan_containers
-from launcher.targets.hosts.connection import (
-    LEASE_TTL_S,
-    MISSING,
-    HostLine,
-    LineRenewer,
-    copy_once,
-)
+from launcher.targets.hosts import nodes
+from launcher.targets.hosts.connection import LEASE_TTL_S, MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.late_start import BACK_LIMIT_S, LateStarts
-from launcher.targets.hosts.nodes import (
-    ask_on,
-    by_host,
-    end_on,
-    indices_of,
-    key_of,
-    launch,
-    prepare,
-    remove_on,
-    take,
-    take_back,
-)
 from launcher.targets.hosts.plan import CODE_DIR, TARGET, comes_back, plan_facts, run_dir_on
-from launcher.targets.hosts.program.messages import NodeSeen
+from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
-from launcher.targets.hosts.survey import Survey, describe_hosts
-from launcher.targets.startable import check_in_code, read_secrets
+from launcher.targets.hosts.survey import describe_hosts, survey_hosts
+from launcher.targets.preflight import check_in_code, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -81,8 +65,8 @@ class HostsTarget(Target):
         self._given_code = self._code = code
         self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
-        self._lines: dict[str, HostLine] = {}
-        self._pulse: LineRenewer | None = None
+        self._lines: dict[int, HostLine] = {}
+        self._beats: threading.Event | None = None
         self._late = LateStarts()
         self._refused: dict[int, str] = {}
         """Nodes that their host, though it is reached, could not start, and why."""
@@ -91,19 +75,17 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
-        if self._inventory is None:
-            self._inventory = read_inventory_of(job)
-        survey = Survey(self._connect(), self._inventory, job)
-        bare = job.hosts.runtime == "python"
+        inventory = self._inventory = self._inventory or read_inventory_of(job)
+        ssh, bare = self._connect(), job.hosts.runtime == "python"
         with ThreadPoolExecutor(max_workers=1) as reader:
             packed = reader.submit(read_code, Path.cwd()) if bare and not self._given_code else None
-            hosts = survey.read()
+            hosts, port = survey_hosts(ssh, inventory, job)
             self._code = packed.result() if packed else self._given_code
         image = self._image = None if bare else read_image(hosts[0].image or "")
         own = HostsSettings(
             hosts=hosts,
             code=self._code.hash if self._code else None,
-            ssh_config=self._inventory.ssh_config,
+            ssh_config=inventory.ssh_config,
             containers=plan_containers(job, None),
         )
         return plan_facts(
@@ -113,24 +95,22 @@ class HostsTarget(Target):
             torch_version=find_label(image, hosts, protocol.LABEL_TORCH)
             if image
             else hosts[0].torch_version,
-            port=survey.port,
+            port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             inner=self._code.inner if self._code else "",
             terminal=sys.stderr.isatty(),
         )
 
-    def _connect(self) -> Ssh:
-        if self._ssh is None:
-            self._ssh = Ssh(self._inventory or Inventory(hosts=()))
-        return self._ssh
-
-    def _connect_as(self, plan: LaunchPlan) -> Ssh:
-        if self._inventory is None:
+    def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
+        """With the inventory that was given, or else the hosts of ``plan``."""
+        if self._inventory is None and plan is not None:
             own = HostsSettings.of(plan)
             hosts = tuple(host.host for host in own.hosts)
             self._inventory = Inventory(hosts=hosts, ssh_config=own.ssh_config)
-        return self._connect()
+        if self._ssh is None:
+            self._ssh = Ssh(self._inventory or Inventory(hosts=()))
+        return self._ssh
 
     def describe_place(self, facts: TargetFacts) -> str:
         return describe_hosts(facts)
@@ -150,8 +130,8 @@ class HostsTarget(Target):
         artifact = self.render(plan, only)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
-        for node in artifact.nodes:
-            self._refused.pop(node.node.node_index, None)
+        for index in artifact.indices:
+            self._refused.pop(index, None)
         try:
             self._start(plan, artifact, secrets, late=False)
         except TargetError as error:
@@ -161,13 +141,18 @@ class HostsTarget(Target):
                 raise
             if not self._is_refused(artifact, error):
                 # A host that was lost may be back in a minute: its node is started then.
-                self._start_later(plan, artifact, secrets)
+                self._late.add(
+                    artifact.indices,
+                    lambda: self._start(plan, artifact, secrets, late=True),
+                    may_give_up=lambda late: len(plan.nodes) - len(late) < plan.nodes[0].min_nodes,
+                    is_final=lambda error: self._is_refused(artifact, error),
+                )
 
     def _is_refused(self, artifact: HostsArtifact, error: TargetError) -> bool:
-        """Notes what a host said that is there and cannot do it: the run's own limit counts."""
+        """Whether a host was reached and refused; ``observe`` then tells its reason."""
         if not isinstance(error, RefusedByHostError):
             return False
-        self._refused |= {n.node.node_index: f"{error.what}; {error.hint}" for n in artifact.nodes}
+        self._refused |= dict.fromkeys(artifact.indices, f"{error.what}; {error.hint}")
         return True
 
     def _start(
@@ -177,38 +162,27 @@ class HostsTarget(Target):
         with ssh.sessions(node.host.host for node in artifact.nodes) as sessions:
 
             def each(work: Callable[[HostNode, Session], object]) -> None:
-                ssh.each(lambda node: work(node, sessions[node.host.host.name]), artifact.nodes)
+                ssh.each(lambda node: work(node, sessions[node.host.name]), artifact.nodes)
+
+            def launch(node: HostNode, session: Session) -> None:
+                nodes.launch(plan, node, secrets, session)
+                self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
             # Leases before anything travels: it may take minutes, and the lines renew them.
-            each(lambda node, session: take(plan, node, session))
+            each(lambda node, session: nodes.take(plan, node, session))
             self._open_lines(plan)
-            each(lambda node, session: prepare(plan, node, artifact.agent, self._code, session))
+            each(
+                lambda node, session: nodes.prepare(plan, node, artifact.agent, self._code, session)
+            )
             if plan.image is not None:
                 image = self._image or read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
-            with self._late.starting(indices_of(artifact)) as is_wanted:
+            with self._late.starting(artifact.indices) as is_wanted:
                 # No rendezvous clock runs before every host is ready.
                 if is_wanted or not late:
-                    each(lambda node, session: self._launch(plan, node, secrets, session))
+                    each(launch)
                 else:
-                    each(lambda node, session: take_back(plan, node, session))
-
-    def _launch(
-        self, plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session
-    ) -> None:
-        launch(plan, node, secrets, session)
-        self._lines[node.host.host.name].started(key_of(node.node))
-
-    def _start_later(
-        self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str]
-    ) -> None:
-        needed = plan.nodes[0].min_nodes
-        self._late.add(
-            indices_of(artifact),
-            lambda: self._start(plan, artifact, secrets, late=True),
-            may_give_up=lambda waiting: len(plan.nodes) - len(waiting) < needed,
-            is_final=lambda error: self._is_refused(artifact, error),
-        )
+                    each(lambda node, session: nodes.take_back(plan, node, session))
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -225,51 +199,60 @@ class HostsTarget(Target):
         return any(node.is_alive for node in self.observe(plan).nodes)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
-        # By the launcher that follows the run, on whatever machine.
-        host, _ = next(iter(by_host(plan).values()))
-        with self._connect_as(plan).open(host.host) as session:
-            ask_on(session, plan, host, protocol.SCALE_REQUEST, render_scale(nodes))
+        # The launcher that follows the run does it, on whichever machine it is.
+        host = HostsSettings.of(plan).hosts[plan.nodes[0].node_index]
+        asked = AskLauncher(
+            run_dir=run_dir_on(host, plan.run_id),
+            name=protocol.SCALE_REQUEST,
+            text=render_scale(nodes),
+        )
+        with self._connect(plan).open(host.host) as session:
+            if not session.call(asked):
+                raise TargetError(
+                    f"the launcher of {plan.run_id} does not answer",
+                    f"launcher status {plan.run_id}",
+                )
         return True
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
-        ssh, run_dir = self._connect_as(plan), Path(plan.run_dir)
+        ssh, run_dir = self._connect(plan), Path(plan.run_dir)
         ttl_s = LEASE_TTL_S if follows else 0.0
-        for host, nodes in by_host(plan).values():
-            if host.host.name not in self._lines:
-                line = HostLine(ssh, plan.run_id, run_dir, host, nodes, ttl_s, follows=follows)
-                self._lines[host.host.name] = line
+        for host, index in nodes.hosts_of(plan):
+            if index not in self._lines:
+                line = HostLine(ssh, plan.run_id, run_dir, host, [index], ttl_s, follows=follows)
+                self._lines[index] = line
                 line.open()
-        if self._pulse is None:
-            self._pulse = LineRenewer(lambda: tuple(self._lines.values()))
-            self._pulse.open()
+        if self._beats is None:
+            self._beats = send_beats(lambda: tuple(self._lines.values()))
 
     def observe(self, plan: LaunchPlan) -> Observation:
         states = {} if self._lines else self._ask(plan)[0]
         # Its own engine may start it again when the host is back: the others go on meanwhile.
         away = "pending" if comes_back(plan) else "missing"
-        nodes = tuple(
-            self._observe(HostsSettings.of(plan).hosts[node.node_index], node, states, away)
-            for node in plan.nodes
+        hosts = HostsSettings.of(plan).hosts
+        observed = tuple(
+            self._observe(hosts[node.node_index].name, node, states, away) for node in plan.nodes
         )
-        return Observation(run_id=plan.run_id, nodes=nodes)
+        return Observation(run_id=plan.run_id, nodes=observed)
 
     def _observe(
-        self, host: HostFacts, node: NodePlan, states: Mapping[str, NodeSeen], away: str
+        self, host: str, node: NodePlan, states: Mapping[str, NodeSeen], away: str
     ) -> NodeObservation:
-        line = self._lines.get(host.host.name)
-        found = line.state(key_of(node)) if line else states.get(key_of(node), MISSING)
-        if self._late.waits(node.node_index):
+        index, key = node.node_index, nodes.key_of(node)
+        line = self._lines.get(index)
+        found = line.state(key) if line else states.get(key, MISSING)
+        if index in self._late.waiting:
             found = NodeSeen(state="pending", detail=found.detail)
-        elif self._late.is_lost(node.node_index):
-            detail = f"{host.host.name} was not reached for {BACK_LIMIT_S:.0f} s"
+        elif index in self._late.lost:
+            detail = f"{host} was not reached for {BACK_LIMIT_S:.0f} s"
             code = int(ExitCode.TARGET_UNREACHABLE)
             found = NodeSeen(state="exited", exit_code=code, detail=detail)
-        elif node.node_index in self._refused:
-            found = NodeSeen(state="missing", detail=self._refused[node.node_index])
+        elif index in self._refused:
+            found = NodeSeen(state="missing", detail=self._refused[index])
         elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
-            found = NodeSeen(state=away, detail=f"{host.host.name} does not answer")
+            found = NodeSeen(state=away, detail=f"{host} does not answer")
         return NodeObservation(
-            node_index=node.node_index,
+            node_index=index,
             incarnation=node.incarnation,
             state=NodeState(found.state),
             exit_code=found.exit_code,
@@ -282,30 +265,30 @@ class HostsTarget(Target):
 
         Also whether a launcher elsewhere does.
         """
-        ssh = self._connect_as(plan)
-        copied = ssh.each(lambda item: self._copy(plan, *item), by_host(plan).values())
+        hosts = nodes.hosts_of(plan)
+        copied = self._connect(plan).each(lambda item: self._copy(plan, *item), hosts)
         found = {node: state for states, _ in copied for node, state in states.items()}
         return found, any(followed for _, followed in copied)
 
     def _copy(
-        self, plan: LaunchPlan, host: HostFacts, nodes: list[int]
+        self, plan: LaunchPlan, host: HostFacts, index: int
     ) -> tuple[Mapping[str, NodeSeen], bool]:
-        with self._connect_as(plan).open(host.host) as session:
-            return copy_once(session, host, nodes, plan.run_id, Path(plan.run_dir))
+        with self._connect(plan).open(host.host) as session:
+            return copy_once(session, host, [index], plan.run_id, Path(plan.run_dir))
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``; a host that is not reached keeps what it has."""
 
-        def copy(item: tuple[HostFacts, list[int]]) -> None:
-            if self._answers(item[0]):
+        def copy(item: tuple[HostFacts, int]) -> None:
+            if self._answers(item[1]):
                 with contextlib.suppress(TargetError):
                     self._copy(plan, *item)
 
-        self._connect_as(plan).each(copy, by_host(plan).values())
+        self._connect(plan).each(copy, nodes.hosts_of(plan))
 
-    def _answers(self, host: HostFacts) -> bool:
+    def _answers(self, index: int) -> bool:
         """False for a host known to be silent: do not wait for it again."""
-        line = self._lines.get(host.host.name)
+        line = self._lines.get(index)
         return line is None or line.silent_s() < LOST_AFTER_S / 2
 
     # -- end --------------------------------------------------------------------------------------
@@ -318,14 +301,17 @@ class HostsTarget(Target):
         if (plan := self._plan_of(run_id)) is not None:
             self._late.drop()
             try:
-                self._end(plan, None, grace_s, remove=True)
+                self._end(plan, None, grace_s)
             finally:
-                self._close_lines()
+                if self._beats is not None:
+                    self._beats.set()
+                self._connect().each(lambda line: line.close(), self._lines.values())
+                self._lines, self._beats = {}, None
 
     def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
         self._late.drop(set(only))
         if (plan := self._plan_of(run_id)) is not None:
-            self._end(plan, only, grace_s, remove=False)
+            self._end(plan, only, grace_s)
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)
@@ -335,43 +321,34 @@ class HostsTarget(Target):
         own = self._submitted
         return own if own is not None and own.run_id == run_id else None
 
-    def _end(
-        self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float, *, remove: bool
-    ) -> None:
-        ssh = self._connect_as(plan)
+    def _end(self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float) -> None:
+        """Ends ``only`` these nodes, or the run, whose files are then brought here."""
+        ssh = self._connect(plan)
         unreached: list[str] = []
 
-        def end(item: tuple[HostFacts, list[int]]) -> None:
-            host, indices = item
-            chosen = [i for i in indices if only is None or i in only]
-            if not chosen:
+        def end(item: tuple[HostFacts, int]) -> None:
+            host, index = item
+            if only is not None and index not in only:
                 return
             try:
-                if not self._answers(host):
-                    raise TargetError(f"{host.host.name}: it does not answer")
-                with (remove and self._free(host)) or ssh.open(host.host) as session:
-                    nodes = None if only is None else chosen
+                if not self._answers(index):
+                    raise TargetError(f"{host.name}: it does not answer")
+                line = self._lines.get(index) if only is None else None
+                with (line and line.free()) or ssh.open(host.host) as session:
+                    if only is not None:
+                        nodes.end_on(session, plan, host, [index], grace_s, tell_launcher=False)
+                        return
                     # One elsewhere that follows the run would only start its nodes anew.
-                    foreign = remove and not self._lines
-                    end_on(session, plan, host, nodes, grace_s, tell_launcher=foreign)
-                    if remove:
-                        copy_once(session, host, indices, plan.run_id, Path(plan.run_dir))
-                        self.notes += remove_on(session, plan, host)
+                    foreign = not self._lines
+                    nodes.end_on(session, plan, host, None, grace_s, tell_launcher=foreign)
+                    copy_once(session, host, [index], plan.run_id, Path(plan.run_dir))
+                    self.notes += nodes.remove_on(session, plan, host)
             except TargetError as error:
                 unreached.append(error.what)
 
-        ssh.each(end, by_host(plan).values())
+        ssh.each(end, nodes.hosts_of(plan))
         if unreached and (plan.detached or not self._lines):
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
-
-    def _free(self, host: HostFacts) -> Session | None:
-        return line.free() if (line := self._lines.get(host.host.name)) else None
-
-    def _close_lines(self) -> None:
-        if self._pulse is not None:
-            self._pulse.close()
-        self._connect().each(lambda line: line.close(), self._lines.values())
-        self._lines, self._pulse = {}, None
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         """Runs of this machine's run folders; none while one is followed: leases end all others."""

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import TargetError
-from launcher.targets.kubernetes.config import (
+from launcher.targets.kubernetes.kubeconfig import (
     MALFORMED,
     config_files,
     official_client,
     open_client,
     parse_warning,
 )
-from launcher.targets.kubernetes.job_news import find_fix
 
 Object = dict[str, Any]
 
@@ -30,7 +29,9 @@ REQUEST_LIMIT_S = 30.0
 STREAM_SILENCE_S = 330.0
 """Longer than an API server lets a watch live without an event."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-FIELD_MANAGER = "launcher"
+FORBIDDEN, NOT_FOUND = 403, 404
+WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
+DRY_RUN = {"dryRun": "All"}
 IN_CLUSTER = "in-cluster"
 """The name of the context of a pod that has no kubeconfig."""
 PLURALS = {
@@ -61,12 +62,17 @@ OPERATORS = {
 
 
 class ApiError(TargetError):
-    """The API server refused a request; ``status`` is HTTP's, ``reason`` its own word."""
+    """The API server refused a request; ``status`` is HTTP's.
 
-    def __init__(self, what: str, hint: str, *, status: int, reason: str) -> None:
+    ``is_kind_missing``: it does not know the kind of the object, rather than its name.
+    """
+
+    def __init__(
+        self, what: str, hint: str = "", *, status: int, is_kind_missing: bool = False
+    ) -> None:
         super().__init__(what, hint)
         self.status = status
-        self.reason = reason
+        self.is_kind_missing = is_kind_missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +119,14 @@ class Cluster:
         """The namespace given, else the context's own, else ``default``."""
         if self._namespace:
             return self._namespace
-        if self._in_cluster:
-            return _namespace_inside()
-        return str(self._read_context().get("namespace") or "default")
+        if not self._in_cluster:
+            return str(self._active()["context"].get("namespace") or "default")
+        # As client-go's inClusterClientConfig.Namespace.
+        if named := os.environ.get("POD_NAMESPACE"):
+            return named
+        with contextlib.suppress(OSError):
+            return NAMESPACE_FILE.read_text().strip() or "default"
+        return "default"
 
     @property
     def context(self) -> str:
@@ -126,10 +137,6 @@ class Cluster:
     def skips_verification(self) -> bool:
         """Whether the context tells clients not to look at the server's certificate."""
         return not self._client.configuration.verify_ssl
-
-    def _read_context(self) -> Object:
-        found: Object = self._active()["context"]
-        return found
 
     def _active(self) -> Object:
         _, config = official_client()
@@ -148,32 +155,29 @@ class Cluster:
 
     def create(self, item: Object, *, dry_run: bool = False) -> Object:
         """Creates an object; ``dry_run`` has the server admit it and forget it."""
-        place = ObjectPlace.of(item)
-        query = {"dryRun": "All"} if dry_run else {}
-        query |= {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        place, query = ObjectPlace.of(item), (DRY_RUN if dry_run else {}) | WRITTEN
         return self._call("POST", self._path(place, named=False), query, item, place=place)
 
     def apply(self, item: Object, *, dry_run: bool = False) -> Object:
         """Server-side apply: makes the object or brings it to what is given."""
         place = ObjectPlace.of(item)
-        query = {"dryRun": "All"} if dry_run else {}
-        query |= {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"}
-        headers = {"Content-Type": "application/apply-patch+yaml"}
-        return self._call("PATCH", self._path(place), query, item, headers=headers, place=place)
+        query = (DRY_RUN if dry_run else {}) | WRITTEN | {"force": "true"}
+        content = "application/apply-patch+yaml"
+        return self._call("PATCH", self._path(place), query, item, content=content, place=place)
 
     def read(self, place: ObjectPlace) -> Object | None:
         """An object; None where there is none of that name."""
         try:
             return self._call("GET", self._path(place), place=place)
         except ApiError as error:
-            if error.status == 404 and not is_kind_missing(error):
+            if error.status == NOT_FOUND and not error.is_kind_missing:
                 return None
             raise
 
     def merge(self, place: ObjectPlace, patch: Object) -> Object:
         """Changes some fields of an object."""
-        headers = {"Content-Type": "application/merge-patch+json"}
-        return self._call("PATCH", self._path(place), {}, patch, headers=headers, place=place)
+        content = "application/merge-patch+json"
+        return self._call("PATCH", self._path(place), {}, patch, content=content, place=place)
 
     def delete(self, place: ObjectPlace) -> None:
         """Deletes an object and, in the background, what it owns. Gone already is no error."""
@@ -181,7 +185,7 @@ class Cluster:
         try:
             self._call("DELETE", self._path(place), {}, body, place=place)
         except ApiError as error:
-            if error.status != 404:
+            if error.status != NOT_FOUND:
                 raise
 
     def list_objects(
@@ -199,7 +203,7 @@ class Cluster:
         try:
             return self._call("GET", path)
         except ApiError as error:
-            if error.status == 404:
+            if error.status == NOT_FOUND:
                 return None
             raise
 
@@ -244,39 +248,32 @@ class Cluster:
             if event["type"] == "ERROR":
                 status = event["object"]
                 what = f"the watch ended: {status.get('message')}"
-                code, reason = int(status.get("code", 500)), status.get("reason", "")
-                raise ApiError(what, "", status=code, reason=reason)
+                raise ApiError(what, status=int(status.get("code", 500)))
             yield event
 
     def read_log(self, pod: str, query: Mapping[str, str]) -> Iterator[bytes]:
         """A container's log in chunks, as ``query`` asks (``follow``, ``sinceTime``, ...)."""
         path = f"{self._path(ObjectPlace(api_version='v1', kind='Pod', name=pod))}/log"
-        with api_errors("read a log", self), self._open(path, query) as response:
-            yield from response.stream(64 * 1024, decode_content=True)
+        with self._open(path, query, "read a log") as chunks:
+            yield from chunks
 
     def _stream_lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
         rest = b""
-        with api_errors("watch", self), self._open(path, query) as response:
-            for chunk in response.stream(64 * 1024, decode_content=True):
+        with self._open(path, query, "watch") as chunks:
+            for chunk in chunks:
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from (line for line in lines if line.strip())
 
     @contextlib.contextmanager
-    def _open(self, path: str, query: Mapping[str, str]) -> Iterator[Any]:
-        response = self._client.call_api(
-            path,
-            "GET",
-            query_params=list(query.items()),
-            header_params={"Accept": "*/*"},
-            auth_settings=["BearerToken"],
-            _preload_content=False,
-            _return_http_data_only=True,
-            _request_timeout=(REQUEST_LIMIT_S, STREAM_SILENCE_S),
-        )
-        try:
-            yield response
-        finally:
-            response.close()
+    def _open(self, path: str, query: Mapping[str, str], doing: str) -> Iterator[Iterator[bytes]]:
+        """A stream of bytes, which is closed at the end."""
+        with api_errors(doing, self):
+            limits = (REQUEST_LIMIT_S, STREAM_SILENCE_S)
+            response = self._request("GET", path, query, {"Accept": "*/*"}, limits)
+            try:
+                yield response.stream(64 * 1024, decode_content=True)
+            finally:
+                response.close()
 
     def _path(self, place: ObjectPlace, *, named: bool = True) -> str:
         root = "/apis" if "/" in place.api_version else "/api"
@@ -291,28 +288,16 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         *,
-        headers: Mapping[str, str] | None = None,
+        content: str = "application/json",
         place: ObjectPlace | None = None,
         limit_s: float = REQUEST_LIMIT_S,
     ) -> Object:
         doing = f"{method.lower()} {place.kind} {place.name}" if place else f"{method} {path}"
+        headers = {"Accept": "application/json", "Content-Type": content}
         with api_errors(doing.strip(), self, place):
-            response = self._client.call_api(
-                path,
-                method,
-                query_params=list((query or {}).items()),
-                header_params={
-                    "Accept": "application/json",
-                    "Content-Type": "application/json",
-                    **(headers or {}),
-                },
-                body=body,
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _return_http_data_only=True,
-                # A pair: the client silently takes a single number that is no int for none.
-                _request_timeout=(limit_s, limit_s),
-            )
+            # A pair: the client silently takes a single number that is no int for none.
+            limits = (limit_s, limit_s)
+            response = self._request(method, path, query or {}, headers, limits, body)
             for value in response.headers.getlist("Warning"):
                 text = parse_warning(value)
                 if text not in self.warnings:
@@ -320,14 +305,27 @@ class Cluster:
             found: Object = json.loads(response.data)
             return found
 
-
-def _namespace_inside() -> str:
-    """As client-go's ``inClusterClientConfig.Namespace``: POD_NAMESPACE, else the account's own."""
-    if named := os.environ.get("POD_NAMESPACE"):
-        return named
-    with contextlib.suppress(OSError):
-        return NAMESPACE_FILE.read_text().strip() or "default"
-    return "default"
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        limits: tuple[float, float],
+        body: Object | None = None,
+    ) -> Any:
+        """The client's response; ``limits`` are seconds to connect, and between two bytes."""
+        return self._client.call_api(
+            path,
+            method,
+            query_params=list(query.items()),
+            header_params=dict(headers),
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+            _request_timeout=limits,
+        )
 
 
 # -- errors -------------------------------------------------------------------------------------
@@ -359,34 +357,34 @@ def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | No
     with contextlib.suppress(ValueError, TypeError, AttributeError):
         body = json.loads(error.body)
         said, reason = body.get("message") or said, body.get("reason") or ""
-    missing = status == 404 and place is not None and place.kind in OPERATORS
-    if missing and (not reason or "could not find the requested resource" in said):
-        assert place is not None
+    is_unknown = not reason or "could not find the requested resource" in said
+    if status == NOT_FOUND and place is not None and place.kind in OPERATORS and is_unknown:
         what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
         hint = "--kind job needs no operator; docs/kubernetes.md says how to install one"
-        return ApiError(what, hint, status=status, reason=KIND_MISSING)
+        return ApiError(what, hint, status=status, is_kind_missing=True)
     what = f"the cluster of context {cluster.context} cannot {doing}: {said}"
-    return ApiError(what, _hint(status, said, cluster), status=status, reason=reason)
+    return ApiError(what, _hint(status, said, cluster.namespace), status=status)
 
 
-KIND_MISSING = "KindMissing"
-
-
-def is_kind_missing(error: ApiError) -> bool:
-    """Whether the server does not know the kind, rather than the name."""
-    return error.reason == KIND_MISSING
-
-
-def _hint(status: int, said: str, cluster: Cluster) -> str:
-    namespace = cluster.namespace
-    if status == 401:
-        return "log in again (kubectl get pods shows whether it works)"
-    if status == 403 and (fix := find_fix(said, namespace)):
-        return fix
-    if status == 403:
-        return f"kubectl auth can-i --list -n {namespace}; k8s/base/rbac.yaml grants what is needed"
-    if status == 404 and "namespaces" in said:
+def _hint(status: int, said: str, namespace: str) -> str:
+    if status == FORBIDDEN:
+        rights = (
+            f"kubectl auth can-i --list -n {namespace}; k8s/base/rbac.yaml grants what is needed"
+        )
+        return find_fix(said, namespace) or rights
+    if status == NOT_FOUND and "namespaces" in said:
         return f"kubectl create namespace {namespace}, or kubernetes.namespace of the job"
-    if status in (400, 422):
-        return "launcher check says what is wrong with a manifest"
+    hints = {401: "log in again (kubectl get pods shows whether it works)"}
+    hints |= dict.fromkeys((400, 422), "launcher check says what is wrong with a manifest")
+    return hints.get(status, "")
+
+
+def find_fix(message: str, namespace: str) -> str:
+    """The fix for a pod that the server refused; empty where none is known."""
+    if "exceeded quota" in message or "failed quota" in message:
+        return f"kubectl describe quota -n {namespace}; then resources: of the job"
+    if "PodSecurity" in message:
+        return f"take out of the job what it names, or kubectl describe namespace {namespace}"
+    if "LimitRange" in message or "per Container" in message or "per Pod" in message:
+        return f"kubectl describe limits -n {namespace}; then resources: of the job"
     return ""

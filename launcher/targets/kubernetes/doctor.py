@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
@@ -13,12 +13,17 @@ from launcher.doctor.references import Object, Reference, parse_references, pars
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id
 from launcher.targets.kubernetes import doctor_judge
-from launcher.targets.kubernetes.api import OPERATORS, PLURALS, ApiError, Cluster, ObjectPlace
-from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.api import (
+    FORBIDDEN,
+    OPERATORS,
+    PLURALS,
+    ApiError,
+    Cluster,
+    ObjectPlace,
+)
+from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
-from launcher.targets.kubernetes.render_pod import pods_of
 
-FORBIDDEN = 403
 LOOKED_AT = {"pods": ("get", "list", "watch"), "pods/log": ("get",)}
 """Rights that following any kind of run needs."""
 JOB_VERBS = ("get", "create", "patch", "delete")
@@ -58,8 +63,9 @@ class _Diagnosis:
     def __init__(self, cluster: Cluster, plan: LaunchPlan) -> None:
         self._cluster, self._plan, self._namespace = cluster, plan, cluster.namespace
         self._objects = render_manifest(plan).objects
-        self._template = parse_template(list(self._objects))
-        assert self._template is not None, "every kind renders pods"
+        template = parse_template(list(self._objects))
+        assert template is not None, "every kind renders pods"
+        self._pod = template
         self._least, self._most = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes
         self._refused: set[str] = set()
         """Kinds that the cluster does not have, or this user may not make."""
@@ -81,23 +87,22 @@ class _Diagnosis:
             ("pod", self._judge_pod),
         ):
             yield from self._asking(check, f"namespace {self._namespace}", work)
-        for loss in render_losses(pods_of(self._plan)):
-            yield warning(
-                "pod security", "job", loss, "take it out of the job where it is enforced"
-            )
+        fix = "take it out of the job where it is enforced"
+        for loss in render_losses(PodSettings.of(self._plan)):
+            yield warning("pod security", "job", loss, fix)
 
-    def _asking(self, check: str, where: str, work: Any) -> Iterator[Finding]:
+    def _asking(
+        self, check: str, where: str, work: Callable[[], Iterable[Finding]]
+    ) -> Iterator[Finding]:
         """The findings of one question; a missing right to look is only a warning."""
         try:
             yield from work()
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                yield failed(check, where, error.what, error.hint)
-                return
-            fix = "kubectl auth can-i --list shows your rights; an admin can call doctor as well"
-            yield warning(check, where, "you may not look at it", fix)
         except TargetError as error:
-            yield failed(check, where, error.what, error.hint)
+            if isinstance(error, ApiError) and error.status == FORBIDDEN:
+                fix = "kubectl auth can-i --list shows your rights; an admin can call doctor too"
+                yield warning(check, where, "you may not look at it", fix)
+            else:
+                yield failed(check, where, error.what, error.hint)
 
     def _judge_namespace(self) -> Iterator[Finding]:
         name = self._namespace
@@ -108,6 +113,7 @@ class _Diagnosis:
             yield ok("namespace", name, "is there")
 
     def _judge_kinds(self) -> Iterator[Finding]:
+        fix = "install it (docs/kubernetes.md has the line to type), or --set kubernetes.kind=job"
         for item in {item["kind"]: item for item in self._objects}.values():
             kind, version = item["kind"], item["apiVersion"]
             if self._cluster.has_kind(item):
@@ -115,9 +121,6 @@ class _Diagnosis:
                 continue
             self._refused.add(kind)
             brought = f", which {OPERATORS[kind]} brings" if kind in OPERATORS else ""
-            fix = (
-                "install it (docs/kubernetes.md has the line to type), or --set kubernetes.kind=job"
-            )
             yield failed("kind", kind, f"this cluster has no {version}{brought}", fix)
 
     def _judge_rights(self) -> Iterator[Finding]:
@@ -137,20 +140,18 @@ class _Diagnosis:
 
     def _judge_references(self) -> Iterator[Finding]:
         for reference in parse_references(self._objects):
+            judge = functools.partial(self._judge_reference, reference)
             where = f"{reference.kind} {reference.name}"
+            yield from self._asking(reference.use or reference.kind, where, judge)
 
-            def judged(reference: Reference = reference) -> Iterator[Finding]:
-                found = self._read(reference)
-                yield doctor_judge.judge_reference(reference, found, self._namespace, self._most)
-
-            yield from self._asking(reference.use or reference.kind, where, judged)
-
-    def _read(self, reference: Reference) -> Object | None:
+    def _judge_reference(self, reference: Reference) -> Iterator[Finding]:
         if reference.kind == "PriorityClass":
             path = f"/apis/scheduling.k8s.io/v1/priorityclasses/{reference.name}"
-            return self._cluster.look(path)
-        place = ObjectPlace(api_version="v1", kind=reference.kind, name=reference.name)
-        return self._cluster.read(place)
+            found = self._cluster.look(path)
+        else:
+            place = ObjectPlace(api_version="v1", kind=reference.kind, name=reference.name)
+            found = self._cluster.read(place)
+        yield doctor_judge.judge_reference(reference, found, self._namespace, self._most)
 
     def _judge_room(self) -> Iterator[Finding]:
         nodes = _items(self._cluster.look("/api/v1/nodes"))
@@ -164,36 +165,31 @@ class _Diagnosis:
         for limits in _items(self._cluster.list_objects("v1", "LimitRange", "")):
             yield from doctor_judge.judge_limits(limits, self._pod)
 
-    @property
-    def _pod(self) -> Object:
-        assert self._template is not None, "held in __init__"
-        return self._template
-
     def _judge_dry_run(self) -> Iterator[Finding]:
         """As ``submit`` does it, but every object is tried."""
         *_, job = self._objects
         if job["kind"] not in self._refused and self._cluster.read(ObjectPlace.of(job)) is not None:
             name = job["metadata"]["name"]
-            fix = (
-                f"kubectl delete {_resource(job)} {name} -n {self._namespace}; or --set name=OTHER"
-            )
-            yield failed("dry run", f"{job['kind']} {name}", "is there already", fix)
+            fix = f"kubectl delete {_resource(job)} {name} -n {self._namespace}"
+            where = f"{job['kind']} {name}"
+            yield failed("dry run", where, "is there already", f"{fix}; or --set name=OTHER")
             self._refused.add(job["kind"])
         for item in self._objects:
             if item["kind"] in self._refused:
                 continue
             where = f"{item['kind']} {item['metadata']['name']}"
+            dry_run = self._cluster.create if item is job else self._cluster.apply
+            yield self._try("dry run", where, dry_run, item)
 
-            try:
-                if item is job:
-                    self._cluster.create(item, dry_run=True)
-                else:
-                    self._cluster.apply(item, dry_run=True)
-            except ApiError as error:
-                # Also where it says 403: so do admission webhooks and quotas.
-                yield failed("dry run", where, error.what, error.hint)
-            else:
-                yield ok("dry run", where, "the server admits it")
+    def _try(
+        self, check: str, where: str, send: Callable[..., Object], item: Object, fix: str = ""
+    ) -> Finding:
+        """A dry run of one object; a 403 too is a failure: it may be a webhook's or a quota's."""
+        try:
+            send(item, dry_run=True)
+        except ApiError as error:
+            return failed(check, where, error.what, fix or error.hint)
+        return ok(check, where, "the server admits it")
 
     def _judge_pod(self) -> Iterator[Finding]:
         """Tries one of the job's pods: quotas, limits and Pod Security are checked only there."""
@@ -203,15 +199,9 @@ class _Diagnosis:
         metadata = {**self._pod.get("metadata", {}), "name": name}
         spec = {**self._pod["spec"], "restartPolicy": "Never"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        try:
-            self._cluster.create(pod, dry_run=True)
-        except ApiError as error:
-            fix = (
-                f"kubectl describe quota,limits,ns -n {self._namespace}; then resources: of the job"
-            )
-            yield failed("pod", "one of the job's", error.what, fix)
-        else:
-            yield ok("pod", "one of the job's", "the server admits it")
+        look = f"kubectl describe quota,limits,ns -n {self._namespace}"
+        fix = f"{look}; then resources: of the job"
+        yield self._try("pod", "one of the job's", self._cluster.create, pod, fix)
 
 
 def _items(found: Object | None) -> list[Object]:

@@ -101,7 +101,8 @@ def judge_nodes(nodes: Sequence[Object], template: Object, least: int, most: int
         if reason:
             why[reason] = why.get(reason, 0) + 1
         room, with_room = room + fits, with_room + bool(fits)
-    asked = ", ".join(_said(name, amount) for name, amount in wanted.items()) or "nothing special"
+    each = (f"{name} {render_amount(name, amount)}" for name, amount in wanted.items())
+    asked = ", ".join(each) or "nothing special"
     told = f"{with_room} of {len(nodes)} nodes have room for pods with {asked}"
     told += "".join(f"; {count} {reason}" for reason, count in why.items())
     fix = "kubectl describe nodes; lower resources: of the job, or set kubernetes.tolerations"
@@ -110,10 +111,6 @@ def judge_nodes(nodes: Sequence[Object], template: Object, least: int, most: int
     if room < most:
         return warning("nodes", "cluster", f"{told}; the job grows to {most} pods", fix)
     return ok("nodes", "cluster", told)
-
-
-def _said(name: str, amount: float) -> str:
-    return f"{name} {render_amount(name, amount)}"
 
 
 def render_amount(name: str, amount: float) -> str:
@@ -190,24 +187,17 @@ def _amount_of(key: str, template: Object) -> float | None:
     """What one pod takes of a quota's key; None for keys that are not about pods."""
     if key in ("pods", "count/pods"):
         return 1.0
-    which, _, resource = key.rpartition(".") if key.startswith("limits.") else ("", "", key)
-    if which:
-        return sum_resources(template, "limits").get(resource)
-    resource = key.removeprefix("requests.")
-    return sum_resources(template, "requests").get(resource)
+    which = "limits" if key.startswith("limits.") else "requests"
+    return sum_resources(template, which).get(key.removeprefix(f"{which}."))
 
 
 def judge_limits(limits: Object, template: Object) -> list[Finding]:
     """What of a LimitRange the job's pods break."""
     place = f"LimitRange {limits['metadata']['name']}"
-    broken = [
-        told
-        for item in limits["spec"].get("limits") or []
-        if item.get("type") in ("Container", "Pod")
-        for told in _broken(item, template)
-    ]
+    items = (i for i in limits["spec"].get("limits") or [] if i.get("type") in ("Container", "Pod"))
     fix = "change resources: of the job, or kubernetes.namespace"
-    return [failed("limits", place, told, fix) for told in broken] or [ok("limits", place, "kept")]
+    broken = [failed("limits", place, told, fix) for i in items for told in _broken(i, template)]
+    return broken or [ok("limits", place, "kept")]
 
 
 def _broken(item: Object, template: Object) -> Iterator[str]:

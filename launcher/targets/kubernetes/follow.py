@@ -1,4 +1,4 @@
-"""Keeps a run on a cluster going, whose controllers start and replace its pods: watch and tell."""
+"""Follows a run on a cluster, whose controllers start and replace its pods: watch and tell."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from launcher.contract.clock import Clock
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
+from launcher.follow.loop import fold
+from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.requests import count_nodes, is_to_be_kept, read_withdrawn
 from launcher.follow.target import RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.api import ApiError
-from launcher.targets.kubernetes.pod_notes import PodNotes, StartLimit, same_words
+from launcher.targets.kubernetes.api import FORBIDDEN, ApiError
+from launcher.targets.kubernetes.cluster_job import ClusterJob
+from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
+from launcher.targets.kubernetes.missing_pods import MissingPods
+from launcher.targets.kubernetes.plan import PodSettings
+from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
-    JobEnd,
     PodView,
     newest_of_each,
     reason_of_end,
 )
-from launcher.targets.kubernetes.render_pod import pods_of
-from launcher.targets.kubernetes.run_pods import ENDINGS_LIMIT_S
 from launcher.targets.kubernetes.target import KubernetesTarget
 
 POLL_S = 0.3
@@ -31,14 +34,7 @@ READ_END_S = 2.0
 """Between two looks at the job's object; its pods are watched."""
 RETRY_S = 1.0
 LEAST_TRIES_S = 5.0
-"""How long a job is tried to be ended where its grace is shorter."""
-MISSING_S = 3.0
-"""How long pods may be missing before the job's events are looked at."""
-NEWS_S = 10.0
-"""Between two looks at them where they have told nothing new for a while."""
-SILENT_S = 10.0
-"""How long there may be no pod and no word about it."""
-FORBIDDEN = 403
+"""How long the launcher tries to end a job whose grace is shorter."""
 
 
 class ClusterDriver:
@@ -51,20 +47,15 @@ class ClusterDriver:
     live: tuple[int, ...] = ()
 
     def __init__(
-        self,
-        run: RunFolder,
-        plan: LaunchPlan,
-        target: KubernetesTarget,
-        console: Console,
-        clock: Clock,
+        self, run: RunFolder, plan: LaunchPlan, job: ClusterJob, console: Console, clock: Clock
     ) -> None:
         self.plan = plan
-        self._run, self._target, self._console, self._clock = run, target, console, clock
-        self._pods = target.pods(plan)
-        limit_s = pods_of(plan).start_limit_s
-        self._notes = PodNotes(limit_s)
-        self._limit = StartLimit(limit_s, plan.nodes[0].min_nodes)
-        self._news = MissingPods(target, plan)
+        self._run, self._job, self._console, self._clock = run, job, console, clock
+        self._pods = job.pods
+        pods = PodSettings.of(plan)
+        self._progress = PodProgress(pods.start_limit_s)
+        self._limit = StartLimit(pods.start_limit_s, plan.nodes[0].min_nodes)
+        self._missing = MissingPods(job, pods.kind)
         self._next_look_at = float("-inf")
         self._ends_it = False
         """Whether to delete the job without a request: its result is final."""
@@ -88,33 +79,28 @@ class ClusterDriver:
             return RunEnd(reason=reason, detail=detail)
         if now < self._next_look_at:
             return None
-        if (end := self._read_end()) is not None:
+        end = None
+        with contextlib.suppress(TargetError):
+            end = self._job.read_end()
+        if end is not None:
             self._is_over = True
             self._ends_it = end.succeeded or end.word == DELETED
             reason, detail = reason_of_end(end, self._read_last_pods())
             return RunEnd(reason=reason, detail=detail)
-        for line in self._news.read(watch.pods(), self._wanted(), now):
+        planned = frozenset(node.node_index for node in self.plan.nodes)
+        wanted = planned - read_withdrawn(self._run, self.plan)
+        for line in self._missing.read(watch.pods(), wanted, now):
             self._console.note(line)
         self._next_look_at = self._clock.monotonic() + READ_END_S
         return None
-
-    def _wanted(self) -> frozenset[int]:
-        """Indices of the nodes that the run is meant to have."""
-        planned = frozenset(node.node_index for node in self.plan.nodes)
-        return planned - read_withdrawn(self._run, self.plan)
 
     def scale(self, nodes: int) -> None:
         """As ``Driver.scale``; where the cluster refuses, the run goes on as it is."""
         self._console.note(f"scaling to {count_nodes(nodes)}")
         try:
-            self._target.scale(self._run, self.plan, nodes)
+            self._job.scale(self._run, nodes)
         except LauncherError as error:
             self._console.note(f"not scaled: {error.what}")
-
-    def _read_end(self) -> JobEnd | None:
-        with contextlib.suppress(TargetError):
-            return self._target.read_end(self.plan)
-        return None
 
     def _read_last_pods(self) -> tuple[PodView, ...]:
         """Each node's last pod, also where a controller has deleted it since."""
@@ -133,11 +119,9 @@ class ClusterDriver:
         if not self._has_no_logs and (refusal := self._pods.refusal):
             self._has_no_logs = True
             self._console.note(f"no output is shown: {refusal.what}; {refusal.hint}")
-        for line in self._pods.find_losses():
-            if line not in self._losses:
-                self._losses.add(line)
-                self._console.note(line)
-        for line in self._notes.tell(self._pods.watch.pods()):
+        losses = [line for line in self._pods.find_losses() if line not in self._losses]
+        self._losses.update(losses)
+        for line in (*losses, *self._progress.tell(self._pods.watch.pods())):
             self._console.note(line)
 
     # -- the end ---------------------------------------------------------------------------------
@@ -145,22 +129,19 @@ class ClusterDriver:
     def end(self, why: RunEnd, *, asked: bool) -> None:
         """As ``Driver.end``: a failed job's object stays for kubectl describe."""
         try:
-            self._end(asked=asked)
+            if not asked:
+                self._collect()
+            if is_to_be_kept(self._run):
+                self._insist(self._job.suspend, keep=True)
+            elif self._ends_it or asked:
+                self._delete()
+            else:
+                run_id = self._run.run_id
+                self._console.note(f"kept for kubectl describe; launcher stop {run_id} removes it")
+            if asked:
+                self._collect()
         finally:
             self._tell()
-
-    def _end(self, *, asked: bool) -> None:
-        if not asked:
-            self._collect()
-        if is_to_be_kept(self._run):
-            self._insist(self._target.suspend_job, keep=True)
-        elif self._ends_it or asked:
-            self._delete()
-        else:
-            run_id = self._run.run_id
-            self._console.note(f"kept for kubectl describe; launcher stop {run_id} removes it")
-        if asked:
-            self._collect()
 
     def hurry(self) -> RunEnd | None:
         """Deletes the job at once."""
@@ -181,20 +162,20 @@ class ClusterDriver:
 
     def _delete(self) -> None:
         try:
-            self._insist(self._target.remove)
+            self._insist(self._job.remove)
         except TargetError as error:
             if not self._is_over:
                 raise
             self._console.note(f"the job has ended, but its object is left: {error.hint}")
             return
         try:
-            self._target.wait_gone(self.plan, self.plan.stop_grace_s)
+            self._job.wait_gone(self.plan.stop_grace_s)
         except TargetError as error:
             self._console.note(f"the job is deleted, but {error.what}; {error.hint}")
         except KeyboardInterrupt:
             self._console.note("the job is deleted; its pods end by themselves")
 
-    def _insist(self, end: Callable[[LaunchPlan], None], *, keep: bool = False) -> None:
+    def _insist(self, end: Callable[[], None], *, keep: bool = False) -> None:
         """Tries to end the job until the grace is over: a cluster may be away for a while.
 
         Raises ``TargetError`` with the command to type where the job runs on.
@@ -204,7 +185,7 @@ class ClusterDriver:
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 try:
-                    end(self.plan)
+                    end()
                     self._is_over = True
                     return
                 except TargetError as error:
@@ -220,38 +201,51 @@ class ClusterDriver:
         raise self._still_running(why, keep=keep)
 
     def _still_running(self, why: str, *, keep: bool = False) -> TargetError:
-        by_hand = self._target.render_by_hand(self.plan, keep=keep)
+        by_hand = self._job.render_by_hand(keep=keep)
         return TargetError(f"STILL RUNNING: {self._run.run_id}: {why}", by_hand)
 
 
-class MissingPods:
-    """Asks why pods are missing once they have been for a while, and tells each answer once."""
+# -- a run that no launcher follows --------------------------------------------------------------
 
-    def __init__(self, target: KubernetesTarget, plan: LaunchPlan) -> None:
-        self._target, self._plan = target, plan
-        self._since: float | None = None
-        self._next_at = float("-inf")
-        self._told: set[str] = set()
-        self._any_pod = False
 
-    def read(self, pods: tuple[PodView, ...], wanted: frozenset[int], now: float) -> Iterator[str]:
-        """New lines about nodes of ``wanted`` that have no pod; ``now`` is any steady clock's."""
-        present = {pod.node_index for pod in pods}
-        self._any_pod = self._any_pod or bool(present)
-        if wanted <= present:
-            self._since = None
-            return
-        if self._since is None:
-            self._since, self._next_at = now, now + MISSING_S
-        if now < self._next_at:
-            return
-        if now - self._since > SILENT_S:
-            self._next_at = now + NEWS_S
-        with contextlib.suppress(TargetError):
-            for line in self._target.read_news(self._plan):
-                if same_words(line) not in self._told:
-                    self._told.add(same_words(line))
-                    yield line
-            if not self._told and not self._any_pod and now - self._since >= SILENT_S:
-                self._told.add("")
-                yield self._target.tell_silence(self._plan)
+def find_end(run: RunFolder, job: ClusterJob) -> RunEnd | None:
+    """As ``Target.find_end``. The job's own object says it: pods may be away for a while.
+
+    None also while another process brings the last output: that process folds the run.
+    """
+    end = job.read_end()
+    if end is None or not job.pods.writes_output():
+        return None
+    reason, detail = reason_of_end(end, job.pods.read())
+    with contextlib.suppress(TargetError):
+        job.pods.collect()
+        if reason is Reason.COMPLETED and not run.is_borrowed:
+            job.remove()
+            job.wait_gone(0)
+    at = end.at if run.is_borrowed else None
+    return RunEnd(reason=reason, detail=detail or FOUND_LATER, at=at)
+
+
+def bring_output(
+    run: RunFolder, plan: LaunchPlan, target: KubernetesTarget, clock: Clock, *, follow: bool
+) -> Iterator[None]:
+    """As ``Target.bring_output``; with ``follow`` the run has its outcome in the end.
+
+    A cluster that stops answering is waited for; ``TargetError`` is raised by the first turn alone,
+    ``ApiError`` also where this user may not read logs.
+    """
+    pods = target.job(plan).pods
+    if not follow:
+        pods.read_logs()
+        return
+    pods.read()
+    next_look_at = float("-inf")
+    while run.read_outcome() is None:
+        pods.follow_logs()
+        if pods.refusal is not None:
+            raise pods.refusal
+        if clock.monotonic() >= next_look_at:
+            with contextlib.suppress(TargetError):
+                fold(run, target, clock.wall())
+            next_look_at = clock.monotonic() + READ_END_S
+        yield

@@ -71,9 +71,7 @@ class Cursor:
         "unable to retrieve container logs", with which a log ends that is no longer there.
         """
         stamp, _, text = line.partition(b" ")
-        if (at := _sortable(stamp)) is None:
-            return None
-        if at < self._last:
+        if (at := _sortable(stamp)) is None or at < self._last:
             return None
         if at == self._last:
             if self._to_skip:
@@ -154,9 +152,7 @@ class LogFollower:
                 self.refusal = None
             except ApiError as error:
                 self.refusal = error if error.status in REFUSED else None
-                if self.refusal and (fate.is_over or self._once):
-                    return
-                if (fate.is_over or self._once) and error.status in GONE:
+                if (fate.is_over or self._once) and error.status in (*REFUSED, *GONE):
                     return
             except TargetError:
                 pass

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any
 
 from launcher.contract.errors import name_exit_code
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
-from launcher.contract.worker_end import WorkerEnd
+from launcher.runs.node_outcomes import parse_node_outcome
 
 Object = Mapping[str, Any]
 
@@ -39,34 +37,30 @@ class Trouble(enum.Enum):
     DISRUPTED = "DisruptionTarget"
 
 
-WORDS: Mapping[str, Trouble] = MappingProxyType(
-    {
-        **{trouble.value: trouble for trouble in Trouble},
-        "ErrImagePull": Trouble.IMAGE,
-        "ErrImageNeverPull": Trouble.IMAGE,
-        "InvalidImageName": Trouble.IMAGE,
-        "RunContainerError": Trouble.START,
-        "StartError": Trouble.START,
-        "Preempting": Trouble.DISRUPTED,
-        "NodeLost": Trouble.DISRUPTED,
-    }
-)
+WORDS: Mapping[str, Trouble] = {
+    **{trouble.value: trouble for trouble in Trouble},
+    "ErrImagePull": Trouble.IMAGE,
+    "ErrImageNeverPull": Trouble.IMAGE,
+    "InvalidImageName": Trouble.IMAGE,
+    "RunContainerError": Trouble.START,
+    "StartError": Trouble.START,
+    "Preempting": Trouble.DISRUPTED,
+    "NodeLost": Trouble.DISRUPTED,
+}
 
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
 
-FIX: Mapping[Trouble, str] = MappingProxyType(
-    {
-        Trouble.UNSCHEDULABLE: "lower resources of the job, or kubectl describe nodes",
-        Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
-        Trouble.CONFIG: "create the Secret or ConfigMap that it names",
-        Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
-        Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
-        Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
-        Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
-        Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
-    }
-)
+FIX: Mapping[Trouble, str] = {
+    Trouble.UNSCHEDULABLE: "lower resources of the job, or kubectl describe nodes",
+    Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
+    Trouble.CONFIG: "create the Secret or ConfigMap that it names",
+    Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
+    Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
+    Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
+    Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
+    Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +80,8 @@ class PodView:
 
     ``node_index`` is None for an operator's own pods. ``restarts`` counts earlier containers of
     the same pod; ``exit_code`` is as a shell's. ``ending`` is the present container's,
-    ``ending_before`` the one's before it. Times are as Kubernetes writes them, empty where it has
-    not said.
+    ``ending_before`` the one's before it. ``conditions`` are times and words on its placement.
+    Times are as Kubernetes writes them, empty where it has not said.
     """
 
     name: str
@@ -103,9 +97,8 @@ class PodView:
     has_started: bool = False
     ending: Ending | None = None
     ending_before: Ending | None = None
-    machine: str = ""
-    scheduled: str = ""
     started: str = ""
+    conditions: tuple[tuple[str, str], ...] = ()
 
 
 def section(item: Object, *path: str) -> Object:
@@ -152,10 +145,26 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         has_started="running" in state or "terminated" in state or restarts > 0,
         ending=_ending(ended),
         ending_before=_ending(section(own, "lastState", "terminated")),
-        machine=spec.get("nodeName") or "",
-        scheduled=section(true_conditions(pod), "PodScheduled").get("lastTransitionTime") or "",
         started=(section(state, "running") or ended).get("startedAt") or "",
+        conditions=tuple(_conditions(pod)),
     )
+
+
+def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
+    """When a pod was placed, could not be, or was disrupted."""
+    machine = section(pod, "spec").get("nodeName") or "a node"
+    for found in section(pod, "status").get("conditions") or ():
+        said = found.get("message") or found.get("reason") or ""
+        words = {
+            (
+                "PodScheduled",
+                "True",
+            ): f"placed on {machine}",
+            ("PodScheduled", "False"): f"cannot be placed: {said}",
+            ("DisruptionTarget", "True"): f"disrupted: {said}",
+        }.get((found.get("type"), found.get("status")))
+        if words and (stamp := found.get("lastTransitionTime")):
+            yield stamp, words
 
 
 def _ending(ended: Object) -> Ending | None:
@@ -175,6 +184,26 @@ def seconds_of(stamp: str) -> float:
     with contextlib.suppress(ValueError):
         return datetime.fromisoformat(stamp).timestamp()
     return 0.0
+
+
+def event_time(event: Object) -> float:
+    """When an event was seen last, in seconds since the epoch; 0 where it does not say."""
+    stamps = (
+        section(event, "series").get("lastObservedTime"),
+        *(event.get(key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")),
+        section(event, "metadata").get("creationTimestamp"),
+    )
+    return next((seconds_of(stamp) for stamp in stamps if stamp), 0.0)
+
+
+def message_of(event: Object) -> str:
+    """An event's message on one line."""
+    return " ".join((event.get("message") or "").split())
+
+
+def sort_pods(pods: Iterable[PodView]) -> list[PodView]:
+    """Oldest first."""
+    return sorted(pods, key=lambda pod: (pod.created, pod.name))
 
 
 def newest_of_each(pods: Iterable[PodView]) -> dict[int, PodView]:
@@ -216,15 +245,6 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     return None, ended.get("message", "").strip()
 
 
-def parse_outcome(message: str) -> dict[str, Any] | None:
-    """The agent's outcome that a termination message holds; None for any other message."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(message)
-        if isinstance(found, dict) and "reason" in found:
-            return found
-    return None
-
-
 # -- the job itself -----------------------------------------------------------------------------
 
 GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
@@ -236,33 +256,30 @@ DELETED = "Deleted"
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnd:
-    """How a job's object says that it has ended; ``word`` is the controller's reason."""
+    """How a job's object says that it has ended; ``word`` is the controller's reason.
+
+    ``at`` is in seconds since the epoch; None where it does not say.
+    """
 
     succeeded: bool
     word: str
     message: str
+    at: float | None = None
 
 
 def parse_job_end(item: Object) -> JobEnd | None:
     """The end that a job's conditions tell; None while it goes on."""
-    for kind, condition in _ends(item):
-        return JobEnd(
-            succeeded=kind in GOOD_ENDS,
-            word=condition.get("reason", ""),
-            message=condition.get("message", ""),
-        )
-    return None
-
-
-def parse_ended_at(item: Object) -> float | None:
-    """When a job's conditions say that it ended, in seconds since the epoch."""
-    stamps = (condition.get("lastTransitionTime") for _, condition in _ends(item))
-    return next((seconds_of(stamp) for stamp in stamps if stamp), None)
-
-
-def _ends(item: Object) -> Iterator[tuple[str, Object]]:
     found = true_conditions(item)
-    return ((kind, found[kind]) for kind in (*BAD_ENDS, *GOOD_ENDS) if kind in found)
+    for kind in (*BAD_ENDS, *GOOD_ENDS):
+        if (condition := found.get(kind)) is not None:
+            stamp = condition.get("lastTransitionTime")
+            return JobEnd(
+                succeeded=kind in GOOD_ENDS,
+                word=condition.get("reason", ""),
+                message=condition.get("message", ""),
+                at=seconds_of(stamp) if stamp else None,
+            )
+    return None
 
 
 def is_suspended(item: Object) -> bool:
@@ -281,12 +298,11 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
     for pod in failed:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {FIX[Trouble.OUT_OF_MEMORY]}"
-    if failed and failed[0].trouble is Trouble.START:
-        return Reason.BAD_INPUT, describe_trouble(failed[0])
-    if failed:
-        last = last_words(failed[0].message)
-        last = last or f"ended with exit code {name_exit_code(failed[0].exit_code)}"
-        return reason_of_exit_code(failed[0].exit_code or 0), f"{failed[0].name}: {last}"
+    for pod in failed[:1]:
+        if pod.trouble is Trouble.START:
+            return Reason.BAD_INPUT, describe_trouble(pod)
+        last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
+        return reason_of_exit_code(pod.exit_code or 0), f"{pod.name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word
@@ -294,24 +310,28 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
 
 def sort_failures(pods: Iterable[PodView]) -> list[PodView]:
     """The pods that have failed; the one that says why comes first."""
-    return sorted((p for p in pods if p.exit_code not in (None, 0)), key=_order_of_failure)
+    failed = (pod for pod in pods if pod.exit_code)
+    return sorted(
+        failed,
+        key=lambda pod: order_of_failure(pod.exit_code or 0, pod.message, pod.ending, pod.trouble),
+    )
 
 
 def last_words(message: str) -> str:
     """A termination message on one line; empty where it says nothing."""
-    outcome = parse_outcome(message)
-    said = str(outcome.get("detail", "")) if outcome else message
+    outcome = parse_node_outcome(message)
+    said = outcome.detail if outcome else message
     return " ".join(said.splitlines()[-1:])
 
 
-def _order_of_failure(pod: PodView) -> tuple[bool, bool, float]:
+def order_of_failure(
+    exit_code: int, message: str, ending: Ending | None, trouble: Trouble | None = None
+) -> tuple[bool, bool, float]:
     """Permanent failures first; causes before the failures that followed them; then by time."""
-    is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and pod.trouble is not Trouble.START
-    first: Any = (parse_outcome(pod.message) or {}).get("first")
-    with contextlib.suppress(TypeError, ValueError):
-        end = WorkerEnd(**first)
-        return is_worth_a_retry, end.is_collateral, float(end.at)
-    finished = seconds_of(pod.ending.finished) if pod.ending else 0.0
+    is_worth_a_retry = exit_code >= RETRY_FROM and trouble is not Trouble.START
+    if (outcome := parse_node_outcome(message)) and (first := outcome.first):
+        return is_worth_a_retry, first.is_collateral, first.at
+    finished = seconds_of(ending.finished) if ending else 0.0
     return is_worth_a_retry, False, finished or float("inf")
 
 

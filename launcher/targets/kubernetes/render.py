@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.pods import PodSettings
+from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
-from launcher.targets.kubernetes.render_pod import Object, has_own_agent, pods_of
+from launcher.targets.kubernetes.render_pod import Object, has_own_agent
 
 CONTROLLERS = {
     "pytorchjob": "Kubeflow's training operator (v1.9)",
@@ -25,39 +26,54 @@ WIDTH = 88
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedManifest:
-    """Objects in the order in which they are applied; ``opening`` says what they need."""
+    """An ``Artifact``: objects in the order in which they are applied.
+
+    ``opening`` says in the manifest what they need.
+    """
 
     opening: tuple[str, ...]
     objects: tuple[Object, ...]
+    namespace: str
 
     def yaml(self) -> str:
         """The text of a file for ``kubectl apply``."""
         comment = "".join(f"# {line}".rstrip() + "\n" for line in self.opening)
         return comment + "---\n".join(_dump(one) for one in self.objects)
 
+    def shell(self, *, embed: bool = False) -> str:
+        """A script that applies the manifest; its plan says whether the agent is in it."""
+        return f"#!/bin/sh\nkubectl apply -n {self.namespace} -f - <<'EOF'\n{self.yaml()}EOF\n"
+
+    def shell_to_join(self) -> str:
+        """Raises ``InputError``: a cluster's controllers start its nodes."""
+        raise InputError("nodes of a cluster are not started by hand", "launcher scale RUN N")
+
 
 def render_manifest(
     plan: LaunchPlan, *, made_by: str = "launcher render", file: str = "FILE"
 ) -> RenderedManifest:
     """The plan's objects. ``made_by`` and ``file`` are for the opening comment."""
-    objects = RENDERERS[pods_of(plan).kind](plan)
-    return RenderedManifest(opening=tuple(_opening(plan, made_by, file)), objects=objects)
+    pods = PodSettings.of(plan)
+    return RenderedManifest(
+        opening=tuple(_opening(plan, made_by, file)),
+        objects=RENDERERS[pods.kind](plan),
+        namespace=pods.namespace or "default",
+    )
 
 
 def render_losses(pods: PodSettings) -> tuple[str, ...]:
     """Why Pod Security ``restricted`` does not admit the pods, in a line for each cause."""
-    why = []
-    if pods.waits_for_master:
-        why.append("the operator's init container of Master jobs")
-    if pods.host_network:
-        why.append("kubernetes.host_network")
-    if pods.rdma_devices:
-        why.append("resources.rdma, which needs the right to lock memory")
-    return tuple(f"not admissible under Pod Security restricted: {one}" for one in why)
+    causes = {
+        "the operator's init container of Master jobs": pods.waits_for_master,
+        "kubernetes.host_network": pods.host_network,
+        "resources.rdma, which needs the right to lock memory": pods.rdma_devices,
+    }
+    found = (cause for cause, holds in causes.items() if holds)
+    return tuple(f"not admissible under Pod Security restricted: {cause}" for cause in found)
 
 
 def _opening(plan: LaunchPlan, made_by: str, file: str) -> list[str]:
-    pods, node = pods_of(plan), plan.nodes[0]
+    pods, node = PodSettings.of(plan), plan.nodes[0]
     nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
     of_job = f"{f' -n {pods.namespace}' if pods.namespace else ''} -l launcher.job={plan.job_name}"
     return [
@@ -81,20 +97,17 @@ def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
     names = dict.fromkeys(claim.name for claim in claims if claim is not None)
     secrets = ", ".join(plan.nodes[0].secrets)
     modes = "ReadWriteMany" if len(plan.nodes) > 1 else "ReadWriteOnce"
+    agent = f"the node agent {read_agent_version()}"
+    inside = f"Python and torch; {agent} is in the ConfigMap below"
+    if has_own_agent(plan):
+        inside = f"{agent}, which each pod checks (render --embed: in here instead)"
     return [
         CONTROLLERS[pods.kind],
         f"the image {plan.image}, which the nodes hold or can pull",
-        f"in it {_inside_image(plan)}",
+        f"in it {inside}",
         *(f"the PersistentVolumeClaim {name} ({modes})" for name in names),
         *([f"the Secret {pods.secret} with {secrets}"] if secrets else []),
     ]
-
-
-def _inside_image(plan: LaunchPlan) -> str:
-    version = read_agent_version()
-    if has_own_agent(plan):
-        return f"the node agent {version}, which each pod checks (render --embed: in here instead)"
-    return f"Python and torch; the node agent {version} is in the ConfigMap below"
 
 
 def _notes(plan: LaunchPlan, pods: PodSettings) -> list[str]:

@@ -13,10 +13,10 @@ from launcher.contract.errors import ExitCode
 from launcher.contract.node_plan import Elastic
 from launcher.contract.reasons import RETRY_FROM
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_pod import (
     Object,
     given,
-    pods_of,
     render_config_map,
     render_metadata,
     render_template,
@@ -29,14 +29,14 @@ NODE = "node"
 """The container of all other kinds; the trainer injects its variables into it."""
 TRAINER = "trainer.kubeflow.org"
 NOT_STARTED = (126, 127, 128)
-"""What a shell or a container's runtime says of a program that it cannot start; 128 is the
-kubelet's for StartError, and no signal's."""
+"""Exit codes for a program that a shell or the container runtime cannot start; 128 is the kubelet's
+for StartError."""
 LOSSES_PER_NODE = 3
-"""How many pods may fail for each node of the job, whose cause is worth a retry."""
+"""How many pods may fail for each node of the job, for causes that are worth a retry."""
 
 SCHEDULER_NAMES = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 WAIT_LIMIT_S = 300
-"""How long a gang holds what it has got already."""
+"""How long a gang holds the pods that were placed, while it waits for the others."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_MIN = "kueue.x-k8s.io/job-min-parallelism"
 KUEUE_EQUAL = "kueue.x-k8s.io/job-completions-equal-parallelism"
@@ -54,7 +54,7 @@ def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Obje
 
 def render_pytorchjob(plan: LaunchPlan) -> tuple[Object, ...]:
     """The agent's ConfigMap, and the job: Workers alone, or Master and Workers where static."""
-    is_static, others = pods_of(plan).has_master, len(plan.nodes) - 1
+    is_static, others = PodSettings.of(plan).has_master, len(plan.nodes) - 1
     if is_static:
         # Containers restart in place. The operator refuses 0 replicas.
         replicas = {"Master": _replica(plan, 1, "OnFailure")}
@@ -93,7 +93,7 @@ def _elastic_policy(plan: LaunchPlan) -> Object:
 
 def _run_policy(plan: LaunchPlan) -> Object:
     """Pods that still run when the job has ended are removed, or they would keep their GPUs."""
-    pods, node = pods_of(plan), plan.nodes[0]
+    pods, node = PodSettings.of(plan), plan.nodes[0]
     policy: Object = {"cleanPodPolicy": "Running"}
     if pods.has_master:
         # One failure restarts the containers of all pods, and the operator counts each of them.
@@ -113,7 +113,7 @@ def _run_policy(plan: LaunchPlan) -> Object:
 
 def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     """The agent's ConfigMap, the runtime that holds the pod, and the TrainJob that names it."""
-    pods, api = pods_of(plan), f"{TRAINER}/v1alpha1"
+    pods, api = PodSettings.of(plan), f"{TRAINER}/v1alpha1"
     nodes, workers = len(plan.nodes), plan.nodes[0].nproc_per_node
     policies = {"volcano": {}, "coscheduling": {"scheduleTimeoutSeconds": WAIT_LIMIT_S}}
     gang = {name: policy for name, policy in policies.items() if name == pods.gang}
@@ -170,7 +170,8 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
     }
     spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": plan.nodes[0].max_restarts, "rules": [permanent]},
+        # Restarts of lost pods: the agents count the workers' own, and end with permanent codes.
+        "failurePolicy": {"maxRestarts": LOSSES_PER_NODE * len(plan.nodes), "rules": [permanent]},
         "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
     }
     jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", _gang_metadata(plan), spec)
@@ -229,7 +230,7 @@ def _failure_policy(*, replaces: bool) -> Object:
 
 def _gang_metadata(plan: LaunchPlan, *, may_shrink: bool = False) -> Object:
     """Metadata of the object that Kueue admits; ``may_shrink``: it may start with MIN pods."""
-    pods, metadata = pods_of(plan), render_metadata(plan)
+    pods, metadata = PodSettings.of(plan), render_metadata(plan)
     if pods.gang == "kueue":
         metadata["labels"] = {**metadata["labels"], KUEUE_QUEUE: pods.queue}
         if may_shrink and plan.is_elastic:
@@ -240,7 +241,7 @@ def _gang_metadata(plan: LaunchPlan, *, may_shrink: bool = False) -> Object:
 
 def _pod_group(plan: LaunchPlan) -> list[Object]:
     """The PodGroup of pods that no operator makes one for."""
-    pods = pods_of(plan)
+    pods = PodSettings.of(plan)
     spec: Object = {"minMember": plan.nodes[0].min_nodes}
     if pods.gang == "volcano":
         api = "scheduling.volcano.sh/v1beta1"
@@ -255,7 +256,7 @@ def _pod_group(plan: LaunchPlan) -> list[Object]:
 
 def _in_gang(plan: LaunchPlan, template: Object, *, own_group: bool) -> Object:
     """The pod template under its gang's scheduler; ``own_group``: in ``_pod_group``'s."""
-    gang = pods_of(plan).gang
+    gang = PodSettings.of(plan).gang
     if gang not in SCHEDULER_NAMES:
         return template
     metadata = dict(template["metadata"])

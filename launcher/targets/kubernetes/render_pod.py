@@ -16,8 +16,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.agent_files import OTHER_AGENT_FIX
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.plan import render_kept_plan
-from launcher.targets.kubernetes.pods import PodSettings
+from launcher.targets.kubernetes.plan import PodSettings, render_kept_plan
 
 Object = dict[str, Any]
 
@@ -42,11 +41,6 @@ exit 2
 """What a pod starts whose image holds the agent. No ``$(``, which Kubernetes replaces."""
 
 
-def pods_of(plan: LaunchPlan) -> PodSettings:
-    """The plan's pod settings; a plan for Kubernetes has them."""
-    return PodSettings.of(plan)
-
-
 def given(**fields: Any) -> Object:
     """The fields that have a value."""
     return {name: value for name, value in fields.items() if value}
@@ -54,7 +48,7 @@ def given(**fields: Any) -> Object:
 
 def render_metadata(plan: LaunchPlan, name: str | None = None) -> Object:
     """Name, namespace and labels of one of the job's objects."""
-    own = given(name=name or plan.job_name, namespace=pods_of(plan).namespace)
+    own = given(name=name or plan.job_name, namespace=PodSettings.of(plan).namespace)
     return {**own, "labels": render_labels(plan)}
 
 
@@ -125,7 +119,7 @@ def told_by_hand(plan: LaunchPlan) -> Env:
 
 
 def _render_pod(plan: LaunchPlan, container: str, env: Env) -> Object:
-    pods = pods_of(plan)
+    pods = PodSettings.of(plan)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -226,10 +220,9 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
 
 
 def _probes(pods: PodSettings) -> Object:
-    """Of life alone. A readiness probe would hide the pods' names until the nodes have met, and
-    they meet by these names.
+    """No readiness probe: it would hide the pods' names, by which the nodes meet.
 
-    An agent that waits for others counts as healthy: no probe ends a rendezvous.
+    An agent that waits for others counts as healthy, so no probe ends a rendezvous.
     """
     if pods.probe_port is None:
         return {}

@@ -149,7 +149,7 @@ class KubernetesRoom(Room):
     def _borrow(self, arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
         """A folder of the run that lasts as long as the command."""
         from launcher.runs.folder import RunFolder
-        from launcher.targets.kubernetes.adopt import adopt_run, find_on_cluster
+        from launcher.targets.kubernetes.find_runs import borrow_run, find_on_cluster
 
         there = _cluster_of(arguments)
         if (found := find_on_cluster(there, name)) is None:
@@ -157,13 +157,13 @@ class KubernetesRoom(Room):
         if (run_root / found.run_id / protocol.PLAN_FILE).is_file():
             return RunFolder(run_root / found.run_id)
         folder = tempfile.TemporaryDirectory(prefix="launcher-run-", ignore_cleanup_errors=True)
-        return adopt_run(there, found, Path(arguments.until_end.enter_context(folder)))
+        return borrow_run(there, found, Path(arguments.until_end.enter_context(folder)))
 
     def list_runs(
         self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
     ) -> list[ListedRun]:
         from launcher.contract.clock import SystemClock
-        from launcher.targets.kubernetes.listing import list_cluster_runs
+        from launcher.targets.kubernetes.find_runs import list_cluster_runs
 
         now, there = SystemClock().wall(), _cluster_of(arguments)
         rows, notes = list_cluster_runs(run_root, there, now, everything=everything)
@@ -191,8 +191,9 @@ def move_run(run: RunFolder, context: str | None, namespace: str | None) -> None
     For a context that was renamed, or another kubeconfig. Raises ``InputError`` where the run is
     on no cluster or not there, ``TargetError`` where the cluster does not answer.
     """
+    from launcher.contract.clock import SystemClock
     from launcher.targets.kubernetes.api import Cluster
-    from launcher.targets.kubernetes.target import KubernetesTarget, read_cluster, write_cluster
+    from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster, write_cluster
 
     plan = run.read_plan()
     option = f"--context {context}" if context else f"--namespace {namespace}"
@@ -204,7 +205,7 @@ def move_run(run: RunFolder, context: str | None, namespace: str | None) -> None
     if known is not None and new == old:
         return
     there = Cluster(context=new[0], namespace=new[1])
-    if KubernetesTarget(run.path.parent, there).read_job(plan) is None:
+    if ClusterJob(there, plan, SystemClock()).read() is None:
         raise InputError(
             f"{run.run_id} is not in namespace {there.namespace} of context {there.context}",
             f"leave {option} out: the run knows where it was submitted to",

@@ -8,7 +8,7 @@ import time
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
 from launcher.targets.kubernetes.api import ApiError, Cluster, Object
-from launcher.targets.kubernetes.pod_states import PodView, parse_pod
+from launcher.targets.kubernetes.pod_states import PodView, parse_pod, sort_pods
 
 WATCH_S = 240
 RETRY_S = 1.0
@@ -44,25 +44,22 @@ class PodWatch:
     def pods(self) -> tuple[PodView, ...]:
         """Pods that are there, oldest first."""
         with self._lock:
-            there = [pod for uid, pod in self._pods.items() if uid not in self._gone]
-        return tuple(sorted(there, key=lambda pod: (pod.created, pod.name)))
+            gone = set(self._gone)
+        return tuple(pod for pod in self.seen() if pod.uid not in gone)
 
     def seen(self) -> tuple[PodView, ...]:
         """Pods that are there and those that are gone, as they were last, oldest first."""
         with self._lock:
             found = list(self._pods.values())
-        return tuple(sorted(found, key=lambda pod: (pod.created, pod.name)))
+        return tuple(sort_pods(found))
 
     def wait_endings(self, limit_s: float) -> None:
         """Waits until the watch has told the last state of pods that a list no longer has."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and self.error is None:
             with self._lock:
-                late = [
-                    uid
-                    for uid in self._gone - self._deleted
-                    if self._pods[uid].state is not NodeState.EXITED
-                ]
+                untold = self._gone - self._deleted
+                late = any(self._pods[uid].state is not NodeState.EXITED for uid in untold)
             if not late or not self._thread.is_alive():
                 return
             self._stopped.wait(0.05)
@@ -87,20 +84,18 @@ class PodWatch:
                     version = self._take(event) or version
                     if self._stopped.is_set():
                         return
-            except ApiError as error:
-                if error.status == EXPIRED:
+            except TargetError as error:
+                if isinstance(error, ApiError) and error.status == EXPIRED:
                     version = ""
                     continue
                 self.error = error
-                self._stopped.wait(RETRY_S)
-            except TargetError as error:
-                self.error = error
-                self._stopped.wait(RETRY_S)
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 # Whatever stands between us and the server may answer anything.
                 self.error = TargetError(f"the cluster's answer makes no sense: {error!r}")
                 version = ""
-                self._stopped.wait(RETRY_S)
+            else:
+                continue
+            self._stopped.wait(RETRY_S)
 
     def _list(self) -> str:
         found = self._cluster.list_objects("v1", "Pod", self._selector)

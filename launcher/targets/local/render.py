@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.contract import protocol
@@ -21,24 +22,22 @@ class LocalSettings(TargetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One node's agent: what is executed, in which folder, with which variables on top.
+    """One node's agent; ``env`` is added to the environment that it inherits."""
 
-    ``unset`` is taken out of the inherited environment first; ``secrets`` stay in it.
-    """
-
-    node_index: int
-    incarnation: int
+    node: NodePlan
     argv: tuple[str, ...]
-    cwd: str
     env: Env
-    unset: tuple[str, ...]
-    secrets: tuple[str, ...]
-    log_dir: str
+
+    @property
+    def cwd(self) -> str:
+        """The folder in which it is started."""
+        assert self.node.workdir is not None, "the planner gives local nodes a folder"
+        return self.node.workdir
 
     @property
     def console(self) -> str:
         """The file that takes the agent's own output."""
-        return f"{self.log_dir}/{protocol.CONSOLE_FILE}"
+        return f"{self.node.log_dir}/{protocol.CONSOLE_FILE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +51,13 @@ class LocalArtifact:
 
     def shell(self, *, embed: bool = False) -> str:
         """A script that does the same by hand; ``embed``: without this project."""
-        folders = (*self.folders, *(process.log_dir for process in self.processes))
         lines = [
             "#!/bin/sh",
             "# One agent per node; ends when all have ended, with the code of one that failed.",
-            self._unset(),
-            render_block(("mkdir", "-p", *folders), head=2),
+            _UNSET,
+            render_block(("mkdir", "-p", *self.folders), head=2),
             *(self.agent.shell(embed=embed) if self.agent else ()),
-            *(line for process in self.processes for line in _subshell(process)),
+            *self._starts(),
             "code=0",
             "for pid in $pids; do wait $pid || code=$?; done",
             "exit $code",
@@ -68,23 +66,20 @@ class LocalArtifact:
 
     def shell_to_join(self) -> str:
         """Lines that start these nodes alone, where the run's files are there already."""
-        starts = (line for process in self.processes for line in _subshell(process))
-        return "\n".join([self._unset(), *starts]) + "\n"
+        return "\n".join([_UNSET, *self._starts()]) + "\n"
 
-    def _unset(self) -> str:
-        names = sorted({name for process in self.processes for name in process.unset})
-        return render_block(("unset", *names), per_line=4)
+    def _starts(self) -> Iterator[str]:
+        """Each agent in the background, in its folder and with its variables."""
+        for process in self.processes:
+            secrets = " ".join(process.node.secrets)
+            takes = f"; takes from this shell: {secrets}" if secrets else ""
+            yield f"(  # node {process.node.node_index}{takes}"
+            yield from render_start(process.cwd, process.env, process.argv)
+            yield ") &"
+            yield 'pids="$pids $!"'
 
 
-def _subshell(process: Process) -> list[str]:
-    """One agent in the background, in its folder and with its variables."""
-    secrets = f"; takes from this shell: {' '.join(process.secrets)}" if process.secrets else ""
-    return [
-        f"(  # node {process.node_index}{secrets}",
-        *render_start(process.cwd, process.env, process.argv),
-        ") &",
-        'pids="$pids $!"',
-    ]
+_UNSET = render_block(("unset", *sorted(protocol.STALE_VARIABLES)), per_line=4)
 
 
 def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
@@ -92,25 +87,17 @@ def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Local
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
     return LocalArtifact(
         run_id=plan.run_id,
-        folders=(plan.run_dir, plan.checkpoint_dir),
+        folders=(plan.run_dir, plan.checkpoint_dir, *(node.log_dir for node in chosen)),
         agent=render_agent_files(plan, chosen),
         processes=tuple(_process(plan, node) for node in chosen),
     )
 
 
 def _process(plan: LaunchPlan, node: NodePlan) -> Process:
-    devices: Env = (
-        (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),) if plan.accelerator == "cuda" else ()
-    )
-    assert node.workdir is not None, "the planner gives local nodes a folder"
+    devices = ("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids))
     archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
     return Process(
-        node_index=node.node_index,
-        incarnation=node.incarnation,
+        node=node,
         argv=start_argv(plan, node, LocalSettings.of(plan).python, archive),
-        cwd=node.workdir,
-        env=(*node.env, *devices),
-        unset=protocol.STALE_VARIABLES,
-        secrets=node.secrets,
-        log_dir=node.log_dir,
+        env=(*node.env, devices) if plan.accelerator == "cuda" else node.env,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import itertools
 import os
 import random
 import shlex
@@ -28,13 +27,13 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
+from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
-from launcher.targets.capacity import read_capacity
-from launcher.targets.gpus import read_gpus
 from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
+from launcher.targets.machine import read_capacity, read_gpus
+from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.repository import ROOT, in_repository
-from launcher.targets.startable import check_here, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -104,41 +103,39 @@ class LocalTarget(Target):
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         artifact = self.render(plan, only)
         make_folders(artifact.folders)
-        make_folders(process.log_dir for process in artifact.processes)
         write_agent_files(artifact.agent)
         for process in artifact.processes:
-            if process.incarnation:  # before the first, nothing can be there to look for
-                label = {protocol.RUN_ID: plan.run_id, protocol.NODE_INDEX: str(process.node_index)}
-                self._end(label, plan.stop_grace_s)
+            if process.node.incarnation:  # before the first, nothing can be there to look for
+                self.stop_nodes(plan.run_id, (process.node.node_index,), plan.stop_grace_s)
             self._start(process, plan)
 
     def _start(self, process: Process, plan: LaunchPlan) -> None:
-        env = {name: value for name, value in os.environ.items() if name not in process.unset}
+        stale = protocol.STALE_VARIABLES
+        env = {name: value for name, value in os.environ.items() if name not in stale}
         env.update(process.env)
+        node, console = process.node, Path(process.console)
         try:
-            pid = proc.start(process.argv, cwd=process.cwd, env=env, console=Path(process.console))
+            pid = proc.start(process.argv, cwd=process.cwd, env=env, console=console)
         except OSError as error:
             self.stop(plan.run_id, 0)
             if disk.is_full(error):
-                raise full_disk(Path(process.console).parent) from error
+                raise full_disk(console.parent) from error
             raise TargetError(
                 f"cannot start {process.argv[0]} in {process.cwd}: {error.strerror}",
                 "check local.python and workdir of the job",
             ) from error
-        self._pids[plan.run_id, process.node_index, process.incarnation] = pid
+        self._pids[plan.run_id, node.node_index, node.incarnation] = pid
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        is_own = any(run_id == plan.run_id for run_id, _, _ in self._pids)
-        observe = self._observe_child if is_own else _observe_other
-        seen = frozenset() if is_own else find_nodes(plan.run_id)
-        return Observation(
-            run_id=plan.run_id, nodes=tuple(observe(plan, node, seen) for node in plan.nodes)
-        )
+        if any(run_id == plan.run_id for run_id, _, _ in self._pids):
+            nodes = tuple(self._observe_child(plan.run_id, node) for node in plan.nodes)
+        else:
+            seen = find_nodes(plan.run_id)
+            nodes = tuple(_observe_other(plan.run_dir, node, seen) for node in plan.nodes)
+        return Observation(run_id=plan.run_id, nodes=nodes)
 
-    def _observe_child(
-        self, plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
-    ) -> NodeObservation:
-        pid = self._pids.get((plan.run_id, node.node_index, node.incarnation))
+    def _observe_child(self, run_id: str, node: NodePlan) -> NodeObservation:
+        pid = self._pids.get((run_id, node.node_index, node.incarnation))
         return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
 
     def stop(self, run_id: str, grace_s: float) -> None:
@@ -172,9 +169,9 @@ class LocalTarget(Target):
 
 
 def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for each variable of the caller that its workers find with another value. Pure.
+    """A note on each variable of the caller that its workers find with another value. Pure.
 
-    Says nothing inside a worker of another run: there these variables are that run's.
+    None inside a worker of another run, where these variables are that run's.
     """
     if protocol.RUN_ID in environ:
         return ()
@@ -198,16 +195,13 @@ def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:
 
 
 def _observe_other(
-    plan: LaunchPlan, node: NodePlan, seen: frozenset[tuple[int, int]]
+    run_dir: str, node: NodePlan, seen: frozenset[tuple[int, int]]
 ) -> NodeObservation:
     """A node that another launcher started: by its processes, else by the outcome it has left."""
     if (node.node_index, node.incarnation) in seen:
         return _observation(node, True, None)
-    folder = RunFolder(Path(plan.run_dir)).node_dir(node.node_index, node.incarnation)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        exit_code = int(json.loads((folder / protocol.OUTCOME_FILE).read_text())["exit_code"])
-        return _observation(node, True, exit_code)
-    return _observation(node, False, None)
+    outcome = read_node_outcome(RunFolder(Path(run_dir)), node.node_index, node.incarnation)
+    return _observation(node, outcome is not None, outcome.exit_code if outcome else None)
 
 
 def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeObservation:
@@ -221,10 +215,10 @@ def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeO
 
 
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of a run's processes that the launcher started, and not one of the others.
+    """Those of a run's processes that the launcher started itself.
 
-    torchrun sets TORCHELASTIC_RUN_ID for its workers, which may be orphans, and never for itself;
-    workers that were forked show no such variable, but have a parent in the run.
+    Workers have TORCHELASTIC_RUN_ID, and may be orphans. Forked workers show no such variable, but
+    have a parent in the run.
     """
     return tuple(
         pid
@@ -283,18 +277,14 @@ def is_free(port: int) -> bool:
 
 
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
-    """Ports that are free now.
+    """Free ports, picked at random: two runs that start at once rarely choose the same.
 
-    Picked at random, so that two runs started at once rarely choose the same; the one that
-    loses such a race fails to bind and is started again.
+    A run that loses such a race fails to bind and is started again.
     """
-    found: list[int] = []
-    for port in random_source.sample(PORTS, k=200):
-        if not is_free(port):
-            continue
-        found.append(port)
-        if len(found) == count:
-            return tuple(found)
+    free = filter(is_free, random_source.sample(PORTS, k=200))
+    found = tuple(itertools.islice(free, count))
+    if len(found) == count:
+        return found
     raise TargetError(
         "no free TCP port between 20000 and 32000 on 127.0.0.1",
         "ss -ltnp lists the processes that listen there: end those that are not needed",

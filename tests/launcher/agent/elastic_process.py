@@ -24,11 +24,20 @@ def launch(
     """One node: ``elastic_launch`` without a single restart to spend, and how it ended."""
     os.environ |= {"TORCH_ELASTIC_WORKER_IDENTICAL": "1", "TOLD": told}
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from launcher.agent.roster.backend import register
+    from launcher.agent.roster.backend import create_handler
+    from launcher.agent.roster.handler import RosterHandler
 
-    registration = register()
+    made: list[RosterHandler] = []
+
+    def create(params: RendezvousParameters) -> RosterHandler:
+        made.append(create_handler(params))
+        return made[-1]
+
+    registry.register("roster", create)
     restarts = conf.pop("agent_restarts", 0)
     config = LaunchConfig(
         min_nodes=nnodes[0],
@@ -47,16 +56,14 @@ def launch(
         elastic_launch(config, "/bin/sh")(script)
         ended = "returned"
     except SignalException as error:
-        assert registration.handler
-        registration.handler.leave()
+        made[0].leave()
         ended = type(error).__name__
     except BaseException as error:
         ended = type(error).__name__
-    assert registration.handler
     outcome = {
         "ended": ended,
-        "closed": registration.handler.closed_reason,
-        "counts": dict(registration.handler.counts),
+        "closed": made[0].head.closed,
+        "counts": dict(made[0].head.counts),
     }
     Path(told + ".outcome").write_text(json.dumps(outcome))
     os._exit(0)

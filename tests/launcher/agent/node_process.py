@@ -41,7 +41,7 @@ def live(told: str, index: int, port: int, nnodes: tuple[int, int], config: dict
             tell("in", rank=info.rank, size=info.world_size, generation=generation)
             while not handler.num_nodes_waiting():
                 time.sleep(0.02)
-            tell("out", counts=handler.counts)
+            tell("out", counts=handler.head.counts)
     except Exception as error:
         tell("refused", kind=type(error).__name__, text=str(error))
         os._exit(0)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from launcher.agent.roster import events
-from launcher.agent.roster.head import Membership, Phase, format_card, parse_head
+from launcher.agent.roster.membership import Membership, Phase, format_card, parse_head
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.view import State, nodes_waiting, pause_s
 

@@ -17,10 +17,10 @@ from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, sort_ends
 from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.identity import SOURCES, identify
+from launcher.agent.identity import INDEX_VARIABLES, identify
 from launcher.agent.stopping import Step, Stop
 from launcher.agent.takeover import may_go_on, plan_round
-from launcher.agent.watchdog import Limits, Silence, SilenceBook, decide_hung
+from launcher.agent.watchdog import Silence, SilenceBook, decide_hung
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.contract.errors import ExitCode, InputError
@@ -272,7 +272,7 @@ def beat(at: float, *, steps: int = 1, until: float = 0.0, phase: str = "step") 
     return WorkerBeat(pid=1, number=steps, steps=steps, at=at, until=until, phase=phase)
 
 
-LIMITS = Limits(factor=10, min_s=5, max_s=60)
+LIMITS = AgentSettings(hang_factor=10, hang_min_s=5, hang_max_s=60)
 
 
 def test_the_limit_is_learned_for_each_phase_and_bounded() -> None:
@@ -301,7 +301,7 @@ def test_a_phase_may_take_as_long_as_the_training_said() -> None:
 
 
 def test_a_watchdog_without_a_limit_never_judges() -> None:
-    one = SilenceBook(Limits(factor=10, min_s=0, max_s=60))
+    one = SilenceBook(AgentSettings(hang_factor=10, hang_min_s=0, hang_max_s=60))
     assert one.find_silent({0: beat(0.0)}, 1e6) == ()
 
 
@@ -313,7 +313,7 @@ def test_a_group_hangs_when_all_are_silent_and_none_computes(
     silent_s: float, workers: int, busy: bool, hangs: bool
 ) -> None:
     silent = Silence(rank=0, phase="step", silent_s=silent_s, limit_s=5)
-    assert (decide_hung((silent,), workers, busy, LIMITS) is not None) is hangs
+    assert (decide_hung((silent,), workers, busy, LIMITS.hang_max_s) is not None) is hangs
 
 
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Any) -> None:
@@ -437,7 +437,7 @@ def test_a_node_finds_its_index_where_its_target_tells_it(
     assert task.node.rendezvous.is_host is (index == 0)
 
 
-@pytest.mark.parametrize("source", [*sorted(set(SOURCES) - {"plan"}), "elsewhere"])
+@pytest.mark.parametrize("source", [*sorted(set(INDEX_VARIABLES) - {"plan"}), "elsewhere"])
 def test_a_node_that_is_not_told_its_index_says_so(source: str) -> None:
     task = NodeTask(node=NODE, settings=AgentSettings(identity=source))
     with pytest.raises(InputError, match=r"index is not known|is unknown"):

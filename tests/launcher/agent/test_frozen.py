@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from launcher.agent import supervisor
+from launcher.agent.processes import LOOK_S, STOPPED_LIMIT_S, Waker
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
-from launcher.agent.waking import LOOK_S, STOPPED_LIMIT_S, Waker
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode
 from launcher.contract.process_stat import is_stopped

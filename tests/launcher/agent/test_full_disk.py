@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.atomic_write import reserve, write_atomically
 from launcher.agent.attempts import Attempts
 from launcher.agent.heartbeat import HeartbeatWriter
-from launcher.agent.reserve import reserve, write_atomically
 from tests.disks import BYTES, Disk, is_full, mounted
 from tests.launcher.agent.conftest import end
 from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until

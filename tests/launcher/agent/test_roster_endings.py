@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 
-from launcher.agent.roster.events import Rules
-from launcher.agent.roster.head import parse_head
+from launcher.agent.roster.membership import parse_head
+from launcher.agent.roster.settings import Rules
 from tests.launcher.agent.simulation import Node, World
 
 LIMIT_S = 5.0
-limited = partial(Rules, detection_limit_s=LIMIT_S, last_call_s=1.0, fenced=True)
+limited = partial(Rules, detection_limit_s=LIMIT_S, last_call_s=1.0, fence_dir="shared")
 FIXED = limited(min_nodes=2, max_nodes=2, max_restarts=0)
 ELASTIC = limited(min_nodes=1, max_nodes=3, max_restarts=3)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 AGENT = Path(__file__).parents[3] / "launcher" / "agent"
-PURE = ("head", "watch", "events", "view", "decide", "state_machine")
+PURE = ("membership", "events", "settings", "view", "decide", "state_machine")
 PACKAGES = {"launcher", "launcher.agent.roster"}
 FOR_PURE_CODE = {"__future__", "collections", "dataclasses", "enum", "json", "math", "typing"}
 

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.roster.events import Enlist, Fetch, Swap, Swapped, Values, Write
-from launcher.agent.roster.head import Head, close, format_head
+from launcher.agent.roster.membership import Head, close, format_head
 from launcher.agent.roster.store import (
     TCP_THIN_LINEAR_TIMEOUTS,
     Endpoint,

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from launcher.agent.roster.events import Rules
+from launcher.agent.roster.settings import Rules
 from tests.launcher.agent.simulation import World
 
 SECONDS = 2.0
-RULES = {"min_nodes": 2, "fenced": True, "last_call_s": 1.0, "detection_limit_s": 5.0}
+RULES = {"min_nodes": 2, "fence_dir": "shared", "last_call_s": 1.0, "detection_limit_s": 5.0}
 
 
 def traffic_of(world: World, seconds: float) -> list[Counter[str]]:

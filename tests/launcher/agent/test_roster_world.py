@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.roster.events import Rules
+from launcher.agent.roster.settings import Rules
 from tests.launcher.agent.simulation import Node, World
 
 LIMIT_S = 5.0
 limited = partial(Rules, detection_limit_s=LIMIT_S)
-FENCED = limited(min_nodes=1, max_nodes=4, fenced=True, last_call_s=1.0)
+FENCED = limited(min_nodes=1, max_nodes=4, fence_dir="shared", last_call_s=1.0)
 BY_MAJORITY = limited(min_nodes=1, max_nodes=5, last_call_s=1.0)
 
 
@@ -48,7 +48,7 @@ def test_the_last_call_waits_after_the_last_who_came() -> None:
 
 
 def test_fewer_than_min_nodes_wait_and_then_time_out() -> None:
-    world = World(limited(min_nodes=2, max_nodes=2, join_timeout_s=20, fenced=True))
+    world = World(limited(min_nodes=2, max_nodes=2, join_timeout_s=20, fence_dir="shared"))
     node = world.add(0)
     world.until(lambda: node.refused is not None, 25)
     assert node.refused is not None
@@ -61,10 +61,7 @@ def test_fewer_than_min_nodes_wait_and_then_time_out() -> None:
 def test_a_lost_node_is_replaced_by_a_smaller_group_within_a_second_of_the_limit(
     lost: int, limit_s: float
 ) -> None:
-    interval_s = min(0.25, limit_s / 10)
-    rules = limited(
-        min_nodes=1, max_nodes=4, fenced=True, detection_limit_s=limit_s, interval_s=interval_s
-    )
+    rules = limited(min_nodes=1, max_nodes=4, fence_dir="shared", detection_limit_s=limit_s)
     world, nodes = formed(rules, 0, 1, 2)
     nodes[lost].kill()
     rest = [n for n in nodes if not n.dead]
@@ -73,7 +70,7 @@ def test_a_lost_node_is_replaced_by_a_smaller_group_within_a_second_of_the_limit
 
 
 def test_a_neighbourhood_that_goes_dark_at_once_is_noticed_in_about_two_limits() -> None:
-    rules = limited(min_nodes=1, max_nodes=32, fenced=True)
+    rules = limited(min_nodes=1, max_nodes=32, fence_dir="shared")
     world, nodes = formed(rules, *range(32))
     for node in nodes[4:24]:
         node.kill()
@@ -112,7 +109,7 @@ def test_a_store_that_froze_for_long_is_no_loss_of_nodes(seed: int) -> None:
 
 
 def test_a_woken_node_is_back_in_the_round_that_could_not_do_without_it() -> None:
-    world, nodes = formed(limited(min_nodes=2, max_nodes=2, fenced=True), 0, 1)
+    world, nodes = formed(limited(min_nodes=2, max_nodes=2, fence_dir="shared"), 0, 1)
     nodes[1].freeze()
     world.run(3 * LIMIT_S)
     assert nodes[0].joining
@@ -121,7 +118,7 @@ def test_a_woken_node_is_back_in_the_round_that_could_not_do_without_it() -> Non
 
 
 def test_a_node_struck_off_while_it_waits_takes_a_fresh_seat() -> None:
-    world, nodes = formed(limited(min_nodes=3, max_nodes=3, fenced=True), 0, 1, 2)
+    world, nodes = formed(limited(min_nodes=3, max_nodes=3, fence_dir="shared"), 0, 1, 2)
     nodes[0].kill()
     world.until(lambda: all(n.joining for n in nodes[1:]), LIMIT_S + 2)
     follower = next(n for n in nodes[1:] if not n.state.leads)
@@ -133,7 +130,7 @@ def test_a_node_struck_off_while_it_waits_takes_a_fresh_seat() -> None:
 
 
 def test_the_first_to_come_may_die_before_the_first_membership() -> None:
-    world = World(limited(min_nodes=2, max_nodes=4, fenced=True, last_call_s=1.0))
+    world = World(limited(min_nodes=2, max_nodes=4, fence_dir="shared", last_call_s=1.0))
     first = world.add(0)
     world.run(1)
     first.kill()
@@ -161,7 +158,7 @@ def test_a_fault_that_followed_from_a_lost_node_is_counted_as_the_loss() -> None
 
 
 def test_more_faults_than_max_restarts_close_the_run_for_all() -> None:
-    rules = limited(min_nodes=1, max_nodes=2, fenced=True, max_restarts=2, faults_before=1)
+    rules = limited(min_nodes=1, max_nodes=2, fence_dir="shared", max_restarts=2, faults_before=1)
     world, nodes = formed(rules, 0, 1)
     nodes[0].rejoin()
     world.until(lambda: world.together(*nodes), 3)
@@ -171,7 +168,7 @@ def test_more_faults_than_max_restarts_close_the_run_for_all() -> None:
 
 
 def test_losses_and_growth_never_use_up_max_restarts() -> None:
-    rules = limited(min_nodes=1, max_nodes=3, fenced=True, max_restarts=0, growth_pause_s=0)
+    rules = limited(min_nodes=1, max_nodes=3, fence_dir="shared", max_restarts=0, growth_pause_s=0)
     world, nodes = formed(rules, 0, 1, 2)
     for _ in range(3):
         nodes[2].kill()
@@ -191,7 +188,7 @@ def test_a_node_that_leaves_is_gone_at_once_and_nobody_waits_for_the_limit() -> 
 
 
 def test_more_nodes_than_max_wait_without_disturbing_and_step_in() -> None:
-    rules = limited(min_nodes=1, max_nodes=2, fenced=True, join_timeout_s=10)
+    rules = limited(min_nodes=1, max_nodes=2, fence_dir="shared", join_timeout_s=10)
     world, nodes = formed(rules, 0, 1)
     standby = [world.add(2), world.add(3)]
     world.run(60)
@@ -212,7 +209,7 @@ def test_several_newcomers_come_in_one_round() -> None:
 
 
 def test_newcomers_that_come_and_go_cannot_keep_the_group_from_training() -> None:
-    rules = limited(min_nodes=1, max_nodes=4, fenced=True, growth_pause_s=30)
+    rules = limited(min_nodes=1, max_nodes=4, fence_dir="shared", growth_pause_s=30)
     world, nodes = formed(rules, 0, 1)
     for index in range(2, 12):
         guest = world.add(index)
@@ -224,7 +221,9 @@ def test_newcomers_that_come_and_go_cannot_keep_the_group_from_training() -> Non
 
 
 def test_held_newcomers_wait_for_the_commit_but_not_for_ever() -> None:
-    rules = limited(min_nodes=1, max_nodes=4, fenced=True, held=True, admit_limit_s=30)
+    rules = limited(
+        min_nodes=1, max_nodes=4, fence_dir="shared", hold_newcomers=True, admit_limit_s=30
+    )
     world, nodes = formed(rules, 0, 1)
     late = world.add(2)
     world.run(20)
@@ -235,7 +234,7 @@ def test_held_newcomers_wait_for_the_commit_but_not_for_ever() -> None:
 
 
 def test_a_commit_on_any_node_admits_held_newcomers() -> None:
-    rules = limited(min_nodes=1, max_nodes=4, fenced=True, held=True)
+    rules = limited(min_nodes=1, max_nodes=4, fence_dir="shared", hold_newcomers=True)
     world, nodes = formed(rules, 0, 1)
     late = world.add(2)
     world.run(2)
@@ -370,7 +369,7 @@ def settled(world: World) -> bool:
 def test_after_any_schedule_all_live_nodes_are_in_one_membership(
     moves: list[tuple[str, float]], seed: int, delay_s: float, spare: int
 ) -> None:
-    rules = limited(min_nodes=1, max_nodes=4 - spare, fenced=True, last_call_s=1.0)
+    rules = limited(min_nodes=1, max_nodes=4 - spare, fence_dir="shared", last_call_s=1.0)
     world = World(rules, seed, delay_s)
     world.add(0)
     play(world, moves)

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from launcher.agent.scratch import PREFIX, Scratch
+from launcher.agent.supervisor import SCRATCH_PREFIX, Scratch
 
 
 def start_owner(root: Path) -> int:
@@ -20,7 +20,7 @@ def start_owner(root: Path) -> int:
 
 def wait_for(root: Path, count: int) -> None:
     deadline = time.monotonic() + 20
-    while len(list(root.glob(f"{PREFIX}*/owner"))) < count:
+    while len(list(root.glob(f"{SCRATCH_PREFIX}*/owner"))) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -28,12 +28,12 @@ def wait_for(root: Path, count: int) -> None:
 def test_the_folder_of_an_owner_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
     pid = start_owner(tmp_path)
     wait_for(tmp_path, 1)
-    (left,) = tmp_path.glob(f"{PREFIX}*")
+    (left,) = tmp_path.glob(f"{SCRATCH_PREFIX}*")
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert left.exists()
     own = Scratch(tmp_path)
-    assert list(tmp_path.glob(f"{PREFIX}*")) == [own.path]
+    assert list(tmp_path.glob(f"{SCRATCH_PREFIX}*")) == [own.path]
 
 
 def test_the_folder_of_a_living_owner_is_left_alone(tmp_path: Path) -> None:

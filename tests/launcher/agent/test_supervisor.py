@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.agent import __main__ as program
 from launcher.contract import protocol
 from tests.launcher.agent.place import LIMIT_S, Place, is_living, shared_memory_of, wait_until
 
@@ -34,6 +35,16 @@ def agent_of(place: Place) -> psutil.Process:
     assert place.process is not None
     (agent,) = psutil.Process(place.process.pid).children()
     return agent
+
+
+def test_a_python_that_is_too_old_is_named_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "OLDEST_PYTHON", (99, 1))
+    assert program.main(["agent.pyz", "node-plan.json"]) == 2
+    told = capsys.readouterr().err
+    assert "the node agent needs 99.1 or newer" in told
+    assert "  fix: an image or environment with a newer Python, or engine: torchrun" in told
 
 
 def start_tree(place: Place, **settings: Any) -> list[psutil.Process]:

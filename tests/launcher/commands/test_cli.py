@@ -100,7 +100,7 @@ def test_render_prints_a_script_and_does_nothing(folder: Path) -> None:
     done = launcher("render", "job.yaml", "--on", "local", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/sh\n")
-    assert "torch.distributed.run" in done.stdout
+    assert "agent.pyz" in done.stdout
     assert not (folder / "runs").exists()
 
 
@@ -122,9 +122,9 @@ def test_values_of_secrets_are_never_rendered(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "length"),
     [
-        ((), 4_000),
-        (("--set", "engine=agent"), 6_000),
-        (("--set", "engine=agent", "--embed"), 2**20),
+        (("--set", "engine=torchrun"), 4_000),
+        ((), 6_000),
+        (("--embed",), 2**20),
     ],
     ids=["torchrun", "agent", "agent-embedded"],
 )

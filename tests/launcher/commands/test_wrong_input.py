@@ -152,6 +152,8 @@ KEYS = [
     ("agent: {detection_limit_s: 1e300}", "agent.detection_limit_s"),
     ("agent: {hang_max_s: 1e300}", "agent.hang_max_s"),
     ("agent: {hang_min_s: 10, hang_max_s: 5}", "agent.hang_max_s: found 5"),
+    ("rdzv: {conf: {timeout: 60}}", "or write rdzv.backend: static"),
+    ("rdzv: {conf: {close_timeout: 60}}", "or write rdzv.backend: c10d"),
     ("agent: {health: {port: 80000}}", "agent.health.port: found 80000"),
     ("agent: {health: {address: not an address}}", "agent.health.address: found not an address"),
     ("agent: {preload: torch}", "agent.preload: found torch"),

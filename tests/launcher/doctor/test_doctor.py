@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from launcher.api.doctor import is_fit
-from launcher.doctor.answers import AllReduce, NodeAnswer
 from launcher.doctor.finding import Status, failed, ok, render_findings, warning
-from launcher.doctor.judge import judge_all_reduce, judge_machine, judge_nodes, judge_shared
+from launcher.doctor.judge import (
+    AllReduce,
+    NodeAnswer,
+    judge_all_reduce,
+    judge_machine,
+    judge_nodes,
+    judge_shared,
+)
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec

@@ -137,7 +137,7 @@ def test_where_nobody_is_left_all_start_again_and_the_note_counts_what_is_left(
     outcome, target, said = follow(1, (0, [137]), (1, [RUNS]), (1, [0]))
     assert (outcome.reason, outcome.attempts) == ("completed", 2)
     assert target.plans[1].nodes[0].rendezvous.id != target.plans[0].nodes[0].rendezvous.id
-    assert "starting all nodes again (16 restarts left)" in said
+    assert "starting all nodes again (at most 16 times)" in said
 
 
 def test_nodes_that_finish_after_each_other_each_get_their_time(

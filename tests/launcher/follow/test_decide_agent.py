@@ -15,13 +15,12 @@ from launcher.follow.decide import (
     FINISH_S,
     MAX_REPLACEMENTS,
     Action,
-    EndRun,
     Replace,
     Restart,
     Wait,
     decide_action,
 )
-from launcher.follow.target import NodeObservation, Observation
+from launcher.follow.target import NodeObservation, Observation, RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 
 MakePlan = Callable[..., LaunchPlan]
@@ -75,14 +74,14 @@ def replaced_before(plan: LaunchPlan, times: int) -> LaunchPlan:
 
 
 def reason_of(action: Action) -> Reason | None:
-    return action.reason if isinstance(action, EndRun) else None
+    return action.reason if isinstance(action, RunEnd) else None
 
 
 @pytest.mark.parametrize("nnodes", [2, "1:2"])
 def test_all_nodes_that_ended_well_complete_the_run(make_plan: MakePlan, nnodes: int | str) -> None:
     plan = make_plan(nnodes=nnodes, max_restarts=1)
     assert decide(plan, 0, RUNS, since=0) == Wait()
-    assert decide(plan, 0, 0) == EndRun(reason=Reason.COMPLETED)
+    assert decide(plan, 0, 0) == RunEnd(reason=Reason.COMPLETED)
 
 
 @pytest.mark.parametrize("code", range(1, 256))
@@ -113,8 +112,8 @@ def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(
 ) -> None:
     plan = make_plan(nnodes="1:3", max_restarts=9)
     assert decide(plan, RUNS, code, 137, since=FALL_S - 1) == Wait()
-    assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == EndRun(reason=reason)
-    assert decide(plan, CLOSED, code, CLOSED, since=0) == EndRun(reason=reason)
+    assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == RunEnd(reason=reason)
+    assert decide(plan, CLOSED, code, CLOSED, since=0) == RunEnd(reason=reason)
     assert reason_of(decide(make_plan(nnodes=1, max_restarts=9), code, since=0)) is reason
 
 
@@ -167,7 +166,7 @@ def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(
     assert isinstance(action, Restart)
     assert action.left == MAX_REPLACEMENTS
     ended = decide(replaced_before(plan, MAX_REPLACEMENTS), *nodes)
-    assert isinstance(ended, EndRun)
+    assert isinstance(ended, RunEnd)
 
 
 def test_running_out_of_memory_is_named_and_bounded_by_the_jobs_own_restarts(
@@ -184,7 +183,7 @@ def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) 
     plan = make_plan(nnodes=2, max_restarts=1)
     assert decide(plan, RUNS, CLOSED, since=FINISH_S - 1) == Wait()
     c10d = make_plan(nnodes=2, max_restarts=1, rdzv={"backend": "c10d"})
-    assert decide(c10d, 0, CLOSED) == EndRun(reason=Reason.COMPLETED)
+    assert decide(c10d, 0, CLOSED) == RunEnd(reason=Reason.COMPLETED)
     # Where all had finished, the roster lets a latecomer end well: this one's work is not done.
     assert isinstance(decide(plan, 0, CLOSED), Restart)
     # No other node ended after all: it is simply missing.
@@ -196,9 +195,9 @@ def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) 
     [
         (3, (0, RUNS, 137), 0, Wait()),
         ("1:3", (0, RUNS, 137), 0, Wait()),
-        ("1:3", (0, RUNS, 137), LATE, EndRun(reason=Reason.COMPLETED)),
-        ("1:3", (0, 0, 137), 0, EndRun(reason=Reason.COMPLETED)),
-        ("2:3", (0, 0, CLOSED), 0, EndRun(reason=Reason.COMPLETED)),
+        ("1:3", (0, RUNS, 137), LATE, RunEnd(reason=Reason.COMPLETED)),
+        ("1:3", (0, 0, 137), 0, RunEnd(reason=Reason.COMPLETED)),
+        ("2:3", (0, 0, CLOSED), 0, RunEnd(reason=Reason.COMPLETED)),
     ],
 )
 def test_nobody_is_replaced_once_a_node_has_finished(
@@ -231,7 +230,7 @@ def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(
 ) -> None:
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()
-    assert decide(plan, *nodes) == EndRun(reason=Reason.COMPLETED)
+    assert decide(plan, *nodes) == RunEnd(reason=Reason.COMPLETED)
 
 
 @pytest.mark.parametrize("nnodes", [2, "1:2"])
@@ -257,7 +256,7 @@ def test_a_static_rendezvous_is_started_again_as_a_whole_while_restarts_are_left
     action = decide(plan, RUNS, ending)
     assert isinstance(action, Restart)
     assert action.left == 1
-    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), EndRun)
+    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), RunEnd)
 
 
 def test_a_store_that_only_one_node_can_serve_takes_all_with_it(make_plan: MakePlan) -> None:

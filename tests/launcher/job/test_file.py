@@ -162,7 +162,8 @@ def test_an_empty_key_counts_as_not_given() -> None:
 
 
 def test_settings_of_the_rendezvous_come_as_torchrun_takes_them() -> None:
-    made = job("rdzv: {conf: {read_timeout: 600, last_call_timeout: 1, protocol: https}}")
+    conf = "conf: {read_timeout: 600, last_call_timeout: 1, protocol: https}"
+    made = job(f"rdzv: {{backend: etcd-v2, endpoint: 'etcd:2379', {conf}}}")
     assert made.rdzv.conf.pairs == (
         ("last_call_timeout", "1"),
         ("read_timeout", "600"),

@@ -25,9 +25,9 @@ from launcher.plan.launch_plan import (
     plan_run,
 )
 from launcher.plan.target_facts import Capacity, MachineFacts, TargetFacts
-from launcher.targets.capacity import plan_capacity
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.local.render import LocalSettings
+from launcher.targets.machine import plan_capacity
 
 MakePlan = Callable[..., LaunchPlan]
 MakeJob = Callable[..., JobSpec]
@@ -228,7 +228,7 @@ def test_checkpoints_stay_with_the_run_unless_the_job_says_where(
 def test_containers_see_run_and_checkpoints_at_fixed_paths(
     make_plan: MakePlan, docker_facts: TargetFacts
 ) -> None:
-    plan = make_plan(docker_facts, mounts=["./data:/data:ro"])
+    plan = make_plan(docker_facts, mounts=["./data:/data:ro"], engine="torchrun")
     env = dict(plan.nodes[0].env)
     mounts = {m.target: (m.source, m.read_only) for m in plan.nodes[0].mounts}
     assert env[protocol.RUN_DIR] == protocol.CONTAINER_RUN_DIR

@@ -29,7 +29,7 @@ def test_under_torchrun_fixed_groups_meet_statically_and_elastic_ones_by_c10d(
     assert plan_backend(make_job(nnodes=nnodes, engine="torchrun")) == backend
 
 
-@pytest.mark.parametrize("fields", [{"nnodes": "1:4"}, {"nnodes": 2, "max_restarts": 1}])
+@pytest.mark.parametrize("fields", [{}, {"nnodes": 2}, {"nnodes": "1:4"}])
 def test_under_the_agent_all_groups_meet_by_its_roster(
     make_job: MakeJob, fields: dict[str, object]
 ) -> None:
@@ -57,12 +57,12 @@ def test_the_roster_understands_every_key_that_the_planner_gives_it(make_job: Ma
 
     conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
     found = rendezvous(make_job(nnodes="1:2", rdzv={"conf": conf}), fence_dir="/checkpoints")
-    assert parse_settings({**dict(found.conf), "node_index": "0"}).join_timeout_s == 50
+    assert parse_settings({**dict(found.conf), "node_index": "0"}, {}).join_timeout_s == 50
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job: MakeJob) -> None:
     expected = Static(master_addr="w-0", master_port=29500, id="run")
-    assert rendezvous(make_job(nnodes=2), node_index=1) == expected
+    assert rendezvous(make_job(nnodes=2, engine="torchrun"), node_index=1) == expected
 
 
 def test_only_node_0_hosts_the_store_and_every_node_is_told_so(make_job: MakeJob) -> None:
@@ -111,7 +111,9 @@ def test_the_jobs_own_timeouts_win(make_job: MakeJob) -> None:
 
 def test_the_jobs_own_port_wins(make_job: MakeJob) -> None:
     job = make_job(nnodes=2, rdzv={"port": 1234})
-    assert rendezvous(job, port=25000).master_port == 1234
+    assert rendezvous(job, port=25000).endpoint_port == 1234
+    static = make_job(nnodes=2, rdzv={"port": 1234, "backend": "static"})
+    assert rendezvous(static, port=25000).master_port == 1234
 
 
 @pytest.mark.parametrize(

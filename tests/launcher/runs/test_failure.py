@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,12 @@ class Folder:
 
 
 @pytest.fixture
+def make_plan(make_plan: Callable[..., LaunchPlan]) -> Callable[..., LaunchPlan]:
+    """Plans for plain torchrun, whose workers leave tracebacks and a report on the console."""
+    return functools.partial(make_plan, engine="torchrun")
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "digits-0a1b2c")
 
@@ -181,7 +189,7 @@ def test_an_agent_that_never_had_workers_is_reported_by_its_own_lines(
 def test_an_empty_folder_gives_an_empty_report(
     folder: Folder, make_plan: Callable[..., LaunchPlan]
 ) -> None:
-    assert read_report(folder.run, make_plan()).to_jsonable() == {
+    assert asdict(read_report(folder.run, make_plan())) == {
         "first": None,
         "collateral": (),
         "console_tail": (),

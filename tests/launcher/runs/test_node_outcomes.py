@@ -186,7 +186,7 @@ def test_the_nodes_own_word_refines_what_an_exit_code_says(
 ) -> None:
     folder.node(0, told, detail="as the agent says")
     outcome = write_run_outcome(folder.run, make_plan(nnodes=1), seen, "", 3.0)
-    assert outcome.reason_enum is expected
+    assert Reason(outcome.reason) is expected
     assert (outcome.detail == "as the agent says") == (told is expected)
     again = folder.run.read_outcome()
     assert again is not None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -165,4 +166,4 @@ def test_an_outcome_is_read_back_as_it_was_written() -> None:
         **defaults, **times, run_id="x-1", state="failed", reason="node-lost", exit_code=1,
         metrics={"loss": 1.0}, failure=failure, torch_version=None, restarts={"hang": 1},
     )  # fmt: skip
-    assert parse_record(Outcome, json.loads(json.dumps(outcome.to_jsonable()))) == outcome
+    assert parse_record(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome

@@ -51,7 +51,7 @@ def without_machine(script: str) -> str:
 def test_the_whole_local_script(
     make_plan: MakePlan, expect_golden: Callable[[str, str], None]
 ) -> None:
-    plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3)
+    plan = make_plan(nnodes=2, nproc_per_node=1)
     expect_golden("local-agent-2x1.sh", without_machine(render_local(plan).shell()))
 
 
@@ -145,7 +145,10 @@ def test_a_job_that_insists_on_an_image_s_agent_is_refused_another(
 
 
 def test_plain_torchrun_needs_no_agent_of_an_image(make_job: Callable[..., JobSpec]) -> None:
-    assert choose_agent(make_job(), "fabric-train:cpu", "0123456789ab") == (False, "")
+    assert choose_agent(make_job(engine="torchrun"), "fabric-train:cpu", "0123456789ab") == (
+        False,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,20 +197,33 @@ def test_running_agents_keep_their_archive_when_a_node_is_replaced(
 @pytest.mark.parametrize(
     ("fields", "uses"),
     [
-        ({}, False),
-        ({"nnodes": 2}, False),
-        ({"nnodes": "1:2"}, True),
-        ({"max_restarts": 1}, True),
-        ({"start": "fork"}, True),
-        ({"rdzv": {"backend": "roster"}}, True),
+        ({}, True),
+        ({"rdzv": {"backend": "c10d"}}, True),
         ({"engine": "agent"}, True),
         ({"nnodes": "1:2", "engine": "torchrun"}, False),
     ],
 )
-def test_the_agent_runs_what_may_restart_or_asks_for_it(
+def test_the_agent_runs_every_job_unless_it_asks_for_torchrun(
     make_plan: MakePlan, fields: dict[str, Any], uses: bool
 ) -> None:
     assert (make_plan(**fields).agent is not None) == uses
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit_s"),
+    [
+        ({"max_restarts": 1}, 1800),
+        ({}, 365 * 24 * 3600),
+        ({"agent": {"hang_max_s": 600}}, 600),
+        ({"agent": {"hang_min_s": 3600}}, 365 * 24 * 3600),
+    ],
+)
+def test_without_restarts_nobody_who_computes_hangs_unless_the_job_says_when(
+    make_plan: MakePlan, fields: dict[str, Any], limit_s: float
+) -> None:
+    agent = make_plan(**fields).agent
+    assert agent is not None
+    assert agent.hang_max_s == limit_s
 
 
 def stores(plan: LaunchPlan) -> tuple[StoreEndpoint, ...]:

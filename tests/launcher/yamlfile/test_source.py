@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.yamlfile import source as yaml_source
+from launcher.yamlfile import nodes
 from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import (
     MAX_DEPTH,
@@ -42,7 +42,7 @@ def test_the_fast_reader_of_many_documents_sees_what_the_careful_one_sees(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = parse_documents(text, "a.yaml")
-    monkeypatch.setattr(yaml_source, "FastLoader", yaml_source.CoreLoader)
+    monkeypatch.setattr(nodes, "FastLoader", nodes.CoreLoader)
     assert fast == parse_documents(text, "a.yaml")
 
 
@@ -52,7 +52,7 @@ def test_what_the_fast_reader_refuses_is_told_in_the_careful_ones_words(
 ) -> None:
     with pytest.raises(FileError) as fast:
         parse_documents(text, "a.yaml")
-    monkeypatch.setattr(yaml_source, "FastLoader", yaml_source.CoreLoader)
+    monkeypatch.setattr(nodes, "FastLoader", nodes.CoreLoader)
     with pytest.raises(FileError) as careful:
         parse_documents(text, "a.yaml")
     assert str(fast.value) == str(careful.value)

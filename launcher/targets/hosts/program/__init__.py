@@ -1,1 +1,1 @@
-"""What runs on the hosts: standard library alone, from Python 3.8 on, nothing installed."""
+"""What runs on the hosts: the standard library alone, on Python 3.9 or newer."""

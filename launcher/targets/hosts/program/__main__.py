@@ -13,16 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from launcher.targets.hosts.program import keeper, messages, requests, revive
-from launcher.targets.hosts.program.examine import Token
-from launcher.targets.hosts.program.facts import Listener, read_reachable
-from launcher.targets.hosts.program.frames import MAGIC, BrokenFrameError, read_frame, write_frame
-from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Completed, Refusal
-from launcher.targets.hosts.program.records import Record
+from launcher.targets.hosts.program import keeper, messages, requests
+from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Completed, Refusal
+from launcher.targets.hosts.program.reach import Listener, Token, read_reachable
+from launcher.targets.hosts.program.records import MAGIC, Record, read_frame, write_frame
 from launcher.targets.hosts.program.watch import Watch
 
 SPEC_LIMIT_S = 60
-LOOKING = (messages.ReadHost, messages.ListRuns, messages.WatchRun)
+SHOWS_NODES = (messages.ReadHost, messages.ListRuns, messages.WatchRun)
 """Before these requests, nodes that a reboot ended get their keepers back."""
 
 
@@ -44,36 +42,35 @@ def converse(program: str) -> None:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
-    held = Held(program)
-    look = functools.partial(revive.revive, Path(program).parents[1], program)
+    state = ConversationState(program)
+    revive = functools.partial(keeper.revive, Path(program).parents[1], program)
     try:
         while True:
             signal.alarm(int(IDLE_LIMIT_S))
             # The launcher sends one message at a time, so Python's own buffer, which select does
             # not see, is empty here.
-            held.answer_callers()
+            state.answer_callers()
             try:
                 frame = read_frame(stdin)
-            except BrokenFrameError:
+            except ValueError:
                 return
             if frame is None:
                 return
             asked, blob = frame
             assert isinstance(asked, messages.HostRequest), type(asked).__name__
             signal.alarm(int(asked.limit_s) + 60)
-            if isinstance(asked, LOOKING):
-                look()
-            if isinstance(asked, messages.WatchRun):
-                if Watch(asked, stdout, look).run(sys.stdin.fileno()):
-                    continue
+            if isinstance(asked, SHOWS_NODES):
+                revive()
+            if not isinstance(asked, messages.WatchRun):
+                write_frame(stdout, answer(asked, blob, state, stdin))
+            elif not Watch(asked, stdout, revive).run(sys.stdin.fileno()):
                 return
-            write_frame(stdout, answer(asked, blob, held, stdin))
     finally:
-        held.remove()
+        state.remove_tokens()
 
 
-class Held:
-    """What lasts as long as the conversation: open ports, and tokens in folders."""
+class ConversationState:
+    """What lasts as long as a conversation: open ports, and tokens in folders."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -84,7 +81,7 @@ class Held:
             messages.Listen: self._listen,
             messages.CallHosts: self._call,
             messages.LeaveToken: self._leave,
-            messages.RemoveTokens: lambda asked: self.remove(folders=True),
+            messages.RemoveTokens: lambda asked: self.remove_tokens(folders=True),
         }
 
     def _start(self, asked: messages.StartNode) -> Completed:
@@ -92,21 +89,21 @@ class Held:
         # An earlier incarnation of the node may still run.
         in_containers = bool(spec.container)
         requests.end_nodes(spec.run_id, (spec.node_index,), 0.0, in_containers=in_containers)
-        revive.start(spec, self._program)
+        keeper.start(spec, self._program)
         return Completed()
 
-    def _listen(self, asked: messages.Listen) -> messages.Listening:
+    def _listen(self, asked: messages.Listen) -> int:
         self._listeners.append(Listener(asked.token, asked.port))
-        return messages.Listening(port=self._listeners[-1].port)
+        return self._listeners[-1].port
 
-    def _call(self, asked: messages.CallHosts) -> messages.Reached:
-        return messages.Reached(places=read_reachable(asked.calls, asked.wait_s, self._listeners))
+    def _call(self, asked: messages.CallHosts) -> list[int]:
+        return read_reachable(asked.calls, asked.wait_s, self._listeners)
 
     def _leave(self, asked: messages.LeaveToken) -> Completed:
         self._tokens.append(Token(asked.folder, asked.name))
         return Completed()
 
-    def remove(self, *, folders: bool = False) -> Completed:
+    def remove_tokens(self, *, folders: bool = False) -> Completed:
         """Removes the tokens, and the ``folders`` that were made for them if nobody uses them."""
         for token in self._tokens:
             token.remove(folders=folders)
@@ -114,12 +111,12 @@ class Held:
 
     def answer_callers(self) -> None:
         """Greets callers until the launcher sends something."""
+        stdin = sys.stdin.fileno()
         while self._listeners:
-            ready = select.select([sys.stdin.fileno(), *self._listeners], [], [])[0]
-            for listener in self._listeners:
-                if listener in ready:
-                    listener.answer()
-            if sys.stdin.fileno() in ready:
+            ready = select.select([stdin, *self._listeners], [], [])[0]
+            for listener in (item for item in ready if isinstance(item, Listener)):
+                listener.answer()
+            if stdin in ready:
                 return
 
 
@@ -136,21 +133,24 @@ def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
     raise OSError("cut off while it was sent")
 
 
-def answer(asked: Record, blob: bytes, held: Held, stdin: IO[bytes]) -> Record:
+def answer(asked: Record, blob: bytes, state: ConversationState, stdin: IO[bytes]) -> Record:
     """The answer to one request, or why there is none."""
     kind = type(asked)
+    told: object
     try:
         if kind is messages.LoadImage:
-            return requests.load_image(read_chunks(stdin))
-        if kind in requests.HANDLERS_OF_BYTES:
-            return requests.HANDLERS_OF_BYTES[kind](asked, blob)
-        return {**requests.HANDLERS, **held.handlers}[kind](asked)
+            told = requests.load_image(read_chunks(stdin))
+        elif kind in requests.HANDLERS_OF_BYTES:
+            told = requests.HANDLERS_OF_BYTES[kind](asked, blob)
+        else:
+            told = {**requests.HANDLERS, **state.handlers}[kind](asked)
     except requests.RequestError as error:
         return Refusal(error=str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = errno.errorcode.get(error.errno or 0, "")
         return Refusal(error=f"{where}{error.strerror or error}", errno=code)
+    return told if isinstance(told, Record) else Answered(value=told)
 
 
 if __name__ == "__main__":

@@ -1,44 +1,35 @@
-"""What this host has: processors, accelerators, addresses; and which hosts it reaches."""
+"""What this host has: processors, accelerators, addresses, Docker; and what a probe says of it."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import math
+import json
 import os
 import resource
-import select
 import shutil
 import socket
 import struct
 import sys
-import time
-from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
 
-from launcher.targets.hosts.program import commands
+from launcher.targets.hosts.program import messages, processes
 from launcher.targets.hosts.program.leases import LeaseBook
-from launcher.targets.hosts.program.messages import HostReport, ReadHost
+from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport, ProbeResult
 
 SIOCGIFADDR = 0x8915
 RDMA_DEVICES = "/dev/infiniband"
 CAP_IPC_LOCK = 14
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
 """Interfaces with such names lead only to this host."""
-CALLS_AT_ONCE = 256
-"""A quarter of the usual limit of open descriptors."""
-SETTLED_S = 1.5
-"""How long to wait for more addresses once each host has answered at one: a kernel sends a lost
-first packet again after 1 s (RFC 6298)."""
 TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))"
 
 
-def read_host(asked: ReadHost) -> HostReport:
+def read_host(asked: messages.ReadHost) -> HostReport:
     """The host as the planner needs it."""
     python = shutil.which(os.path.expanduser(asked.python or "python3")) or ""
-    gpus = read_gpus() if asked.gpus else []
+    smi = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+    gpus = (processes.read_output(smi) or "").split() if asked.gpus else []
     found = HostReport(
         host_name=socket.gethostname(),
         cpu_count=len(os.sched_getaffinity(0)),
@@ -54,18 +45,17 @@ def read_host(asked: ReadHost) -> HostReport:
         memlock_bytes=read_memlock_bytes(),
     )
     if asked.runtime == "docker":
+        version = processes.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
         image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
-        return found.having(image=image, **read_docker(image))
+        fields = "{{.Id}}\n{{json .Config.Labels}}"
+        argv = ("docker", "image", "inspect", "--format", fields, image)
+        id, _, labels = ((processes.read_output(argv) if version else "") or "").partition("\n")
+        told = {"docker": (version or "").strip(), "image_id": id, "labels": labels.strip()}
+        return found.having(image=image, **told)
     if asked.runtime == "python" and python:
-        version = commands.read_output((python, "-c", TORCH_VERSION))
+        version = processes.read_output((python, "-c", TORCH_VERSION))
         return found.having(torch_version=(version or "").strip())
     return found
-
-
-def read_gpus() -> list[str]:
-    """Indices of NVIDIA GPUs, as nvidia-smi lists them."""
-    text = commands.read_output(("nvidia-smi", "--query-gpu=index", "--format=csv,noheader"))
-    return (text or "").split()
 
 
 def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:
@@ -88,39 +78,30 @@ def read_memlock_bytes(status: str = "/proc/self/status") -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def read_docker(image: str) -> dict[str, str]:
-    """The engine's version and the image's labels, empty where there are none."""
-    version = commands.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
-    fields = "{{.Id}}\n{{json .Config.Labels}}"
-    argv = ("docker", "image", "inspect", "--format", fields, image)
-    found = commands.read_output(argv) if version else ""
-    labels = (found or "").partition("\n")[2].strip()
-    return {"docker": (version or "").strip(), "labels": labels}
-
-
-def read_interfaces() -> list[tuple[str, str, int]]:
-    """(interface, address, Mbit/s or 0) of every address that another host might reach."""
+def read_interfaces() -> list[Address]:
+    """Every address that another host might reach."""
     found = []
     for _, name in socket.if_nameindex():
         if not name.startswith(SKIPPED):
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)
-                found.append((name, socket.inet_ntoa(answer[20:24]), read_speed(name)))
+                found.append(_address(name, socket.inet_ntoa(answer[20:24])))
     with suppress(OSError), open("/proc/net/if_inet6") as table:
         for line in table:
             digits, _, _, scope, _, name = line.split()
             if scope == "00" and not name.startswith(SKIPPED):
-                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-                found.append((name, address, read_speed(name)))
+                binary = bytes.fromhex(digits)
+                found.append(_address(name, socket.inet_ntop(socket.AF_INET6, binary)))
     return found
 
 
-def read_speed(interface: str) -> int:
-    """The link's speed in Mbit/s; 0 where the driver does not report it."""
+def _address(interface: str, address: str) -> Address:
+    speed = 0
+    # Some drivers do not report the link's speed.
     with suppress(OSError, ValueError), open(f"/sys/class/net/{interface}/speed") as file:
-        return max(0, int(file.read()))
-    return 0
+        speed = max(0, int(file.read()))
+    return Address(interface=interface, address=address, speed=speed)
 
 
 def is_free(port: int) -> bool:
@@ -134,132 +115,30 @@ def is_free(port: int) -> bool:
     return True
 
 
-class Listener:
-    """An open port that greets callers with a token: they learn which addresses lead here."""
-
-    def __init__(self, token: str, port: int = 0) -> None:
-        """Raises ``OSError`` where ``port`` is taken."""
-        self._token = token.encode()
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._socket = socket.create_server(
-            ("", port), family=family, dualstack_ipv6=dual, backlog=512
-        )
-        self.port = self._socket.getsockname()[1]
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def answer(self) -> None:
-        """Greets the caller that waits."""
-        with suppress(OSError):
-            peer, _ = self._socket.accept()
-            with peer:
-                peer.sendall(self._token)
-
-
-def read_reachable(
-    calls: Sequence[Sequence[Any]], limit_s: float, listeners: Sequence[Listener] = ()
-) -> list[int]:
-    """Which of (address, port, token) answer with their token, by place in the list.
-
-    The same token and port at several addresses is one host: once each host has answered at each
-    of its ports, only ``SETTLED_S`` more are waited. Callers of ``listeners`` are greeted
-    meanwhile, as they may be the hosts that are called here.
-    """
-    deadline = time.monotonic() + limit_s
-    under_way = Calls(calls, limit_s, listeners)
+def run_program(asked: messages.RunProbe, source: str) -> ProbeResult:
+    """Runs a Python program. Raises ``OSError`` where it fails."""
+    folder = Path(os.path.expanduser(asked.checkpoint_dir))
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    env = {**os.environ, **asked.env, "CHECKPOINT_DIR": str(nearest)}
+    python = shutil.which(os.path.expanduser(asked.python)) or asked.python
+    argv = (python, "-c", source, *asked.arguments)
+    printed = processes.read_output(argv, asked.wait_s, env)
+    if printed is None:
+        raise OSError(f"{python} does not start, or takes longer than {asked.wait_s:g} s")
     try:
-        while under_way.go_on() and time.monotonic() < deadline:
-            under_way.wait(deadline)
-            if under_way.settled:
-                deadline = min(deadline, time.monotonic() + SETTLED_S)
-    finally:
-        under_way.close()
-    return sorted(under_way.reached)
+        # The last line: start-up files of the user may print others before.
+        answer = json.loads(printed.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise OSError(f"{python} says {printed[:80]!r} when it is asked what it is") from None
+    return ProbeResult(answer=answer, has_folder=nearest == folder)
 
 
-class Calls:
-    """Calls at many addresses, at most ``CALLS_AT_ONCE`` open at a time.
-
-    A call that is silent for its share of the limit goes to the end of the queue, so that each is
-    made at least once within the limit, however many never answer.
-    """
-
-    def __init__(
-        self, calls: Sequence[Sequence[Any]], limit_s: float, listeners: Sequence[Listener]
-    ) -> None:
-        self._calls = calls
-        self._share_s = limit_s / max(1, math.ceil(len(calls) / CALLS_AT_ONCE))
-        self._queue = deque(range(len(calls)))
-        self._untried = len(calls)
-        self._missing = {(token, port) for _, port, token in calls}
-        self._open: dict[int, tuple[socket.socket, int, float]] = {}
-        # select takes no descriptor above 1023.
-        self._poll = select.poll()
-        self._listeners = {listener.fileno(): listener for listener in listeners}
-        for number in self._listeners:
-            self._poll.register(number, select.POLLIN)
-        self.reached: list[int] = []
-
-    @property
-    def settled(self) -> bool:
-        """Whether all hosts answered at all ports, and all addresses were tried."""
-        return not self._missing and not self._untried
-
-    def go_on(self) -> bool:
-        """Makes calls while there is room; False when none is open."""
-        while self._queue and len(self._open) < CALLS_AT_ONCE:
-            self._untried = max(0, self._untried - 1)
-            self._dial(self._queue.popleft())
-        return bool(self._open)
-
-    def wait(self, deadline: float) -> None:
-        """Waits until an answer comes, or a call has had its share of the time."""
-        _, _, oldest_at = next(iter(self._open.values()))
-        until = min(deadline, oldest_at + self._share_s) if self._queue else deadline
-        left_s = max(0.0, until - time.monotonic())
-        for number, _ in self._poll.poll(math.ceil(left_s * 1000)):
-            if number in self._listeners:
-                self._listeners[number].answer()
-            else:
-                self._hear(number)
-        late_at = time.monotonic() - self._share_s
-        late = [n for n, (_, _, begun_at) in self._open.items() if begun_at <= late_at]
-        for number in late[: len(self._queue)]:
-            self._queue.append(self._hang_up(number))
-
-    def close(self) -> None:
-        for number in list(self._open):
-            self._hang_up(number)
-
-    def _dial(self, place: int) -> None:
-        address, port, _ = self._calls[place]
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            peer = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            if error.errno == errno.EAFNOSUPPORT:  # a host without IPv6
-                return
-            raise
-        peer.setblocking(False)
-        if peer.connect_ex((address, port)) not in (0, errno.EINPROGRESS):
-            peer.close()
-            return
-        self._open[peer.fileno()] = (peer, place, time.monotonic())
-        self._poll.register(peer, select.POLLIN)
-
-    def _hear(self, number: int) -> None:
-        peer, place, _ = self._open[number]
-        _, port, token = self._calls[place]
-        with suppress(OSError):
-            if peer.recv(256) == token.encode():
-                self.reached.append(place)
-                self._missing.discard((token, port))
-        self._hang_up(number)
-
-    def _hang_up(self, number: int) -> int:
-        peer, place, _ = self._open.pop(number)
-        self._poll.unregister(number)
-        peer.close()
-        return place
+def read_engine(asked: messages.ReadEngine) -> EngineFacts:
+    """What ``doctor`` asks of a Docker engine beyond what a start needs."""
+    runtimes = processes.read_output(("docker", "info", "--format", "{{json .Runtimes}}"))
+    argv = ("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", asked.image)
+    return EngineFacts(
+        runtimes=sorted(json.loads(runtimes or "{}") or {}),
+        hook=bool(shutil.which("nvidia-container-runtime-hook")),
+        digests=json.loads(processes.read_output(argv) or "[]") or [],
+    )

@@ -2,29 +2,34 @@
 
 A process of its own, which outlives the session that started it. A followed run's lease is renewed
 by its launcher, and the node ends when the lease expires. The keeper renews the lease of a detached
-run. After Docker's restart policy has started a container again, the keeper follows it further.
+run, and follows a container further that Docker's restart policy has started again. If that was
+after a reboot of the host, the next session on the host restores keeper and lease (``revive``).
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import NamedTuple
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import read_record, write_record
+from launcher.contract.keeper_record import RECORD, read_record, write_record
 from launcher.contract.process_stat import start_of
-from launcher.targets.hosts.program import commands, processes
-from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program import processes
+from launcher.targets.hosts.program.leases import HeldError, LeaseBook
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
 
 SPEC = "keeper-spec.json"
 """Beside the record of a node that Docker starts again: what its next keeper is started with."""
+PENDING_SPECS = f"runs/*/{protocol.NODES_DIR}/[0-9]*/[0-9]*/{SPEC}"
 POLL_S = 0.05
 ENGINE_POLL_S = 0.5
 MAX_COMEBACKS = 16
@@ -37,6 +42,7 @@ LOST_GRACE_S = 5.0
 """The stop grace of a node whose launcher is gone."""
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
+TAKEN_CODE = 137
 FULL_BYTES = 1 << 20
 GRACE_FILE = "stop-grace"
 """Seconds, written by a request to stop that has its own grace."""
@@ -62,33 +68,40 @@ class _Keeper:
         self._kill_at: float | None = None
         self._renewed_at = float("-inf")
 
-    def on_sigterm(self, signum: int, frame: Any) -> None:
+    def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True
 
     def run(self) -> None:
-        self._record = {"pid": os.getpid(), "start": start_of(os.getpid())}
-        write_record(self._folder, self._record)
+        record_process(self._folder, os.getpid())
         try:
             code, left = self._follow(self._spec), MAX_COMEBACKS
             while left > 0 and self._may_come_back():
                 code, left = self._follow(attached(self._spec)), left - 1
         except OSError as error:
-            detail = f"cannot start {self._spec.argv[0]}: {error.strerror}"
-            self._close({**self._record, "exit_code": SETUP_FAILED, "detail": detail})
+            self._close(SETUP_FAILED, f"cannot start {self._spec.argv[0]}: {error.strerror}")
             return
         if code != 0 and not self._why:
-            self._why = describe_full_disk(self._folder)
-        ending = {"exit_code": code, "detail": self._why}
-        self._close({**self._record, **ending, **self._ending()})
+            disk = os.statvfs(self._folder)
+            if disk.f_bavail * disk.f_frsize < FULL_BYTES:
+                # The program had no room to say so itself.
+                self._why = f"{os.strerror(errno.ENOSPC)}: {self._folder}"
+        found = inspect(self._spec.container) if self._spec.container else None
+        if found is None:
+            self._close(code, self._why)
+        else:
+            self._close(code, found.error or self._why, out_of_memory=found.out_of_memory)
 
     def _follow(self, spec: KeeperSpec) -> int:
-        """Runs the program, and returns its exit code."""
+        """Runs the program, and returns its exit code as in a shell."""
+        unset = (processes.KEEPER, *spec.unset)
+        inherited = {k: v for k, v in os.environ.items() if k not in unset}
+        env = {**inherited, **spec.env, **spec.secrets}
         console = self._folder / protocol.CONSOLE_FILE
-        child = commands.Child(spec.argv, spec.cwd, self._env(), console)
-        while (code := child.exit_code()) is None:
+        child = processes.start_child(spec.argv, spec.cwd, env, console)
+        while (code := child.poll()) is None:
             self._turn(child)
             time.sleep(POLL_S)
-        return code
+        return 128 - code if code < 0 else code
 
     def _may_come_back(self) -> bool:
         """Waits until Docker has started the container again; False if the node has ended."""
@@ -105,12 +118,7 @@ class _Keeper:
             time.sleep(ENGINE_POLL_S)
         return False
 
-    def _env(self) -> dict[str, str]:
-        unset = (processes.KEEPER, *self._spec.unset)
-        inherited = {k: v for k, v in os.environ.items() if k not in unset}
-        return {**inherited, **self._spec.env, **self._spec.secrets}
-
-    def _turn(self, child: commands.Child | None) -> None:
+    def _turn(self, child: processes.Child | None) -> None:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s(now):
@@ -123,11 +131,11 @@ class _Keeper:
             self._renewed_at = now
             self._renew()
 
-    def _ask_to_end(self, child: commands.Child | None) -> None:
+    def _ask_to_end(self, child: processes.Child | None) -> None:
         # Only to the agent, which ends its workers: it would report a worker that gets a signal
         # from elsewhere as failed.
         if self._spec.comes_back:
-            commands.read_output(("docker", "kill", "--signal", "TERM", self._spec.container))
+            processes.read_output(("docker", "kill", "--signal", "TERM", self._spec.container))
         elif child is not None:
             processes.send((child.pid,), signal.SIGTERM)
             processes.send((child.pid,), signal.SIGCONT)
@@ -138,7 +146,9 @@ class _Keeper:
             if self._spec.comes_back and not (self._folder / GRACE_FILE).exists():
                 # A stop request writes that file: without it, the host itself is shutting down.
                 os._exit(0)
-            return max(0.01, read_grace_s(self._folder, self._spec.stop_grace_s))
+            with suppress(OSError, ValueError):
+                return max(0.01, float((self._folder / GRACE_FILE).read_text()))
+            return max(0.01, self._spec.stop_grace_s)
         if now - self._renewed_at > (RENEW_S if self._spec.detached else 0.25):
             self._renewed_at = now
             if self._spec.detached:
@@ -152,50 +162,26 @@ class _Keeper:
     def _renew(self) -> None:
         self._book.renew(self._run_id, DETACHED_TTL_S, self._node)
 
-    def _ending(self) -> dict[str, Any]:
-        found = inspect(self._spec.container) if self._spec.container else None
-        if found is None:
-            return {}
-        return {"out_of_memory": found.out_of_memory, "detail": found.error or self._why}
-
     def _sweep(self) -> None:
         if self._spec.container:
             remove_container(self._spec.container)
-        processes.end(processes.find(self._run_id, self._node))
+        processes.send(processes.find(self._run_id, self._node), signal.SIGKILL)
 
-    def _close(self, record: dict[str, Any]) -> None:
+    def _close(self, code: int, detail: str, *, out_of_memory: bool = False) -> None:
         deadline = time.monotonic() + SWEEP_LIMIT_S
         self._sweep()
         while processes.find(self._run_id, self._node) and time.monotonic() < deadline:
             self._sweep()
             time.sleep(0.02)
         self._book.release(self._run_id, self._node)
-        write_record(self._folder, record)
+        record_process(
+            self._folder, os.getpid(), exit_code=code, detail=detail, out_of_memory=out_of_memory
+        )
 
 
-def describe_full_disk(folder: Path) -> str:
-    """The reason why a program failed without a word: a full disk; empty if there is room."""
-    disk = os.statvfs(folder)
-    is_full = disk.f_bavail * disk.f_frsize < FULL_BYTES
-    return f"{os.strerror(errno.ENOSPC)}: {folder}" if is_full else ""
-
-
-def read_grace_s(folder: Path, usual_s: float) -> float:
-    """The grace in the request to stop, or else ``usual_s``."""
-    with suppress(OSError, ValueError):
-        return float((folder / GRACE_FILE).read_text())
-    return usual_s
-
-
-def write_spec(spec: KeeperSpec) -> None:
-    """Writes what a later keeper of the same container needs, without the secrets."""
-    (Path(spec.node_dir) / SPEC).write_text(spec.having(secrets={}, argv=[]).to_json())
-
-
-def attached(spec: KeeperSpec) -> KeeperSpec:
-    """The spec of a keeper that follows the container, which runs already. Pure."""
-    argv = ["docker", "attach", "--no-stdin", "--sig-proxy=false", spec.container]
-    return spec.having(argv=argv, cwd="/")
+def record_process(folder: Path, pid: int, **ending: object) -> None:
+    """Writes the record of a keeper, with the node's ``ending`` once it has ended."""
+    write_record(folder, {"pid": pid, "start": start_of(pid), **ending})
 
 
 def read_state(folder: Path) -> NodeSeen:
@@ -221,6 +207,79 @@ def has_ended_by_itself(folder: Path) -> bool:
     return False
 
 
+# -- starting a keeper, also after a reboot --------------------------------------------------------
+
+
+def start(spec: KeeperSpec, program: str) -> None:
+    """Starts a node's keeper with ``program``, and records its process."""
+    env = {
+        **os.environ,
+        protocol.RUN_ID: spec.run_id,
+        protocol.NODE_INDEX: str(spec.node_index),
+        processes.KEEPER: "1",
+    }
+    folder = Path(spec.node_dir)
+    for stale in (RECORD, GRACE_FILE):
+        (folder / stale).unlink(missing_ok=True)
+    if spec.comes_back:
+        write_spec(spec)
+    argv = (sys.executable, "-S", program, "keep")
+    pid = processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log")
+    # The keeper writes this too, but later: until then the node would count as lost.
+    record_process(folder, pid)
+
+
+def write_spec(spec: KeeperSpec) -> None:
+    """Writes what a later keeper of the same container needs, without the secrets."""
+    (Path(spec.node_dir) / SPEC).write_text(spec.having(secrets={}, argv=[]).to_json())
+
+
+def attached(spec: KeeperSpec) -> KeeperSpec:
+    """The spec of a keeper that follows the container, which runs already. Pure."""
+    argv = ["docker", "attach", "--no-stdin", "--sig-proxy=false", spec.container]
+    return spec.having(argv=argv, cwd="/")
+
+
+def revive(state_dir: Path, program: str) -> None:
+    """Restores the keepers that are gone from containers that Docker brought back. Does not wait.
+
+    ``program`` starts a keeper.
+    """
+    for path in state_dir.glob(PENDING_SPECS):
+        if read_state(path.parent).state == "pending":
+            with suppress(OSError, ValueError), path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another session may have restored it before this one had the lock.
+                if read_state(path.parent).state == "pending":
+                    _revive(KeeperSpec.from_json(json.load(file)), program)
+
+
+def _revive(spec: KeeperSpec, program: str) -> None:
+    folder = Path(spec.node_dir)
+    found = inspect(spec.container)
+    if found is None:
+        since = read_record(folder).get("waits_since", time.time())
+        _mark(folder, waits_since=since, gone=time.time() - since > BACK_LIMIT_S)
+    elif found.is_running:
+        try:
+            if spec.lease is not None:
+                book = LeaseBook(spec.lease_dir)
+                book.take(spec.lease, DETACHED_TTL_S, spec.slots_limit)
+        except HeldError as error:
+            remove_container(spec.container)
+            taker = error.leases[0].run_id
+            detail = f"while its host was away, {taker} took what it had there"
+            _mark(folder, exit_code=TAKEN_CODE, detail=detail)
+        else:
+            start(attached(spec), program)
+    elif not found.is_there:
+        _mark(folder, gone=True)
+
+
+def _mark(folder: Path, **told: object) -> None:
+    write_record(folder, {**read_record(folder), **told})
+
+
 # -- containers ------------------------------------------------------------------------------------
 
 
@@ -237,13 +296,11 @@ def inspect(name: str) -> ContainerState | None:
     """A container's state; None where the engine does not answer."""
     fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
     argv = ("docker", "inspect", "--format", fields, name)
-    text = commands.read_output(argv)
-    if text is None:
-        if commands.read_output(("docker", "version", "--format", "{{.Server.Version}}")) is None:
+    if (text := processes.read_output(argv)) is None:
+        if processes.read_output(("docker", "version", "--format", "{{.Server.Version}}")) is None:
             return None
         # The engine may have started between the two commands: ask once more.
-        text = commands.read_output(argv)
-        if text is None:
+        if (text := processes.read_output(argv)) is None:
             return ContainerState(is_there=False)
     running, oom, error = text.strip("\n").split(" ", 2)
     return ContainerState(True, running == "true", oom == "true", error.strip())
@@ -251,4 +308,4 @@ def inspect(name: str) -> ContainerState | None:
 
 def remove_container(name: str) -> None:
     """Removes a container by its name. Idempotent."""
-    commands.read_output(("docker", "rm", "--force", "--volumes", name))
+    processes.read_output(("docker", "rm", "--force", "--volumes", name))

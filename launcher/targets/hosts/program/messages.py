@@ -9,16 +9,20 @@ from launcher.targets.hosts.program.records import Record
 
 IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
-Answer = TypeVar("Answer", bound=Record)
+Answer = TypeVar("Answer")
 
 
 class HostRequest(Record, Generic[Answer]):
-    """What a host is asked to do, and with which record it answers.
+    """What a host is asked to do, and what it answers: a record, or plain JSON in ``Answered``.
 
     The conversation ends when the host needs longer than ``limit_s``.
     """
 
     limit_s: float = IDLE_LIMIT_S
+
+
+class Answered(Record):
+    value: Any
 
 
 class Completed(Record): ...
@@ -57,6 +61,11 @@ class Lease(Record):
     live: bool = False
     left_s: float = 0.0
     age_s: float = 0.0
+
+    @property
+    def holding(self) -> str:
+        """What it holds, in words."""
+        return f"GPUs {','.join(self.gpus)}" if self.gpus else f"{self.slots} slots"
 
 
 class TakeLease(HostRequest["LeaseTaken"]):
@@ -156,10 +165,11 @@ class PrepareRun(HostRequest[Completed]):
     needed: Sequence[str]
 
 
-class RemoveRun(HostRequest["Kept"]):
+class RemoveRun(HostRequest[int]):
     """Removes a run's folder, and its checkpoint folder if that is empty.
 
-    Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named.
+    Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named;
+    the answer is how many.
     """
 
     run_dir: str
@@ -167,22 +177,11 @@ class RemoveRun(HostRequest["Kept"]):
     outputs_dir: str
 
 
-class Kept(Record):
-    count: int
-    folder: str
+class FindImage(HostRequest[str]):
+    """The id of an image, empty where the engine has none; ``pull``: it is pulled then."""
 
-
-class HasImage(HostRequest["ImageFound"]):
     image: str
-
-
-class ImageFound(Record):
-    id: str
-    """Empty where the host's engine has no such image."""
-
-
-class PullImage(HostRequest[Completed]):
-    image: str
+    pull: bool
 
 
 class LoadImage(HostRequest[Completed]):
@@ -198,8 +197,8 @@ class ImageEnd(Record):
     complete: bool
 
 
-class AskLauncher(HostRequest[YesOrNo]):
-    """Leaves the request ``name`` for the launcher that follows a run; yes once it is taken up.
+class AskLauncher(HostRequest[bool]):
+    """Leaves the request ``name`` for the launcher that follows a run: is it taken up?
 
     Refused where none follows it.
     """
@@ -273,11 +272,7 @@ class WatchEnd(Record):
 # -- what a host is --------------------------------------------------------------------------------
 
 
-class ReadClock(HostRequest["ClockTime"]): ...
-
-
-class ClockTime(Record):
-    at: float
+class ReadClock(HostRequest[float]): ...
 
 
 class ReadEngine(HostRequest["EngineFacts"]):
@@ -290,19 +285,27 @@ class ReadHost(HostRequest["HostReport"]):
     state_dir: str
     lease_dir: str
     python: str | None
-    ports: Sequence[int]
-    gpus: bool
-    runtime: str
+    ports: Sequence[int] = ()
+    gpus: bool = True
+    runtime: str = "none"
     image: str = ""
     own_image: str = ""
+
+
+class Address(Record):
+    """One address of a host; ``speed`` of its interface in Mbit/s, 0 where it is not known."""
+
+    interface: str
+    address: str
+    speed: int = 0
 
 
 class HostReport(Record):
     """What a host has; empty values for what it lacks.
 
-    ``interfaces`` are (interface, address, Mbit/s). ``rdma_devices`` says of each device whether
-    its user may open it; ``memlock_bytes`` is None without a limit. ``clock_offset_s`` is added by
-    the launcher: the host's clock minus its own.
+    ``rdma_devices`` says of each device whether its user may open it; ``memlock_bytes`` is None
+    without a limit. ``image_id`` and ``labels`` are those of ``image``. ``clock_offset_s`` is
+    added by the launcher: the host's clock minus its own.
     """
 
     host_name: str = ""
@@ -311,7 +314,7 @@ class HostReport(Record):
     python: str = ""
     python_version: str = ""
     torch_version: str = ""
-    interfaces: Sequence[Sequence[Any]] = ()
+    interfaces: Sequence[Address] = ()
     state_dir: str = ""
     user: str = ""
     free_ports: Sequence[int] = ()
@@ -320,6 +323,7 @@ class HostReport(Record):
     memlock_bytes: int | None = None
     docker: str = ""
     image: str | None = None
+    image_id: str = ""
     labels: str = ""
     clock_offset_s: float = 0.0
 
@@ -330,10 +334,8 @@ class EngineFacts(Record):
     ``hook``: NVIDIA's older way to give GPUs to containers is installed.
     """
 
-    version: str
     runtimes: Sequence[str]
     hook: bool
-    image_id: str = ""
     digests: Sequence[str] = ()
 
 
@@ -355,26 +357,18 @@ class ProbeResult(Record):
     has_folder: bool
 
 
-class Listen(HostRequest["Listening"]):
-    """Opens ``port``, or one that the kernel chooses for 0; it greets callers with ``token``."""
+class Listen(HostRequest[int]):
+    """Opens ``port``, which greets callers with ``token``; the kernel chooses one for 0."""
 
     token: str
     port: int
 
 
-class Listening(Record):
-    port: int
-
-
-class CallHosts(HostRequest["Reached"]):
+class CallHosts(HostRequest[Sequence[int]]):
     """Which of the calls (address, port, token) are answered with their token, by place."""
 
     calls: Sequence[Sequence[Any]]
     wait_s: float
-
-
-class Reached(Record):
-    places: Sequence[int]
 
 
 class LeaveToken(HostRequest[Completed]):
@@ -388,13 +382,9 @@ class RemoveTokens(HostRequest[Completed]):
     """Removes all files that ``LeaveToken`` made, and the folders that were made for them."""
 
 
-class FindTokens(HostRequest["TokensFound"]):
+class FindTokens(HostRequest[Sequence[str]]):
     """Which of ``names`` are in ``folder``; waits for all of them, ``wait_s`` at most."""
 
     folder: str
     names: Sequence[str]
     wait_s: float
-
-
-class TokensFound(Record):
-    names: Sequence[str]

@@ -1,11 +1,16 @@
-"""Finds processes of this host by their environment, never by a pattern of names."""
+"""Starts, finds and signals processes of this host; the only user of ``subprocess`` here.
+
+A run's processes are found by their environment, never by a pattern of names.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import suppress
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
@@ -13,23 +18,112 @@ from launcher.contract.process_stat import is_stopped, parent_of
 
 KEEPER = "LAUNCHER_KEEPER"
 """Only a node's keeper has this variable."""
-_RUN_ID = protocol.RUN_ID.encode()
-_NODE_INDEX = protocol.NODE_INDEX.encode()
-_KEEPER = KEEPER.encode()
+PR_SET_PDEATHSIG = 1
+Child = subprocess.Popen[bytes]
+
+
+def read_output(
+    argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] | None = None
+) -> str | None:
+    """What a short command prints; None where it is missing, fails or takes too long."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_s,
+            check=True,
+            env=env,
+        )
+        return done.stdout.decode(errors="replace")
+    return None
+
+
+def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
+    """Feeds ``chunks`` to a command; returns its error output if it fails, else nothing."""
+    import tempfile  # here, as its import would delay each session
+
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
+        assert child.stdin is not None
+        for chunk in chunks:
+            # After a failure read the rest, as the sender waits until it is taken.
+            with contextlib.suppress(OSError):
+                child.stdin.write(chunk)
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        code = child.wait()
+        said.seek(0)
+        return "" if code == 0 else said.read().decode(errors="replace").strip() or "failed"
+
+
+def start_keeper(argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path) -> int:
+    """Starts a process that outlives this session, sends it ``spec``, and returns its pid.
+
+    The spec has secrets, so it goes through standard input and not through a file or arguments.
+    """
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            argv,
+            env=env,
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    assert child.stdin is not None
+    child.stdin.write(spec)
+    child.stdin.close()
+    child.returncode = 0  # nobody here waits for it
+    return child.pid
+
+
+def start_child(argv: Sequence[str], cwd: str, env: Mapping[str, str], console: Path) -> Child:
+    """Starts the program of a node, which gets SIGTERM when its keeper dies."""
+    with console.open("ab") as output:
+        return subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+
+
+def _die_with_parent() -> None:
+    # Not SIGKILL: the agent must still end its workers, which do not die with the keeper.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() == 1:
+        os._exit(1)
 
 
 def find(
-    run_id: str, nodes: tuple[int, ...] | None = None, *, keepers: bool = False
+    run_id: str, nodes: tuple[int, ...] | None = None, *, keepers: bool | None = False
 ) -> tuple[int, ...]:
-    """Pids of a run's processes, only of ``nodes`` if given: keepers, or all others."""
+    """Pids of a run's processes, only of ``nodes`` if given: keepers, all others, or None: both."""
     wanted = None if nodes is None else {str(index).encode() for index in nodes}
     return tuple(
         pid
         for pid, env in _environments()
-        if env.get(_RUN_ID) == os.fsencode(run_id)
-        and (wanted is None or env.get(_NODE_INDEX) in wanted)
-        and (_KEEPER in env) == keepers
+        if env.get(protocol.RUN_ID.encode()) == os.fsencode(run_id)
+        and (wanted is None or env.get(protocol.NODE_INDEX.encode()) in wanted)
+        and keepers in (None, KEEPER.encode() in env)
     )
+
+
+def _environments() -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{name}/environ").read_bytes()
+                if protocol.RUN_ID.encode() in text:
+                    pairs = (item.partition(b"=") for item in text.split(b"\0"))
+                    yield int(name), {key: value for key, _, value in pairs}
 
 
 def roots(pids: tuple[int, ...]) -> tuple[int, ...]:
@@ -40,26 +134,11 @@ def roots(pids: tuple[int, ...]) -> tuple[int, ...]:
 def send(pids: tuple[int, ...], signum: int) -> None:
     """Sends a signal to those that still live."""
     for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
-
-
-def end(pids: tuple[int, ...]) -> None:
-    """Kills processes, even stopped ones."""
-    send(pids, signal.SIGKILL)
 
 
 def wake(pid: int) -> None:
     """Continues a process that a signal has stopped."""
     if is_stopped(pid):
         send((pid,), signal.SIGCONT)
-
-
-def _environments() -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with suppress(OSError):
-                text = Path(f"/proc/{name}/environ").read_bytes()
-                if _RUN_ID in text:
-                    pairs = (item.partition(b"=") for item in text.split(b"\0"))
-                    yield int(name), {key: value for key, _, value in pairs}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
-from launcher.targets.hosts.program import commands, examine, facts, keeper, messages, processes
+from launcher.targets.hosts.program import facts, keeper, messages, processes, reach
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
 from launcher.targets.hosts.program.messages import Completed, RunOnHost, YesOrNo
 from launcher.targets.hosts.program.records import Record
@@ -25,7 +25,6 @@ ENGINE_LIMIT_S = 10.0
 TAKE_UP_LIMIT_S = 30.0
 """Within which a launcher must take up a request."""
 RUNS_DIR = "runs"
-PLAN_FILE = protocol.PLAN_FILE
 CODE_DIR = "code"
 
 
@@ -88,7 +87,7 @@ def stop_nodes(asked: messages.StopNodes) -> Completed:
     return Completed()
 
 
-def remove_run(asked: messages.RemoveRun) -> messages.Kept:
+def remove_run(asked: messages.RemoveRun) -> int:
     run_dir, outputs = Path(asked.run_dir), Path(asked.outputs_dir)
     written = list(outputs_among(run_dir / CODE_DIR)) if asked.outputs_dir else []
     for path in written:
@@ -99,7 +98,7 @@ def remove_run(asked: messages.RemoveRun) -> messages.Kept:
     if asked.checkpoint_dir:
         with suppress(OSError):
             Path(asked.checkpoint_dir).rmdir()
-    return messages.Kept(count=len(written), folder=str(outputs))
+    return len(written)
 
 
 def outputs_among(code: Path) -> Iterator[Path]:
@@ -111,25 +110,24 @@ def outputs_among(code: Path) -> Iterator[Path]:
                 yield path
 
 
-def find_image(asked: messages.HasImage) -> messages.ImageFound:
+def find_image(asked: messages.FindImage) -> str:
     argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
-    return messages.ImageFound(id=(commands.read_output(argv) or "").strip())
-
-
-def pull_image(asked: messages.PullImage) -> Completed:
-    if told := commands.feed(("docker", "pull", "--quiet", asked.image), ()):
-        raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
-    return Completed()
+    id = (processes.read_output(argv) or "").strip()
+    if asked.pull and not id:
+        if told := processes.feed(("docker", "pull", "--quiet", asked.image), ()):
+            raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
+        id = (processes.read_output(argv) or "").strip()
+    return id
 
 
 def load_image(chunks: Iterator[bytes]) -> Completed:
     """Takes an image as ``docker save`` wrote it."""
-    if told := commands.feed(("docker", "load", "--quiet"), chunks):
+    if told := processes.feed(("docker", "load", "--quiet"), chunks):
         raise RequestError(told.splitlines()[-1])
     return Completed()
 
 
-def ask_launcher(asked: messages.AskLauncher) -> YesOrNo:
+def ask_launcher(asked: messages.AskLauncher) -> bool:
     path = Path(asked.run_dir, asked.name)
     if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
@@ -137,12 +135,12 @@ def ask_launcher(asked: messages.AskLauncher) -> YesOrNo:
     deadline = time.monotonic() + TAKE_UP_LIMIT_S
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return YesOrNo(yes=not path.exists())
+    return not path.exists()
 
 
 def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
     folder = Path(os.path.expanduser(asked.state_dir)) / RUNS_DIR
-    paths = sorted(folder.glob(f"*/{PLAN_FILE}"))
+    paths = sorted(folder.glob(f"*/{protocol.PLAN_FILE}"))
     found = [_read_run(path) for path in paths if path.parent.name.startswith(asked.run_id)]
     return messages.RunsFound(runs=found)
 
@@ -155,32 +153,29 @@ def _read_run(plan: Path) -> RunOnHost:
         plan=plan.read_text(),
         nodes=sorted({int(node.parent.name) for node in nodes}),
         lives="running" in states or "pending" in states or is_followed(plan.parent),
-        began_at=min((_first_change(node) for node in nodes), default=0.0),
+        # The oldest change in the folder of any node.
+        began_at=min(
+            (path.stat().st_mtime for node in nodes for path in node.iterdir()), default=time.time()
+        ),
     )
 
 
-def _first_change(folder: Path) -> float:
-    """The oldest time of change in a folder, in seconds since the epoch."""
-    return min((path.stat().st_mtime for path in folder.iterdir()), default=time.time())
-
-
-Handlers = dict[type[Record], Callable[[Any], Record]]
+Handlers = dict[type[Record], Callable[[Any], object]]
 HANDLERS: Handlers = {
     messages.ReadHost: facts.read_host,
-    messages.ReadClock: lambda asked: messages.ClockTime(at=time.time()),
-    messages.ReadEngine: examine.read_engine,
-    messages.FindTokens: examine.find_tokens,
+    messages.ReadClock: lambda asked: time.time(),
+    messages.ReadEngine: facts.read_engine,
+    messages.FindTokens: reach.find_tokens,
     messages.TakeLease: take_lease,
     messages.HasCode: lambda asked: YesOrNo(yes=_archive(asked).exists()),
     messages.StopNodes: stop_nodes,
     messages.RemoveRun: remove_run,
-    messages.HasImage: find_image,
-    messages.PullImage: pull_image,
+    messages.FindImage: find_image,
     messages.AskLauncher: ask_launcher,
     messages.ListRuns: list_runs,
 }
-HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], Record]] = {
-    messages.RunProbe: lambda asked, program: examine.run_program(asked, program.decode()),
+HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], object]] = {
+    messages.RunProbe: lambda asked, program: facts.run_program(asked, program.decode()),
     messages.StoreCode: store_code,
     messages.PrepareRun: prepare_run,
 }
@@ -194,23 +189,21 @@ def end_nodes(
     keepers = processes.find(run_id, nodes, keepers=True)
     answers = _remove_containers(run_id, nodes) if in_containers and not keepers else True
     for pid in keepers:
-        _write_grace(pid, grace_s)
+        with suppress(OSError):
+            folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
+            (folder / keeper.GRACE_FILE).write_text(str(grace_s))
     processes.send(keepers, signal.SIGTERM)
     deadline = time.monotonic() + grace_s + 5.0
     orphans = () if keepers else processes.roots(processes.find(run_id, nodes))
     processes.send(orphans, signal.SIGTERM)
-    while time.monotonic() < deadline:
-        if not (orphans or processes.find(run_id, nodes, keepers=True)):
-            break
-        if orphans and (grace_s == 0 or not processes.find(run_id, nodes)):
+    # Without a grace orphans, which no keeper ends, are killed at once.
+    while (grace_s > 0 or not orphans) and time.monotonic() < deadline:
+        if not processes.find(run_id, nodes, keepers=not orphans):
             break
         time.sleep(0.03)
     was_killed = False
-    while left := (
-        *processes.find(run_id, nodes, keepers=True),
-        *processes.find(run_id, nodes),
-    ):
-        processes.end(left)
+    while left := processes.find(run_id, nodes, keepers=None):
+        processes.send(left, signal.SIGKILL)
         if time.monotonic() > deadline + 5.0:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
@@ -226,22 +219,13 @@ def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
     """Removes containers whose keeper is gone; False if the engine does not answer."""
     label = f"label={protocol.LABEL_RUN_ID}={run_id}"
     fields = '{{.ID}} {{.Label "' + protocol.LABEL_NODE_INDEX + '"}}'
-    listed = commands.read_output(
-        ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields),
-        ENGINE_LIMIT_S,
-    )
-    if listed is None:
+    argv = ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
+    if (listed := processes.read_output(argv, ENGINE_LIMIT_S)) is None:
         return False
     for id, _, index in (line.partition(" ") for line in listed.splitlines()):
         if nodes is None or int(index) in nodes:
             keeper.remove_container(id)
     return True
-
-
-def _write_grace(pid: int, grace_s: float) -> None:
-    with suppress(OSError):
-        folder = os.readlink(f"/proc/{pid}/fd/1")
-        (Path(folder).parent / keeper.GRACE_FILE).write_text(str(grace_s))
 
 
 def unpack(data: bytes, folder: Path) -> None:

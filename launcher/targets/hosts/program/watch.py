@@ -15,17 +15,11 @@ from pathlib import Path
 from typing import IO
 
 from launcher.contract import protocol
-from launcher.targets.hosts.program.frames import ENOUGH, write_frame
+from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.keeper import read_state
 from launcher.targets.hosts.program.leases import LeaseBook
-from launcher.targets.hosts.program.messages import (
-    FilePart,
-    HostBeat,
-    NodeSeen,
-    NodesSeen,
-    WatchEnd,
-    WatchRun,
-)
+from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
+from launcher.targets.hosts.program.records import ENOUGH, write_frame
 
 POLL_S = 0.1
 BEAT_S = 1.0
@@ -43,7 +37,9 @@ REWRITTEN_BYTES = 1 << 16
 class Watch:
     """One launcher's view of one run; ``revive`` is called now and then while a node is pending."""
 
-    def __init__(self, asked: WatchRun, out: IO[bytes], revive: Callable[[], None]) -> None:
+    def __init__(
+        self, asked: messages.WatchRun, out: IO[bytes], revive: Callable[[], None]
+    ) -> None:
         self._asked, self._out, self._revive = asked, out, revive
         self._run_dir = Path(asked.run_dir)
         self._book = LeaseBook(asked.lease_dir)
@@ -67,7 +63,7 @@ class Watch:
             self.send_new()
             if time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
-                write_frame(self._out, HostBeat())
+                write_frame(self._out, messages.HostBeat())
                 if any(state.state == "pending" for state in self._states.values()):
                     self._revive()
         if self._had_enough:
@@ -90,7 +86,7 @@ class Watch:
             self._book.renew(self._asked.run_id, self._asked.ttl_s, tuple(self._asked.nodes))
 
     def _tell_done(self) -> None:
-        write_frame(self._out, WatchEnd(followed=is_followed(self._run_dir)))
+        write_frame(self._out, messages.WatchEnd(followed=is_followed(self._run_dir)))
 
     def send_new(self) -> None:
         """Everything that changed since the last call: files first, then how nodes ended."""

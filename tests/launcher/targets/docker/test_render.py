@@ -10,24 +10,25 @@ import pytest
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker.render import render_docker
-from launcher.targets.docker_options import Container, ContainerSettings
+from launcher.targets.docker_options import DOCKER_RUN, Container, ContainerSettings
 
 MakePlan = Callable[..., LaunchPlan]
+PLAIN = {"engine": "torchrun"}
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"
 
 
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("docker-1x1.sh", {"nproc_per_node": 1}),
-        ("docker-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1}),
+        ("docker-1x1.sh", {**PLAIN, "nproc_per_node": 1}),
+        ("docker-static-2x1.sh", {**PLAIN, "nnodes": 2, "nproc_per_node": 1}),
         (
             "docker-elastic-1-3.sh",
             {
                 "nnodes": "1:3",
                 "nproc_per_node": 1,
                 "max_restarts": 3,
-                "engine": "torchrun",
+                **PLAIN,
                 "env": {"GREETING": "it's $5"},
                 "secrets": ["WANDB_API_KEY", "HF_TOKEN"],
                 "checkpoint_dir": "check points",
@@ -60,6 +61,7 @@ def test_the_whole_script_with_gpus_and_rdma(
         cuda_facts,
         nnodes=2,
         nproc_per_node=2,
+        engine="torchrun",
         resources={"rdma": True},
         docker={"runtime": "nvidia"},
     )
@@ -80,6 +82,11 @@ def test_equal_plans_render_to_equal_bytes(make_plan: MakePlan, docker_facts: Ta
     assert one.shell() == other.shell()
 
 
+def docker_run_argv(container: Container) -> tuple[str, ...]:
+    options = (word for option in container.options for word in option.words)
+    return (*DOCKER_RUN, *options, container.image, *container.arguments)
+
+
 def only_container(plan: LaunchPlan) -> Container:
     (container,) = render_docker(plan).containers
     return container
@@ -88,12 +95,12 @@ def only_container(plan: LaunchPlan) -> Container:
 def test_what_is_printed_is_what_is_submitted_word_for_word(
     make_plan: MakePlan, docker_facts: TargetFacts
 ) -> None:
-    container = only_container(make_plan(docker_facts, command=["t.py", AWKWARD]))
+    container = only_container(make_plan(docker_facts, command=["t.py", AWKWARD], **PLAIN))
     words = subprocess.run(
         ["sh", "-c", f"printf '%s\\0' {container.shell()}"], capture_output=True, check=True
     ).stdout.decode()
-    assert tuple(words.split("\0")[:-1]) == container.docker_run_argv()
-    argv = list(container.docker_run_argv())
+    assert tuple(words.split("\0")[:-1]) == docker_run_argv(container)
+    argv = list(docker_run_argv(container))
     command = container.create_kwargs({})["command"]
     assert argv[argv.index("fabric-train:cpu") + 1 :] == command
     assert command[-2:] == ["t.py", AWKWARD]
@@ -173,7 +180,7 @@ def test_cpus_are_printed_as_docker_reads_them(
 ) -> None:
     plan = make_plan(docker_facts)
     container = only_container(replace(plan, resources=replace(plan.resources, cpus=cpus)))
-    argv = container.docker_run_argv()
+    argv = docker_run_argv(container)
     assert argv[argv.index("--cpus") + 1] == printed
 
 

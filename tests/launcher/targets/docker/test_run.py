@@ -39,6 +39,16 @@ print("done", dist.get_world_size(), flush=True)
 """
 
 
+def build_torch_only() -> None:
+    subprocess.run(
+        ["docker", "build", "--quiet", "--tag", TORCH_ONLY, "-"],
+        input=DOCKERFILE.encode(),
+        env={**os.environ, "DOCKER_BUILDKIT": "0"},
+        check=True,
+        capture_output=True,
+    )
+
+
 @pytest.mark.slow  # so does README's first command in every CI
 def test_digits_reaches_its_accuracy_on_two_containers(launcher: Runner) -> None:
     job = str(ROOT / "jobs/digits.yaml")
@@ -236,13 +246,7 @@ def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
 def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(
     launcher: Runner, started_by: str
 ) -> None:
-    subprocess.run(
-        ["docker", "build", "--quiet", "--tag", TORCH_ONLY, "-"],
-        input=DOCKERFILE.encode(),
-        env={**os.environ, "DOCKER_BUILDKIT": "0"},
-        check=True,
-        capture_output=True,
-    )
+    build_torch_only()
     script = (ROOT / "tests/examples/raw_ddp.py").read_text()
     nothing_else = "not any(map(find_spec, ('launcher', 'lightning', 'sklearn')))"
     launcher.write(
@@ -253,6 +257,28 @@ def test_raw_ddp_runs_in_an_image_that_holds_nothing_but_torch(
     done = launcher(*job)
     assert done.returncode == 0, done.stderr
     assert "done world_size=2" in done.stdout
+
+
+@pytest.mark.parametrize("index", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_torch(
+    launcher: Runner, engine: Any, index: int
+) -> None:
+    build_torch_only()
+    launcher.write(ELASTIC, MOUNTED)
+    job = ("run", "job.yaml", "--on", "docker", "--image", TORCH_ONLY, "--nnodes", "2")
+    process = launcher.start(*job)
+    wait_until(lambda: has(launcher, "world-2-0"), limit_s=120)
+    (run_id,) = launcher.run_ids()
+    survivor = node(engine, run_id, 1 - index).id
+    node(engine, run_id, index).kill()
+    wait_until(lambda: has(launcher, "world-2-1"), limit_s=120)
+    assert node(engine, run_id, 1 - index).id == survivor
+    (launcher.folder / "runs/latest/go").touch()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr.decode()
+    assert b"replacing it, the others wait for it" in stderr
+    assert launcher.outcome["attempts"] == 1
+    assert "worker-fault" not in launcher.outcome["restarts"]
 
 
 @pytest.mark.slow  # the same scripts run on local processes in every CI

@@ -10,21 +10,15 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
-from launcher.targets.hosts.program.frames import (
-    BEAT,
-    ENOUGH,
-    BrokenFrameError,
-    read_frame,
-    write_frame,
-)
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import (
+    Answered,
     FilePart,
     Lease,
-    TokensFound,
     WatchEnd,
     WatchRun,
 )
+from launcher.targets.hosts.program.records import BEAT, ENOUGH, read_frame, write_frame
 from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
 from tests.disks import mounted
 
@@ -154,7 +148,7 @@ def test_a_host_writes_nowhere_but_into_its_part_of_the_run_folder(pair: Pair, n
 
 def test_a_message_brings_any_text_and_bytes(pair: Pair) -> None:
     wire = io.BytesIO()
-    message = TokensFound(names=["", "a\nb", "\udcff", "你好", "$(x)"])
+    message = Answered(value=["", "a\nb", "\udcff", "你好", "$(x)"])
     write_frame(wire, message, b"\0\n1 2\n")
     wire.seek(0)
     assert read_frame(wire) == (message, b"\0\n1 2\n")
@@ -169,11 +163,11 @@ def test_a_message_brings_any_text_and_bytes(pair: Pair) -> None:
         b"-1 0\n",
         b"2 0\n[]",
         b'12 0\n["None", {}]',
-        b'15 0\n["YesOrNo", {}]',
+        b'16 0\n["Answered", {}]',
     ],
 )
 def test_a_message_that_is_none_is_refused(text: bytes) -> None:
-    with pytest.raises(BrokenFrameError):
+    with pytest.raises(ValueError, match=r"\w"):
         read_frame(io.BytesIO(text))
 
 

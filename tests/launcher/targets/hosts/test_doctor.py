@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.doctor.answers import NodeAnswer
 from launcher.doctor.finding import Finding, Status
+from launcher.doctor.judge import NodeAnswer
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts import doctor_judge
-from launcher.targets.hosts.doctor_answers import HostAnswer
+from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import Image
-from launcher.targets.hosts.plan import Address, decide_unshared
-from launcher.targets.hosts.program.messages import EngineFacts, HostReport, Lease
-from launcher.targets.hosts.reach import Met
+from launcher.targets.hosts.plan import decide_unshared
+from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport, Lease
+from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
@@ -43,13 +43,13 @@ def rows(findings: Any) -> list[tuple[str, str, str]]:
     return [(f.status.value, f.where, f.found) for f in findings]
 
 
-def met(**fields: Any) -> Met:
+def met(**fields: Any) -> Reachability:
     given = {"reached": EVERY_WAY, "seen": ({0, 1, 2},) * 3, "closed": {}, "unwritten": {}}
-    return Met(**{**given, **fields})
+    return Reachability(**{**given, **fields})
 
 
 def answer(host: Host, *, engine: EngineFacts | None = None, **found: Any) -> HostAnswer:
-    usual = HostReport(gpus=["0", "1"], host_name=host.name)
+    usual = HostReport(gpus=["0", "1"], host_name=host.name, docker="27.1")
     return HostAnswer(host=host, found=usual.having(**found), engine=engine)
 
 
@@ -72,35 +72,34 @@ def test_clocks_are_held_against_the_middle_one(
     assert [(f.status.value, f.where) for f in found if f.status is not Status.OK] == not_ok
 
 
-ENGINE: dict[str, Any] = {"version": "27.1", "runtimes": ["nvidia", "runc"], "hook": False}
+ENGINE: dict[str, Any] = {"runtimes": ["nvidia", "runc"], "hook": False}
 
 
 @pytest.mark.parametrize(
-    ("engine", "gpus", "expected"),
+    ("engine", "found", "expected"),
     [
-        ({}, ["0"], [("ok", "27.1"), ("ok", "nvidia, runc")]),
-        ({"runtimes": ["runc"]}, [], [("ok", "27.1")]),
-        ({"runtimes": ["runc"], "hook": True}, ["0"], [("ok", "27.1"), ("ok", "runc")]),
+        ({}, {}, [("ok", "27.1"), ("ok", "nvidia, runc")]),
+        ({"runtimes": ["runc"]}, {"gpus": []}, [("ok", "27.1")]),
+        ({"runtimes": ["runc"], "hook": True}, {}, [("ok", "27.1"), ("ok", "runc")]),
         (
             {"runtimes": ["runc"]},
-            ["0"],
+            {},
             [("ok", "27.1"), ("failed", "not among the engine's runtimes: runc")],
         ),
-        ({"version": ""}, ["0"], [("failed", "no engine answers")]),
+        ({}, {"docker": ""}, [("failed", "no engine answers")]),
     ],
 )
 def test_an_engine_must_answer_and_give_gpus_to_containers(
-    engine: dict[str, Any], gpus: list[str], expected: list[tuple[str, str]]
+    engine: dict[str, Any], found: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    found = doctor_judge.judge_engine(
-        answer(HOSTS[0], engine=EngineFacts(**{**ENGINE, **engine}), gpus=gpus)
-    )
-    assert [(status, text) for status, _, text in rows(list(found))] == expected
+    facts = EngineFacts(**{**ENGINE, **engine})
+    judged = doctor_judge.judge_engine(answer(HOSTS[0], engine=facts, **found))
+    assert [(status, text) for status, _, text in rows(list(judged))] == expected
 
 
 def images(own: str, *ids: str) -> list[tuple[str, str]]:
     answers = [
-        answer(host, engine=EngineFacts(**ENGINE, image_id=id))
+        answer(host, engine=EngineFacts(**ENGINE), image_id=id)
         for host, id in zip(HOSTS, ids, strict=True)
     ]
     found = list(doctor_judge.judge_images(answers, Image(name="a:1", id=own)))
@@ -219,9 +218,9 @@ def test_a_folder_that_cannot_be_written_is_told_once() -> None:
 def test_names_of_others_must_lead_to_them(
     addresses: list[str], expected: list[tuple[str, str]]
 ) -> None:
-    first = answer(HOSTS[0], interfaces=[["eth0", "10.0.0.1", 0]])
+    first = answer(HOSTS[0], interfaces=[Address(interface="eth0", address="10.0.0.1")])
     first = replace(first, node=known(names={"gpu2": addresses}))
-    second = answer(HOSTS[1], interfaces=[["eth0", "10.0.0.2", 0]])
+    second = answer(HOSTS[1], interfaces=[Address(interface="eth0", address="10.0.0.2")])
     found = rows(list(doctor_judge.judge_names([first, second])))
     assert [(status, text) for status, _, text in found] == expected
 

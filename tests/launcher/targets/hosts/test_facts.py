@@ -17,14 +17,9 @@ from typing import Any
 import pytest
 
 from launcher.job.spec import JobSpec
-from launcher.targets.hosts.program.facts import (
-    SETTLED_S,
-    Listener,
-    read_memlock_bytes,
-    read_rdma_devices,
-    read_reachable,
-)
+from launcher.targets.hosts.program.facts import read_memlock_bytes, read_rdma_devices
 from launcher.targets.hosts.program.messages import HostReport
+from launcher.targets.hosts.program.reach import SETTLED_S, Listener, read_reachable
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
@@ -93,7 +88,7 @@ def test_a_host_that_has_answered_at_one_port_alone_is_waited_for(opened: ExitSt
 MANY = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-from launcher.targets.hosts.program.facts import Listener, read_reachable
+from launcher.targets.hosts.program.reach import Listener, read_reachable
 silent, listener = socket.create_server(("127.0.0.1", 0), backlog=512), Listener("here")
 calls = [["127.0.0.1", silent.getsockname()[1], "none"]] * 300
 calls += [["127.0.0.1", listener.port, "here"]] * 1200

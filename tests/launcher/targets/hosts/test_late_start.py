@@ -46,7 +46,7 @@ def add(late: LateStarts, start: Away, *, may_give_up: bool) -> None:
 def wait_for_end(late: LateStarts) -> None:
     ended = threading.Event()
     for _ in range(int(LIMIT_S / 0.01)):
-        if not late.waits(2):
+        if 2 not in late.waiting:
             return
         ended.wait(0.01)
     raise AssertionError("it still waits")
@@ -55,16 +55,16 @@ def wait_for_end(late: LateStarts) -> None:
 def test_a_node_starts_when_its_host_is_back(late: LateStarts) -> None:
     away = TargetError("gpu3: no route")
     add(late, Away(away, away, None), may_give_up=True)
-    assert late.waits(2)
-    assert not late.waits(1)
+    assert 2 in late.waiting
+    assert 1 not in late.waiting
     wait_for_end(late)
-    assert not late.is_lost(2)
+    assert 2 not in late.lost
 
 
 def test_a_host_that_refuses_is_asked_once(late: LateStarts) -> None:
     add(late, Away(RefusedByHostError("gpu3: held")), may_give_up=False)
     wait_for_end(late)
-    assert not late.is_lost(2)
+    assert 2 not in late.lost
 
 
 def test_a_run_that_needs_the_host_gives_it_up_after_the_limit(
@@ -73,7 +73,7 @@ def test_a_run_that_needs_the_host_gives_it_up_after_the_limit(
     monkeypatch.setattr(host_late, "BACK_LIMIT_S", 0.05)
     add(late, Away(TargetError("gpu3: no route")), may_give_up=True)
     wait_for_end(late)
-    assert late.is_lost(2)
+    assert 2 in late.lost
 
 
 def test_a_run_that_can_do_without_the_host_waits_on(
@@ -85,7 +85,7 @@ def test_a_run_that_can_do_without_the_host_waits_on(
     add(late, start, may_give_up=False)
     assert start.is_over.wait(LIMIT_S)
     wait_for_end(late)
-    assert not late.is_lost(2)
+    assert 2 not in late.lost
 
 
 def test_whoever_ends_the_run_waits_for_a_start_that_is_under_way(late: LateStarts) -> None:

@@ -27,7 +27,6 @@ from launcher.targets.agent_archive import read_archive
 from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts.connection import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
-    Address,
     check_clocks,
     check_shared,
     check_versions,
@@ -35,7 +34,7 @@ from launcher.targets.hosts.plan import (
     decide_hosts,
     plan_facts,
 )
-from launcher.targets.hosts.program.messages import NodeSeen
+from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.target import HostsTarget
@@ -68,7 +67,7 @@ def test_an_address_that_only_some_reach_is_not_taken() -> None:
 
 
 def test_the_faster_link_is_taken() -> None:
-    fast = tuple((slow, replace(ib, speed=200_000)) for slow, ib in ADDRESSES)
+    fast = tuple((slow, ib.having(speed=200_000)) for slow, ib in ADDRESSES)
     assert chosen(candidates=fast) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
 
 
@@ -247,12 +246,12 @@ def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
     make_host_plan: Callable[..., LaunchPlan],
 ) -> None:
     node = render_hosts(make_host_plan(image="fabric-train:cpu", hosts={})).nodes[1]
-    words = list(node.argv)
+    words = list(node.spec.argv)
     assert words[words.index("--network") + 1] == "host"
     run_dir = "/home/gpu2/.launcher/runs/digits-0a1b2c"
     assert f"type=bind,source={run_dir},target=/launcher/run" in words
     assert "/home/gpu2/.launcher/checkpoints/digits-0a1b2c" in node.folders
-    assert node.container == "digits-0a1b2c-1"
+    assert node.spec.container == "digits-0a1b2c-1"
 
 
 def test_another_torch_is_named_with_its_host() -> None:
@@ -295,7 +294,7 @@ def test_dockers_own_policy_brings_back_only_what_can_join_again(
 ) -> None:
     settings = {"hosts": {}, "nnodes": "1:2", **job}
     plan = make_host_plan(image="fabric-train:cpu", detached=detached, **settings)
-    words = list(render_hosts(plan).nodes[0].argv)
+    words = list(render_hosts(plan).nodes[0].spec.argv)
     assert words[words.index("--restart") + 1] == restart
     assert (f"{protocol.COMES_BACK}=1" in words) == (restart == "always")
 
@@ -372,6 +371,6 @@ def test_a_line_holds_the_lease_of_a_run_that_it_follows(
     monkeypatch.setattr(HostLine, "open", read_ttl)
     target = HostsTarget(tmp_path)
     target._open_lines(plan, follows=follows)
-    assert target._pulse is not None
-    target._pulse.close()
+    assert target._beats is not None
+    target._beats.set()
     assert ttls == [LEASE_TTL_S if follows else 0.0] * 2

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.process_stat import start_of
-from launcher.targets.hosts.program import commands, keeper, revive
+from launcher.targets.hosts.program import keeper, processes
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import KeeperSpec, Lease
 
@@ -63,7 +63,7 @@ class Engine:
         self.started: list[dict[str, Any]] = []
         monkeypatch.setattr(keeper, "inspect", lambda name: self.found)
         monkeypatch.setattr(keeper, "remove_container", self.removed.append)
-        monkeypatch.setattr(commands, "start_keeper", self.start_keeper)
+        monkeypatch.setattr(processes, "start_keeper", self.start_keeper)
 
     def start_keeper(self, argv: Any, env: Any, spec: bytes, log: Path) -> int:
         self.started.append(json.loads(spec))
@@ -78,8 +78,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def test_a_container_that_came_back_gets_keeper_and_lease_again(node: Node, engine: Engine) -> None:
     assert node.state == "pending"
     engine.found = keeper.ContainerState(is_there=True, is_running=True)
-    revive.revive(node.state_dir, "program")
-    revive.revive(node.state_dir, "program")
+    keeper.revive(node.state_dir, "program")
+    keeper.revive(node.state_dir, "program")
     (spec,) = engine.started
     assert spec["argv"] == ["docker", "attach", "--no-stdin", "--sig-proxy=false", "r-0"]
     assert [lease.live for lease in node.book.read()] == [True]
@@ -88,17 +88,17 @@ def test_a_container_that_came_back_gets_keeper_and_lease_again(node: Node, engi
 
 
 def test_a_node_waits_for_its_engine_and_not_for_ever(node: Node, engine: Engine) -> None:
-    revive.revive(node.state_dir, "program")
+    keeper.revive(node.state_dir, "program")
     assert node.state == "pending"
     record = read_record(node.folder)
     write_record(node.folder, {**record, "waits_since": 0})
-    revive.revive(node.state_dir, "program")
+    keeper.revive(node.state_dir, "program")
     assert node.state == "missing"
 
 
 def test_a_container_that_is_gone_is_not_waited_for(node: Node, engine: Engine) -> None:
     engine.found = keeper.ContainerState(is_there=False)
-    revive.revive(node.state_dir, "program")
+    keeper.revive(node.state_dir, "program")
     assert node.state == "missing"
     assert engine.started == []
 
@@ -106,7 +106,7 @@ def test_a_container_that_is_gone_is_not_waited_for(node: Node, engine: Engine) 
 def test_what_another_has_taken_meanwhile_stays_theirs(node: Node, engine: Engine) -> None:
     node.book.take(LEASE.having(run_id="other"), 10, None)
     engine.found = keeper.ContainerState(is_there=True, is_running=True)
-    revive.revive(node.state_dir, "program")
+    keeper.revive(node.state_dir, "program")
     assert engine.removed == ["r-0"]
     assert engine.started == []
     told = keeper.read_state(node.folder)

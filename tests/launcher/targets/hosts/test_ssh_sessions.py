@@ -45,7 +45,7 @@ def hosts(tmp_path: Path) -> list[Host]:
 
 
 def answers(session: Session) -> bool:
-    return session.call(ReadClock()).at > 0
+    return session.call(ReadClock()) > 0
 
 
 def test_conversations_that_are_kept_are_used_by_the_next_block(

@@ -22,9 +22,10 @@ from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import logs as kubernetes_logs
 from launcher.targets.kubernetes.api import Cluster, ObjectPlace
-from launcher.targets.kubernetes.output import ConsoleWriter
+from launcher.targets.kubernetes.cluster_job import API_OF_KIND
+from launcher.targets.kubernetes.collector import ConsoleWriter
 from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.target import API_OF_KIND, KubernetesTarget
+from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")

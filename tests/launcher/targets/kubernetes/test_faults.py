@@ -19,8 +19,8 @@ from launcher.commands.cli import run_command
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes import collector, logs, missing_pods, pod_progress, watch
 from launcher.targets.kubernetes import follow as follow_kubernetes
-from launcher.targets.kubernetes import logs, pod_notes, run_pods, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import RUN_ID, ClusterRun, agents_outcome, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
@@ -38,7 +38,7 @@ NO_PYTHON = (
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (logs, watch, follow_kubernetes):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
-    monkeypatch.setattr(run_pods, "LOG_LIMIT_S", 5.0)
+    monkeypatch.setattr(collector, "LOG_LIMIT_S", 5.0)
 
 
 Start = Callable[..., ClusterRun]
@@ -433,7 +433,7 @@ def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_n
 def test_a_job_that_no_controller_takes_up_is_told(
     server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_kubernetes, "SILENT_S", 4.0)
+    monkeypatch.setattr(missing_pods, "SILENT_S", 4.0)
     run = start(kind="pytorchjob")
     said = run.said("no controller has taken up pytorchjob digits: is the operator running?", 40)
     assert "kubectl describe pytorchjob digits -n team" in said
@@ -540,7 +540,7 @@ def test_of_a_pod_that_is_refused_only_what_is_final_keeps_the_job_from_being_ma
 def test_a_second_equal_failure_to_start_ends_the_run(
     kind: str, server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_notes, "SETTLE_S", 1.0)
+    monkeypatch.setattr(pod_progress, "SETTLE_S", 1.0)
     run = start(kind=kind)
     state = ended(128, "StartError", message=NO_PYTHON)
     run.put("digits-worker-0", phase="Failed", state=state, uid="first")
@@ -558,7 +558,7 @@ def test_a_second_equal_failure_to_start_ends_the_run(
 def test_a_container_that_starts_again_in_its_place_counts_too(
     server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_notes, "SETTLE_S", 0.2)
+    monkeypatch.setattr(pod_progress, "SETTLE_S", 0.2)
     run = start()
     state = ended(128, "StartError", message=NO_PYTHON)
     run.put("digits-0-a", phase="Pending", state=state)

@@ -288,11 +288,11 @@ def test_a_report_without_a_folder_is_made_of_pods_conditions_and_events(
         "1.0  pod digits-1-a made",
         "1.0  FailedScheduling: 0/1 nodes (3 times)",
         "job  digits-0-zz: Killing: Stopping container node",
-        "0.0  container started",
-        "1.0  container started",
+        "0.0  container of digits-0-a started",
+        "1.0  container of digits-1-a started",
         "1.0  rank 1 ended: ValueError: no data",
-        "0.0  container ended: exit code 1 (training-failed)",
-        "1.0  container ended: exit code 1 (training-failed)",
+        "0.0  container of digits-0-a ended: exit code 1 (training-failed)",
+        "1.0  container of digits-1-a ended: exit code 1 (training-failed)",
         "job  job Failed (PodFailurePolicy: x)",
     ]
     assert "folder" not in said
@@ -304,7 +304,7 @@ def test_a_report_without_the_right_to_list_events_has_the_rest(
     failed.denied.add(("list", "events"))
     code, said = typed("report", "digits")
     assert code == 0, said
-    assert "container ended" in said
+    assert "container of digits-0-a ended" in said
     assert "Killing" not in said
 
 

@@ -520,7 +520,7 @@ def test_scaling_patches_both_counts_at_once(
     server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
     before = len(server.asked("PATCH", "/jobs/"))
-    target.resize(plan(), 1)
+    target.scale(run.folder, plan(), 1)
     spec = server.objects["jobs", "digits"]["spec"]
     assert (spec["parallelism"], spec["completions"]) == (1, 1)
     assert len(server.asked("PATCH", "/jobs/")) == before + 1
@@ -531,7 +531,8 @@ def test_scaling_a_pytorchjob_patches_its_workers(
 ) -> None:
     target.submit(plan("pytorchjob"))
     before = server.objects["pytorchjobs", "digits"]["spec"]
-    target.resize(plan("pytorchjob"), 1)
+    made = plan("pytorchjob")
+    target.scale(RunFolder(Path(made.run_dir)), made, 1)
     after = server.objects["pytorchjobs", "digits"]["spec"]
     assert after["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 1
     assert before["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 2
@@ -555,7 +556,7 @@ def test_every_operators_kind_is_suspended_where_it_reads_that(
 ) -> None:
     made = plan(kind) if kind == "pytorchjob" else plan(kind, nnodes=2)
     target.submit(made)
-    target.suspend_job(made)
+    target.job(made).suspend()
     found = server.objects[f"{kind}s", "digits"]["spec"]
     for key in at:
         found = found[key]
@@ -565,14 +566,15 @@ def test_every_operators_kind_is_suspended_where_it_reads_that(
 def test_a_kind_that_keeps_its_size_refuses_to_scale(
     target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
+    made = plan("jobset", nnodes=2)
     with pytest.raises(InputError, match="a jobset keeps its size"):
-        target.resize(plan("jobset", nnodes=2), 1)
+        target.scale(RunFolder(Path(made.run_dir)), made, 1)
 
 
 def test_keeping_suspends_the_job(
     server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
-    target.suspend_job(plan())
+    target.job(plan()).suspend()
     assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
 
 

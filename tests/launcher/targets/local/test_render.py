@@ -16,21 +16,22 @@ from launcher.targets.local.render import LocalSettings, render_local
 from launcher.targets.shell import render_exports, render_line
 
 MakePlan = Callable[..., LaunchPlan]
+PLAIN = {"engine": "torchrun"}
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é"
 
 
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("local-1x2.sh", {"nproc_per_node": 2}),
-        ("local-static-2x1.sh", {"nnodes": 2, "nproc_per_node": 1}),
+        ("local-1x2.sh", {**PLAIN, "nproc_per_node": 2}),
+        ("local-static-2x1.sh", {**PLAIN, "nnodes": 2, "nproc_per_node": 1}),
         (
             "local-elastic-1-3.sh",
             {
                 "nnodes": "1:3",
                 "nproc_per_node": 1,
                 "max_restarts": 3,
-                "engine": "torchrun",
+                **PLAIN,
                 "env": {"GREETING": "it's $5"},
                 "secrets": ["WANDB_API_KEY"],
                 "checkpoint_dir": "check points",
@@ -58,7 +59,7 @@ def test_gpus_of_nodes_on_one_machine_are_disjoint(
 
 def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan) -> None:
     artifact = render_local(make_plan(nnodes=3), only=(1,))
-    assert [process.node_index for process in artifact.processes] == [1]
+    assert [process.node.node_index for process in artifact.processes] == [1]
 
 
 @pytest.mark.parametrize("value", [AWKWARD, "", "-x", "two\nlines"])
@@ -83,7 +84,7 @@ def test_the_script_runs_by_hand_without_this_project(
     own = LocalSettings(python=str(recorder))
     facts = replace(local_facts, own=own, run_root=str(tmp_path / "runs"), cwd=str(tmp_path))
     out = str(tmp_path / "out")
-    plan = make_plan(facts, command=["t.py", AWKWARD], env={"MARK": "m", "OUT": out})
+    plan = make_plan(facts, command=["t.py", AWKWARD], env={"MARK": "m", "OUT": out}, **PLAIN)
     script = tmp_path / "artifact.sh"
     script.write_text(render_local(plan).shell())
     subprocess.run(["sh", str(script)], env={**os.environ, "RANK": "7"}, check=True, timeout=60)

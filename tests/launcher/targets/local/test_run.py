@@ -104,25 +104,6 @@ def test_a_script_that_is_missing_is_told_before_anything_starts(launcher: Runne
     assert launcher.run_ids() == []
 
 
-@pytest.mark.slow  # decide.py's tests hold the rule in every CI
-def test_a_static_group_is_started_again_when_a_node_dies(launcher: Runner) -> None:
-    launcher.write(
-        "import os, signal, sys\n"
-        "if os.environ['LAUNCHER_ATTEMPT'] == '0' and os.environ['RANK'] == '1':\n"
-        "    os.kill(os.getppid(), signal.SIGKILL)\n"
-        "    sys.exit(1)\n"
-        "print('attempt', os.environ['LAUNCHER_ATTEMPT'])\n"
-    )
-    done = launcher(
-        *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1"),
-        *("--set", "engine=torchrun"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert launcher.outcome["attempts"] == 2
-    assert "starting all nodes again" in done.stderr
-    assert "attempt 1" in done.stdout
-
-
 @pytest.mark.slow  # faults in containers show it in every CI
 def test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart_is_used(
     launcher: Runner, tmp_path: Path

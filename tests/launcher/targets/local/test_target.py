@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import TargetError
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
-from launcher.contract.reasons import NodeState
+from launcher.contract.reasons import NodeState, Reason
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
 from launcher.targets import proc
-from launcher.targets.gpus import read_gpus
 from launcher.targets.local.render import LocalSettings
 from launcher.targets.local.target import LocalTarget, find_free_ports, read_torch_version
+from launcher.targets.machine import read_gpus
 from tests.launcher.runner import wait_until
 
 MakeJob = Callable[..., JobSpec]
@@ -56,7 +56,7 @@ def make_local(
         run_id = run_id or f"digits-{os.urandom(3).hex()}"
         run_ids.append(run_id)
         facts = replace(target.facts(make_job()), own=LocalSettings(python=str(agent)))
-        return plan_run(make_job(**fields), facts, run_id=run_id)
+        return plan_run(make_job(engine="torchrun", **fields), facts, run_id=run_id)
 
     yield make
     for run_id in run_ids:
@@ -98,8 +98,20 @@ def test_another_process_sees_living_nodes_and_how_others_ended(
     assert states(other, plan_replacement(plan, 1)) == [NodeState.RUNNING, NodeState.MISSING]
     target.stop_nodes(plan.run_id, (1,), 5)
     assert states(other, plan) == [NodeState.RUNNING, NodeState.MISSING]
-    outcome = Path(plan.nodes[1].log_dir, "outcome.json")
-    outcome.write_text(json.dumps({"exit_code": 143}))
+    outcome = NodeOutcome(
+        node_index=1,
+        incarnation=0,
+        reason=Reason.PREEMPTED,
+        exit_code=143,
+        detail="",
+        attempts=1,
+        restarts={},
+        started_at=0.0,
+        finished_at=1.0,
+        first=None,
+        collateral=(),
+    )
+    Path(plan.nodes[1].log_dir, "outcome.json").write_text(outcome.to_json())
     assert states(other, plan) == [NodeState.RUNNING, NodeState.EXITED]
     assert other.observe(plan).nodes[1].exit_code == 143
 

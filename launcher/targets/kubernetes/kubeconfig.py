@@ -13,11 +13,11 @@ import yaml
 from launcher.contract.errors import TargetError
 
 CONNECTIONS = 1024
-"""Kept open at once. The client's own default is a few for each core, and a pod's log takes one: it
-would warn on the terminal of each one more."""
+"""How many stay open. A followed log takes one, and the client warns on the terminal about each one
+above its limit, which is a few for each core by default."""
 RETRIES = 3
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
-"""What the client raises for a kubeconfig that is no such thing."""
+"""What the client raises for a file that is no kubeconfig."""
 
 
 def official_client() -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ def official_client() -> tuple[Any, Any]:
 
 
 def config_files() -> str:
-    """Asked for each time: the official client remembers what it was when it was imported."""
+    """Read at each call: the official client remembers the value at its import."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
@@ -44,7 +44,7 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
     """
     client, config = official_client()
     settings = client.Configuration()
-    # Told by what is raised in the end, and not on the terminal for each try.
+    # The error that is raised in the end says it; urllib3 would log each try on the terminal.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     said: list[str] = []
     try:
@@ -74,9 +74,12 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
         raise TargetError(what, "kubectl get pods runs the same command, and tells more")
     settings.connection_pool_maxsize = CONNECTIONS
-    if not settings.verify_ssl:
-        _silence_verification()
     settings.retries = _retries()
+    if not settings.verify_ssl:
+        import urllib3
+
+        # The launcher says it once; urllib3 would at every request.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return client.ApiClient(settings)
 
 
@@ -87,38 +90,22 @@ def parse_warning(value: str) -> str:
     return text.replace('\\"', '"').replace("\\\\", "\\")
 
 
-def _silence_verification() -> None:
-    """The launcher says it once; urllib3 would at every request."""
-    import urllib3
-
-    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-
-
 def _retries() -> Any:
-    """As by default, but an answer that did not come in time is not waited for three times more."""
+    """As by default, but a request whose answer did not come in time is not repeated."""
     import urllib3
 
     class Retry(urllib3.Retry):
-        def increment(
-            self,
-            method: str | None = None,
-            url: str | None = None,
-            response: Any = None,
-            error: Exception | None = None,
-            *more: Any,
-            **named: Any,
-        ) -> Any:
-            if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+        def increment(self, *of_request: Any, **named: Any) -> Any:
+            if isinstance(error := named.get("error"), urllib3.exceptions.ReadTimeoutError):
                 raise error
-            return super().increment(method, url, response, error, *more, **named)
+            return super().increment(*of_request, **named)
 
     return Retry(RETRIES)
 
 
 @contextlib.contextmanager
 def _logged_errors(said: list[str]) -> Iterator[None]:
-    """Collects what the client logs as an error: a login command that fails it only logs, and goes
-    on without one."""
+    """Collects the client's errors: it only logs that a login command failed, and continues."""
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from launcher.contract.reasons import Reason
-from launcher.targets.kubernetes.job_news import find_fix, tell_news
-from launcher.targets.kubernetes.pod_notes import SETTLE_S, PodNotes, StartLimit, same_words
+from launcher.targets.kubernetes.api import find_fix
+from launcher.targets.kubernetes.missing_pods import tell_reasons
+from launcher.targets.kubernetes.pod_progress import SETTLE_S, PodProgress, StartLimit, same_words
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod
 from tests.launcher.fake_cluster import ended, pod
 
@@ -117,7 +118,7 @@ def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit() -> None:
 
 
 def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit() -> None:
-    notes = PodNotes(600)
+    notes = PodProgress(600)
     assert [*notes.tell((view(phase="Pending", state={}),))] == ["d-0-a is starting"]
     assert [*notes.tell((view(),))] == ["d-0-a runs"]
     assert [*notes.tell((view(),))] == []
@@ -125,13 +126,13 @@ def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit() -> None:
     (told,) = notes.tell((crashed,))
     assert told.startswith("d-0-a: CrashLoopBackOff")
     assert "the run ends" not in told
-    (told,) = PodNotes(600).tell((waits(NO_IMAGE),))
+    (told,) = PodProgress(600).tell((waits(NO_IMAGE),))
     assert told.endswith("the run ends if this lasts 600 s (kubernetes.start_limit_s)")
 
 
 def test_pods_with_different_troubles_are_each_told_in_full() -> None:
     other = {"waiting": {"reason": "ErrImagePull", "message": "access denied"}}
-    told = [*PodNotes(0).tell((waits(NO_IMAGE), waits(other, index=1, uid="b")))]
+    told = [*PodProgress(0).tell((waits(NO_IMAGE), waits(other, index=1, uid="b")))]
     assert [line.partition(";")[0] for line in told] == [
         "d-0-a: ImagePullBackOff: no such image",
         "d-1-b: ImagePullBackOff: access denied",
@@ -164,7 +165,7 @@ def test_warnings_are_told_once_each_with_a_fix_and_ordinary_events_are_not() ->
         event("later", at="", eventTime="2026-01-01T00:00:30.123456Z"),
         event("in a series", series={"lastObservedTime": "2026-01-01T00:00:40.1Z"}),
     ]
-    assert tell_news(JOB, events, "team") == (
+    assert tell_reasons(JOB, events, "team") == (
         'Job d: FailedCreate: pods "b" is forbidden: exceeded quota: q; '
         "kubectl describe quota -n team; then resources: of the job",
         "Job d: FailedCreate: later; kubectl describe job d -n team",
@@ -179,7 +180,7 @@ def test_conditions_that_are_true_and_no_end_are_told() -> None:
         {"type": "Failed", "status": "False", "message": "no"},
     ]
     job = {**JOB, "status": {"conditions": conditions}}
-    assert tell_news(job, [], "team") == ("Job d: Suspended: Job suspended",)
+    assert tell_reasons(job, [], "team") == ("Job d: Suspended: Job suspended",)
 
 
 @pytest.mark.parametrize(

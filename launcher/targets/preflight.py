@@ -1,4 +1,4 @@
-"""Whether what a job wants started is there, as far as it can be looked at before the start."""
+"""Checks before the start: are the job's secrets, folder, script or module there?"""
 
 from __future__ import annotations
 
@@ -36,17 +36,14 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 
 def check_here(node: NodePlan, python: str) -> None:
-    """For a node that is processes of this machine.
-
-    Raises ``KeyInputError`` where its folder, script or module is missing.
-    """
+    """Checks the folder, script or module of local processes. Raises ``KeyInputError``."""
     workdir = Path(node.workdir or ".")
     if not workdir.is_dir():
         what = "is not a folder" if workdir.exists() else "is not there"
         fix = f"mkdir -p {workdir}, or correct workdir (relative to where the launcher is called)"
         raise KeyInputError(("workdir",), f"{workdir} {what}", fix)
     if not os.access(workdir, os.X_OK):
-        raise KeyInputError(("workdir",), f"{workdir}: Permission denied", "change its mode")
+        raise KeyInputError(("workdir",), f"{workdir}: Permission denied", f"chmod +x {workdir}")
     if node.command[0] != "-m":
         _check_file(workdir / node.command[0], node.command[0], f"in {workdir}")
     elif not _finds_module(node.command[1], str(workdir), python, dict(node.env)):
@@ -58,10 +55,9 @@ def check_here(node: NodePlan, python: str) -> None:
 
 
 def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
-    """For a node in a container: a script in a mount is on this machine too.
+    """Checks the script of a container if it lies in a mount, which is on this machine too.
 
-    ``workdir`` is where the container starts, None where that is unknown. Raises ``KeyInputError``
-    where the script would lie in a mount, and does not.
+    ``workdir`` is where the container starts, None if that is unknown. Raises ``KeyInputError``.
     """
     script = PurePosixPath(node.command[0])
     if node.command[0] == "-m" or (workdir is None and not script.is_absolute()):
@@ -129,40 +125,26 @@ def _finds_module(name: str, workdir: str, python: str, env: dict[str, str]) -> 
     Nothing is imported: a package's own code may take seconds, or start a GPU.
     """
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    top, _, rest = name.partition(".")
+    top, *parts = name.split(".")
     if python != sys.executable:
-        found = PathFinder.find_spec(top, [workdir, *paths]) is not None
+        is_here = PathFinder.find_spec(top, [workdir, *paths]) is not None
         argv = (python, "-c", _FIND, workdir, top)
-        return found or (proc.read_output(argv, LOOK_LIMIT_S) or "True").strip() == "True"
-    spec = PathFinder.find_spec(top, [workdir, *paths, *sys.path]) or _by_other_finders(top)
-    found_so_far = top
-    for part in [*rest.split("."), "__main__"] if rest else ["__main__"]:
+        return is_here or (proc.read_output(argv, LOOK_LIMIT_S) or "True").strip() == "True"
+    # Other finders have built-in modules, and packages that are installed as links.
+    found = (finder.find_spec(top, None) for finder in sys.meta_path)
+    spec = PathFinder.find_spec(top, [workdir, *paths, *sys.path]) or next(
+        filter(None, found), None
+    )
+    for part in (*parts, "__main__"):
         if spec is None:
             return False
         if spec.submodule_search_locations is None:
             return part == "__main__"
         if _decides_itself(spec):
             return True
-        found_so_far = f"{found_so_far}.{part}"
-        spec = _find_in(found_so_far, list(spec.submodule_search_locations))
+        # By its last name alone: of a dotted one, PathFinder wants the parents imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return spec is not None
-
-
-def _find_in(name: str, folders: list[str]) -> ModuleSpec | None:
-    """A module below a package that is not imported; ``name`` in full."""
-    try:
-        return PathFinder.find_spec(name, folders)
-    except KeyError:  # a folder without __init__.py, whose search path is the package's own
-        spec = ModuleSpec(name, None, is_package=True)
-        places = (os.path.join(folder, name.rpartition(".")[2]) for folder in folders)
-        spec.submodule_search_locations = [place for place in places if os.path.isdir(place)]
-        return spec
-
-
-def _by_other_finders(name: str) -> ModuleSpec | None:
-    """Built-in modules, and packages that are installed as links to their sources."""
-    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
-    return next((spec for spec in specs if spec is not None), None)
 
 
 def _decides_itself(package: ModuleSpec) -> bool:
@@ -174,9 +156,8 @@ def _decides_itself(package: ModuleSpec) -> bool:
 
 
 def _fix_module(name: str, workdir: Path) -> str:
-    script = workdir / f"{name.replace('.', '/')}"
     if name.endswith(".py"):
         return f"a script is named without -m: [{name}]"
-    if script.is_dir():
+    if (workdir / name.replace(".", "/")).is_dir():
         return f"write {name}/__main__.py, or name a module in it"
     return "check the name and workdir, or install it for that interpreter"

@@ -11,24 +11,23 @@ from collections.abc import Callable
 from typing import TextIO
 
 BUFFER_BYTES = 16 << 20
-"""Kept for a reader who pauses; when it is full, the older half is dropped."""
+"""Kept for a reader that pauses; when it is full, the older half is dropped."""
 HOLD_S = 1.0
-"""A reader who takes half a buffer within this time is waited for."""
+"""How long a full buffer waits for the reader to take half of it."""
 FILE_CHUNK_BYTES = 1 << 20
 """Written in one piece to a regular file."""
 STALL_S = 5.0
-"""At the end of a run, a reader who takes nothing for so long is not waited for."""
+"""A reader that takes nothing for so long at the end of a run is given up."""
 
 
-class Outlet:
-    """Writes to a stream's descriptor in a thread, whole lines in the order they were given.
+class OutputBuffer:
+    """Writes whole lines to a stream's descriptor, in a thread.
 
-    ``write`` never waits for a reader for more than ``HOLD_S``. What a reader missed beyond
-    ``BUFFER_BYTES`` is replaced by one line with its number of lines and the command ``shows``,
-    that shows them. Who can hold output back asks ``has_room`` first: then nothing is missed.
-    ``on_lost`` is called once, in the thread, with what the system says where a stream takes no
-    more (a reader that has gone, a full disk); what is written later goes nowhere. Only for streams
-    with a descriptor, and for a process that does not fork into the background afterwards.
+    ``write`` waits for a reader for at most ``HOLD_S``. Lines beyond ``BUFFER_BYTES`` are dropped;
+    one line then says how many, with the command ``shows`` that shows them. A caller that can hold
+    output back asks ``has_room`` first, and loses nothing. ``on_lost`` is called once, in the
+    thread, with the system's message when the stream fails (the reader has gone, the disk is full);
+    later output is dropped. Not for a process that forks into the background afterwards.
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class Outlet:
     def has_room(self) -> bool:
         """Whether the reader keeps up, so that more can be written; False when it has gone."""
         with self._changed:
-            return self._has_room()
+            return len(self._buffer) <= BUFFER_BYTES // 4 and not self._is_lost
 
     def wait_for_room(self) -> bool:
         """As ``has_room``; waits for a reader until it has read nothing for ``STALL_S``."""
         with self._changed:
-            while not self._has_room() and not self._is_lost:
+            while not self.has_room() and not self._is_lost:
                 writes = self._writes
                 if self._gave_up_at != writes:
                     self._changed.wait(STALL_S)
@@ -80,17 +79,13 @@ class Outlet:
                     return False
             return not self._is_lost
 
-    def _has_room(self) -> bool:
-        return len(self._buffer) <= BUFFER_BYTES // 4 and not self._is_lost
-
     def flush(self) -> None:
         """Nothing to do: the thread writes at once what it is given."""
 
     def close(self) -> bool:
-        """Returns when all is written, or ``STALL_S`` after the last write that succeeded.
+        """Waits until all is written, or ``STALL_S`` after the last write; whether all was.
 
-        False where a reader did not get all that there was. In the second case the descriptor leads
-        to /dev/null from then on, so that a later error message does not wait either.
+        If not, the descriptor leads to /dev/null from then on, so that later messages do not wait.
         """
         with self._changed:
             try:
@@ -120,11 +115,15 @@ class Outlet:
             with self._changed:
                 self._changed.wait_for(lambda: self._buffer)
                 chunk, self._is_writing = self._next_chunk(), True
-            # A closed terminal or pipe must not end the run that is shown there.
+            # A closed terminal or pipe must not end the run.
             try:
                 self._put(chunk)
             except OSError as error:
-                self._lose(error)
+                with self._changed:
+                    self._is_lost = True
+                    self._buffer.clear()
+                with contextlib.suppress(OSError):
+                    self._on_lost(error.strerror or str(error))
             with self._changed:
                 self._is_writing = False
                 self._keeps_up = self._keeps_up or not self._buffer
@@ -140,18 +139,9 @@ class Outlet:
             return chunk
         left_out, self._left_out = self._left_out, 0
         clear = "\r\x1b[K" if self.isatty() else ""
-        told = (
-            f"{clear}launcher: {left_out} lines left out here, as nobody read; see: {self._shows}\n"
-        )
+        note = f"launcher: {left_out} lines left out here, as nobody read; see: {self._shows}"
+        told = f"{clear}{note}\n"
         return told.encode(self._encoding, "backslashreplace") + chunk
-
-    def _lose(self, error: OSError) -> None:
-        with self._changed:
-            told, self._is_lost = self._is_lost, True
-            self._buffer.clear()
-        if not told:
-            with contextlib.suppress(OSError):
-                self._on_lost(error.strerror or str(error))
 
     def _put(self, data: bytes) -> None:
         while data:

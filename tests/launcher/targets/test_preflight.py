@@ -18,7 +18,7 @@ from launcher.targets import repository
 from launcher.targets.code_archive import read_code
 from launcher.targets.docker.engine import _image_hint
 from launcher.targets.local.target import how_to_install
-from launcher.targets.startable import check_here, check_in_code, check_in_mounts
+from launcher.targets.preflight import check_here, check_in_code, check_in_mounts
 from tests.launcher.runner import ROOT, Runner
 
 MakePlan = Callable[..., LaunchPlan]

@@ -1,12 +1,12 @@
-"""Rules for clusters without the training operator: Indexed Jobs with their Service, and JobSets.
+"""Rules for Indexed Jobs with their Service, JobSets, and TrainJobs with their runtimes.
 
-Sources: Kubernetes' Job and Service, JobSet at v0.12.
+Sources: Kubernetes' Job and Service, JobSet at v0.12, Kubeflow Trainer at v2.3.
 """
 
 from __future__ import annotations
 
 from launcher.manifests.checks.fields import check_fields
-from launcher.manifests.checks.pods import check_pod
+from launcher.manifests.checks.pods import check_env, check_pod
 from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import DNS_1035
 from launcher.manifests.source import Together, Value, object_name
@@ -16,6 +16,12 @@ JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
 """The labels that the Job controller adds to those of the template."""
 POD_SUFFIX = 6
 """How many characters a controller adds to make a pod's name unique."""
+NODE = "node"
+"""The name of the replicated job, and of its container, that get the trainer's variables."""
+RESERVED = (
+    *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK"),
+    *("PET_MASTER_ADDR", "PET_MASTER_PORT"),
+)
 
 
 def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
@@ -56,12 +62,17 @@ def check_job(item: Value, together: Together) -> Breaches:
 def _check_policies(spec: Value, indexed: bool, pods: int) -> Breaches:
     if indexed:
         yield from _check_counts(spec, pods)
-    else:
-        yield from expect(Rule.JOB_NOT_INDEXED, spec["completionMode"], "Indexed", "NonIndexed")
+    yield from expect(Rule.JOB_NOT_INDEXED, spec["completionMode"], "Indexed", "NonIndexed")
     yield from expect(
         Rule.JOB_RESTART_POLICY, spec["template"]["spec"]["restartPolicy"], "Never", "Always"
     )
-    if not _ignores_disruption(spec):
+    ignored = (
+        condition["type"].text
+        for rule in spec["podFailurePolicy"]["rules"]
+        for condition in rule["onPodConditions"]
+        if rule["action"].text == "Ignore"
+    )
+    if "DisruptionTarget" not in ignored:
         what = "no podFailurePolicy that ignores DisruptionTarget"
         rule = "{action: Ignore, onPodConditions: [{type: DisruptionTarget}]}"
         fix = f"podFailurePolicy: {{rules: [{rule}]}}"
@@ -71,14 +82,6 @@ def _check_policies(spec: Value, indexed: bool, pods: int) -> Breaches:
 def _check_counts(spec: Value, pods: int) -> Breaches:
     more = f", parallelism {pods}"
     yield from expect(Rule.JOB_COUNTS, spec["completions"], str(pods), more=more)
-
-
-def _ignores_disruption(spec: Value) -> bool:
-    return any(
-        rule["action"].text == "Ignore" and condition["type"].text == "DisruptionTarget"
-        for rule in spec["podFailurePolicy"]["rules"]
-        for condition in rule["onPodConditions"]
-    )
 
 
 def _check_service(item: Value, together: Together) -> Breaches:
@@ -141,3 +144,50 @@ def _check_replicated(item: Value, replicated: Value) -> Breaches:
         yield from _check_counts(job, pods)
         if job["completionMode"]:
             yield from expect(Rule.JOB_NOT_INDEXED, job["completionMode"], "Indexed")
+
+
+# -- TrainJob ------------------------------------------------------------------------------------
+
+
+def check_trainjob(item: Value, together: Together) -> Breaches:
+    """One TrainJob; its runtime is an object of its own, checked if it is among the files."""
+    yield from check_fields(item)
+    spec = item["spec"]
+    trainer = spec["trainer"]
+    nodes = trainer["numNodes"].number or 1
+    yield from check_length(item, f"{object_name(item)}-{NODE}-0-{nodes - 1}", POD_SUFFIX)
+    if not spec["runtimeRef"]["name"].text:
+        fix = "runtimeRef: {name: torch-distributed}"
+        yield hit(Rule.TRAINJOB_RUNTIME, spec["runtimeRef"], "no runtimeRef", fix)
+    if not trainer:
+        what, fix = "no spec.trainer", "trainer: {numNodes: ...}"
+        yield hit(Rule.TRAINJOB_NO_TRAINER, trainer, what, fix)
+    for variable in trainer["env"]:
+        if variable["name"].text in RESERVED:
+            what = f"{variable['name'].text} is set"
+            fix = "remove it; write numNodes and numProcPerNode"
+            yield hit(Rule.TRAINJOB_RESERVED_ENV, variable, what, fix)
+    yield from check_env(trainer)
+
+
+def check_runtime(item: Value, together: Together) -> Breaches:
+    """A TrainingRuntime or ClusterTrainingRuntime with a torch policy."""
+    torch = item["spec"]["mlPolicy"]["torch"]
+    if not torch:
+        return
+    if torch["elasticPolicy"]:
+        place, fix = torch["elasticPolicy"], "remove it; elastic jobs are PyTorchJobs"
+        yield hit(Rule.TRAINJOB_ELASTIC, place, "an elasticPolicy in a runtime", fix)
+    jobs = item["spec"]["template"]["spec"]["replicatedJobs"]
+    pods = {job["name"].text: job["template"]["spec"]["template"]["spec"] for job in jobs}
+    containers = [c["name"].text for c in pods[NODE]["containers"]] if NODE in pods else []
+    if NODE not in containers:
+        found = ", ".join(f"{job}: {_names(pod)}" for job, pod in pods.items()) or "nothing"
+        fix = "a replicated job called node with a container called node"
+        yield hit(Rule.TRAINJOB_CONTAINER, jobs, f"found {found}", fix)
+    for pod in pods.values():
+        yield from check_pod(pod)
+
+
+def _names(pod: Value) -> str:
+    return " ".join(container["name"].text for container in pod["containers"])

@@ -1,4 +1,4 @@
-"""How many processes of a training one machine can reasonably start. Pure but for ``read_``."""
+"""What this machine has: GPUs, and how many processes of a training it can reasonably start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from launcher.plan.target_facts import Capacity
+from launcher.targets import proc
 
 BYTES_PER_PROCESS = 64 << 20
 """A process that has imported torch has 140 MiB of its own, a forked one a fraction of that."""
@@ -17,15 +18,25 @@ IDS_PER_PROCESS = 16
 LEAST = 64
 """Never refused: what a small machine does slowly, it does."""
 
-_MEMORY_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _ID_LIMITS = ("/sys/fs/cgroup/pids.max", "/proc/sys/kernel/pid_max")
 
 
+def read_gpus() -> tuple[str, ...]:
+    """Ids of this machine's NVIDIA GPUs; empty without a driver.
+
+    As CUDA_VISIBLE_DEVICES and Docker's ``device_ids`` take them: numbers, or what the caller's
+    own CUDA_VISIBLE_DEVICES leaves.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    query = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+    return tuple((proc.read_output(query, timeout_s=10) or "").split())
+
+
 def plan_capacity(cores: int, memory_bytes: int, ids: int | None = None) -> Capacity:
-    """What cores and memory (0: unknown) allow, and process ids where they are limited."""
+    """What cores and memory (0: unknown) allow, and process ids where they are limited. Pure."""
     bounds = {cores * PROCESSES_PER_CORE: f"{cores} CPU cores"}
     if memory_bytes:
         gib = f"{memory_bytes / 2**30:.0f} GiB of memory"

@@ -1,4 +1,4 @@
-"""A rendezvous handler around the real one: it decides what happens between two attempts.
+"""A wrapper around torch's rendezvous handler: it decides what happens between two attempts.
 
 torch's elastic agent calls ``next_rendezvous`` before each start of its workers, when the old ones
 are dead. The handler then tells why they died, counts it, waits for the GPUs, or ends the run.
@@ -23,13 +23,16 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from launcher.agent.admission import Admission
 from launcher.agent.faults import LOST_PEER, FaultBook, GiveUp
-from launcher.agent.link import Link, register
-from launcher.agent.roster.exit_barrier import ARRIVED_KEY
+from launcher.agent.roster import membership
+from launcher.agent.roster.backend import create_handler
+from launcher.agent.roster.handler import RosterHandler
+from launcher.agent.roster.leaving import ARRIVED_KEY
+from launcher.agent.roster.membership import Cause
 from launcher.agent.stopping import StopFiles
+from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER
-from launcher.contract.clock import SystemClock
+from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, describe
 
@@ -48,6 +51,13 @@ _LOOK_S = 0.05
 PEER_FINISHES_S = 5.0
 """How long after a failure another agent may take to see that its own workers have succeeded."""
 PEER_LOOK_S = 0.1
+ADMISSION_LIMIT_S = 60.0
+"""How long the training may take to commit before the newcomers come in anyway."""
+_REASON_OF_CLOSING = {
+    membership.FINISHED: Reason.COMPLETED,
+    membership.FAILED: Reason.TRAINING_FAILED,
+    membership.EXHAUSTED: Reason.RESTARTS_EXHAUSTED,
+}
 
 
 class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
@@ -58,25 +68,25 @@ class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
         self.reason, self.detail = reason, detail
 
 
-def register_watched(backend: str, node: Node) -> str:
+def register_wrapper(backend: str, node: Node) -> str:
     """Registers the handler with torch and returns the name of its backend."""
     name = f"launcher-{backend}"
-    register(backend)
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
         given = copy.copy(params)
         given.backend = backend
-        inner = rendezvous_handler_registry.create_handler(given)
-        serves = backend != ROSTER and params.config.get("is_host") == "1"
+        own = backend == ROSTER
+        inner = (create_handler if own else rendezvous_handler_registry.create_handler)(given)
+        serves = not own and params.config.get("is_host") == "1"
         fixed_size = params.min_nodes == params.max_nodes
-        return WatchedHandler(name, inner, node, fixed_size=fixed_size, serves_store=serves)
+        return RendezvousWrapper(name, inner, node, fixed_size=fixed_size, serves_store=serves)
 
     with contextlib.suppress(ValueError):
         rendezvous_handler_registry.register(name, create)
     return name
 
 
-class WatchedHandler(RendezvousHandler):
+class RendezvousWrapper(RendezvousHandler):
     """Delegates to the real handler, and tells the node what happens.
 
     ``serves_store``: the store ends with this process, and no other node may still need it.
@@ -94,10 +104,8 @@ class WatchedHandler(RendezvousHandler):
         self._name, self._inner, self._node = name, inner, node
         self._fixed_size, self._serves_store = fixed_size, serves_store
         self._num_nodes = 1
-        self._link = node.link = Link(inner)
-        self._roster = self._link.roster
-        admit = self._roster.admit if self._roster else lambda: None
-        self._admission = Admission(node.attempts.node_dir, admit, SystemClock())
+        self._roster = node.roster = inner if isinstance(inner, RosterHandler) else None
+        self._admission = Admission(StopFiles(node.attempts.node_dir), self._roster, SystemClock())
         self._faults = JobFaults(node.book)
         self._has_run = False
         self._regroups = False
@@ -161,14 +169,14 @@ class WatchedHandler(RendezvousHandler):
             node.on_restart(verdict.cause, ends)
 
     def _tell_lost_peer(self) -> None:
-        """Workers blamed a peer. By now it is known whether a node left."""
+        """Counts a restart after workers blamed a peer; by now it is known if a node left."""
         ends, self._blamed_peer = self._blamed_peer, ()
         if not ends:
             return
-        if self._link.fell_with_a_node():
-            self._node.on_restart(LOST_PEER, ends)
-        else:
-            self._node.on_restart("worker-fault", ends)
+        formed = self._roster.membership if self._roster else None
+        # Stock handlers do not know why: only the workers' words are there to go by.
+        is_fault = formed is not None and formed.cause is Cause.FAULT
+        self._node.on_restart("worker-fault" if is_fault else LOST_PEER, ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
         if give_up.reason is Reason.DISK_FULL:
@@ -181,11 +189,12 @@ class WatchedHandler(RendezvousHandler):
 
     def _raise_verdict(self) -> None:
         """Raises the reason for which another node, or the count of faults, ended the run."""
-        told = self._faults.told() or self._link.closed_reason()
-        ends = self._node.ends
+        head, ends = self._roster and self._roster.head, self._node.ends
+        told = self._faults.told() or (_REASON_OF_CLOSING.get(head.closed) if head else None)
         if told is Reason.COMPLETED:
             raise NodeEnding(told, "the other nodes finished the run") from None
-        if self._link.is_stranded_by_fault() and any(end.cause != "terminated" for end in ends):
+        stranded = head and head.closed == membership.STRANDED and head.cause is Cause.FAULT
+        if stranded and any(end.cause != "terminated" for end in ends):
             raise NodeEnding(Reason.TRAINING_FAILED, describe(ends[0])) from None
         if told is Reason.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:
             told = Reason.TRAINING_FAILED
@@ -194,7 +203,7 @@ class WatchedHandler(RendezvousHandler):
             raise NodeEnding(told, detail) from None
 
     def num_nodes_waiting(self) -> int:
-        self._admission.look(self._roster.newcomers if self._roster else 0)
+        self._admission.look()
         waiting = self._inner.num_nodes_waiting()
         self._regroups = self._regroups or waiting > 0
         return waiting
@@ -223,6 +232,40 @@ class WatchedHandler(RendezvousHandler):
                 clock.sleep(_LOOK_S)
                 left = self._faults.count_left()
         return done
+
+
+class Admission:
+    """Has the running group commit before newcomers come in, so that no work is lost."""
+
+    def __init__(self, files: StopFiles, roster: RosterHandler | None, clock: Clock) -> None:
+        self._files, self._roster, self._clock = files, roster, clock
+        self._asked_at: float | None = None
+
+    def new_attempt(self) -> None:
+        """The workers were started anew; forgets what the old ones were asked."""
+        if self._asked_at is not None:
+            self._asked_at = None
+            self._files.forget_resize()
+
+    def look(self) -> None:
+        """Asks the training once nodes wait, and admits them after its answer.
+
+        Called many times a second, and never blocks. A training that does not speak the protocol is
+        not asked.
+        """
+        if self._roster is None or self._roster.head.newcomers == 0:
+            return
+        now = self._clock.monotonic()
+        if not self._files.training_speaks():
+            self._roster.admit()
+        elif self._asked_at is None:
+            if not self._files.is_asked():
+                self._asked_at = now
+                at = self._clock.wall()
+                deadline = at + ADMISSION_LIMIT_S
+                self._files.ask(protocol.STOP_REASON_RESIZE, at=at, deadline=deadline)
+        elif self._files.has_answer() or now - self._asked_at > ADMISSION_LIMIT_S:
+            self._roster.admit()
 
 
 class JobFaults:

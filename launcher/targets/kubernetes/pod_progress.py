@@ -1,4 +1,4 @@
-"""What a person is told of a run's pods, and when a run whose pods cannot start is ended. Pure."""
+"""The progress of a run's pods in words, and when a run whose pods cannot start ends. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_lasting(pod: PodView) -> bool:
     return pod.state is NodeState.PENDING and lasts
 
 
-class PodNotes:
+class PodProgress:
     """Says what changed about the pods, each trouble of a pod once.
 
     A pod with a lasting trouble ends the run after ``limit_s``; 0: never.

@@ -81,6 +81,10 @@ class Head:
     finished: tuple[str, ...] = ()
     closed: str = ""
 
+    def next(self, **changes: Any) -> Head:
+        """The head after a change."""
+        return replace(self, version=self.version + 1, **changes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
@@ -147,18 +151,9 @@ def index_of(seat: str) -> int:
     return int(seat.partition(".")[0])
 
 
-def rank_order(seat: str) -> tuple[int, str]:
-    """Sorts seats into ranks: by node index, so that ranks survive restarts."""
-    return index_of(seat), seat
-
-
-def _next(head: Head, **changes: Any) -> Head:
-    return replace(head, version=head.version + 1, **changes)
-
-
 def open_round(head: Head, cause: Cause) -> Head:
     """The running group has to re-form."""
-    return _next(head, phase=Phase.FORMING, epoch=head.epoch + 1, cause=cause, newcomers=0)
+    return head.next(phase=Phase.FORMING, epoch=head.epoch + 1, cause=cause, newcomers=0)
 
 
 def strike(head: Head, gone: Mapping[str, Cause], leader: str) -> Head:
@@ -167,22 +162,7 @@ def strike(head: Head, gone: Mapping[str, Cause], leader: str) -> Head:
     opened = replace(open_round(head, Cause.LOST), version=head.version) if was_sealed else head
     cause = next(iter(gone.values())) if was_sealed or head.cause is Cause.FAULT else head.cause
     marks = {seat: why.value for seat, why in gone.items()}
-    return _next(opened, leader=leader, cause=cause, gone={**head.gone, **marks})
-
-
-def lead(head: Head, leader: str) -> Head:
-    """Somebody else leads."""
-    return _next(head, leader=leader)
-
-
-def announce(head: Head, newcomers: int) -> Head:
-    """So many nodes wait to be admitted."""
-    return _next(head, newcomers=newcomers)
-
-
-def mark_replaced(head: Head, seats: tuple[str, ...]) -> Head:
-    """Seats outside the membership whose index a newer node has taken; no round opens."""
-    return _next(head, gone={**head.gone, **dict.fromkeys(seats, REPLACED)})
+    return opened.next(leader=leader, cause=cause, gone={**head.gone, **marks})
 
 
 def seal(
@@ -196,8 +176,7 @@ def seal(
     counts = dict(head.counts)
     if head.cause is not Cause.FIRST:
         counts[head.cause.value] = counts.get(head.cause.value, 0) + 1
-    return _next(
-        head,
+    return head.next(
         phase=Phase.SEALED,
         leader=head.leader if head.leader in seats else seats[0],
         members=members,
@@ -209,11 +188,6 @@ def seal(
     )
 
 
-def finish(head: Head, seats: tuple[str, ...]) -> Head:
-    """The workers of these seats have all succeeded; no round opens."""
-    return _next(head, finished=(*head.finished, *seats))
-
-
 def close(head: Head, reason: str) -> Head:
     """No further round will be formed under this run id."""
-    return _next(head, phase=Phase.CLOSED, closed=reason)
+    return head.next(phase=Phase.CLOSED, closed=reason)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from launcher.follow import outlet
+from launcher.follow import output_buffer
 from launcher.follow.console import Console
-from launcher.follow.outlet import Outlet
+from launcher.follow.output_buffer import OutputBuffer
 from tests.launcher.follow.test_console import screen
 
 SHOWS = "launcher logs tiny-0a1b2c"
@@ -26,7 +26,7 @@ class Reader:
     def __init__(self, ours: int, theirs: int) -> None:
         self.fd, self.text = ours, ""
         self.writer = theirs
-        self.outlet = Outlet(os.fdopen(theirs, "w", encoding="utf-8"), shows=SHOWS)
+        self.outlet = OutputBuffer(os.fdopen(theirs, "w", encoding="utf-8"), shows=SHOWS)
 
     def read_to_end(self, between: Callable[[], object] = lambda: None) -> None:
         """Until the last writer has gone, calling ``between`` before each piece."""
@@ -58,18 +58,20 @@ def numbered(text: str) -> list[int]:
     return [int(line.split()[1]) for line in lines]
 
 
-def write_lines(outlet: Outlet, count: int) -> None:
+def write_lines(outlet: OutputBuffer, count: int) -> None:
     console = Console(outlet, terminal=False, colour=False)
     for number in range(count):
         console.line(f"line {number} {'x' * 80}")
 
 
-@pytest.mark.parametrize("buffer_bytes", [64 * KIB, outlet.BUFFER_BYTES])
+@pytest.mark.parametrize("buffer_bytes", [64 * KIB, output_buffer.BUFFER_BYTES])
 def test_a_reader_that_reads_loses_nothing_of_a_hundred_thousand_lines(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
 ) -> None:
-    monkeypatch.setattr(outlet, "BUFFER_BYTES", buffer_bytes)
-    monkeypatch.setattr(outlet, "HOLD_S", 60.0)  # on a busy machine the reader may get no turn
+    monkeypatch.setattr(output_buffer, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(
+        output_buffer, "HOLD_S", 60.0
+    )  # on a busy machine the reader may get no turn
     thread = reader.in_thread()
     write_lines(reader.outlet, 100_000)
     reader.outlet.close()
@@ -87,8 +89,8 @@ def test_a_line_is_seen_before_the_next_one_is_written(reader: Reader) -> None:
 def test_a_reader_that_comes_back_sees_the_latest_and_how_many_lines_it_missed(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "BUFFER_BYTES", 256 * KIB)
-    monkeypatch.setattr(outlet, "HOLD_S", 0.1)
+    monkeypatch.setattr(output_buffer, "BUFFER_BYTES", 256 * KIB)
+    monkeypatch.setattr(output_buffer, "HOLD_S", 0.1)
     write_lines(reader.outlet, 20_000)  # comes back, though a pipe holds less than 1000 of them
     thread = reader.in_thread()
     reader.outlet.close()
@@ -105,13 +107,13 @@ def test_a_reader_that_comes_back_sees_the_latest_and_how_many_lines_it_missed(
 def test_after_a_pause_a_reader_loses_nothing_more(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "BUFFER_BYTES", 64 * KIB)
-    monkeypatch.setattr(outlet, "HOLD_S", 0.1)
+    monkeypatch.setattr(output_buffer, "BUFFER_BYTES", 64 * KIB)
+    monkeypatch.setattr(output_buffer, "HOLD_S", 0.1)
     write_lines(reader.outlet, 5000)
     seen = b""
     while not seen.endswith(f"line 4999 {'x' * 80}\n".encode()):
         seen += os.read(reader.fd, 4 * KIB)
-    monkeypatch.setattr(outlet, "HOLD_S", 60.0)
+    monkeypatch.setattr(output_buffer, "HOLD_S", 60.0)
     thread = reader.in_thread()
     write_lines(reader.outlet, 5000)
     reader.outlet.close()
@@ -123,7 +125,7 @@ def test_after_a_pause_a_reader_loses_nothing_more(
 def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "STALL_S", 0.1)
+    monkeypatch.setattr(output_buffer, "STALL_S", 0.1)
     write_lines(reader.outlet, 5000)
     reader.outlet.close()
     os.set_blocking(reader.writer, False)
@@ -134,7 +136,7 @@ def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(
 def test_at_the_end_a_slow_reader_is_waited_for(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "STALL_S", 2.0)
+    monkeypatch.setattr(output_buffer, "STALL_S", 2.0)
     write_lines(reader.outlet, 1500)
     pause = threading.Event()
     thread = reader.in_thread(lambda: pause.wait(0.1))  # 130 kB in pieces of 4: longer than STALL_S
@@ -158,15 +160,15 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
 def test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "BUFFER_BYTES", 256 * KIB)
-    monkeypatch.setattr(outlet, "STALL_S", 0.1)
+    monkeypatch.setattr(output_buffer, "BUFFER_BYTES", 256 * KIB)
+    monkeypatch.setattr(output_buffer, "STALL_S", 0.1)
     written = 0
     while reader.outlet.wait_for_room():  # until nobody has read for that long
         reader.outlet.put(f"line {written} {'x' * 80}\n".encode())
         written += 1
     assert written < 3000, "it waits long before anything is lost"
     assert not reader.outlet.has_room()
-    monkeypatch.setattr(outlet, "STALL_S", 60.0)
+    monkeypatch.setattr(output_buffer, "STALL_S", 60.0)
     thread = reader.in_thread()
     for number in range(written, 20_000):
         while not reader.outlet.wait_for_room():
@@ -188,7 +190,7 @@ def test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word() -> Non
         told.append(why)
         heard.set()
 
-    lost = Outlet(os.fdopen(theirs, "w"), shows=SHOWS, on_lost=on_lost)
+    lost = OutputBuffer(os.fdopen(theirs, "w"), shows=SHOWS, on_lost=on_lost)
     write_lines(lost, 5000)
     assert heard.wait(30)
     assert not lost.has_room()
@@ -211,8 +213,8 @@ def test_a_pipe_that_another_process_made_non_blocking_gets_every_line(reader: R
 def test_on_a_terminal_the_line_about_missed_ones_does_not_tear_the_progress_bar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outlet, "BUFFER_BYTES", 16 * KIB)
-    monkeypatch.setattr(outlet, "HOLD_S", 0.1)
+    monkeypatch.setattr(output_buffer, "BUFFER_BYTES", 16 * KIB)
+    monkeypatch.setattr(output_buffer, "HOLD_S", 0.1)
     terminal = Reader(*pty.openpty())
     console = Console(terminal.outlet, terminal=True, colour=False)
     for step in range(1000):  # more than a terminal takes in

@@ -1,0 +1,251 @@
+"""A run's job on its cluster: submitted, looked at, resized, suspended and deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.contract import protocol
+from launcher.contract.clock import Clock
+from launcher.contract.errors import InputError, TargetError
+from launcher.contract.reasons import NodeState
+from launcher.follow.requests import write_size
+from launcher.follow.target import Observation
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder, make_folders, write_atomically
+from launcher.targets.kubernetes.api import (
+    FORBIDDEN,
+    IN_CLUSTER,
+    ApiError,
+    Cluster,
+    Object,
+    ObjectPlace,
+)
+from launcher.targets.kubernetes.collector import PodCollector, selector_of
+from launcher.targets.kubernetes.missing_pods import read_reasons
+from launcher.targets.kubernetes.plan import PodSettings
+from launcher.targets.kubernetes.pod_states import DELETED, JobEnd, is_suspended, parse_job_end
+from launcher.targets.kubernetes.render_pod import render_trial_pod
+
+CLUSTER_FILE = "cluster.json"
+"""In the run folder: context and namespace, for calls after the current context has changed."""
+CONFLICT, INVALID = 409, 422
+STOP_MARGIN_S = 30.0
+API_OF_KIND = {
+    "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
+    "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
+    "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    "job": ("batch/v1", "Job"),
+}
+RESIZED_KINDS = ("pytorchjob", "job")
+MAY_PASS = ("exceeded quota", "status unknown for quota")
+"""Refusals that end when other pods do, or when a new quota has been counted."""
+
+
+class ClusterJob:
+    """The job's object of one run, and its pods. Every method may raise ``TargetError``."""
+
+    def __init__(self, cluster: Cluster, plan: LaunchPlan, clock: Clock) -> None:
+        self.cluster, self.plan, self._clock = cluster, plan, clock
+        self.pods = PodCollector(cluster, plan, clock)
+        self._kind = PodSettings.of(plan).kind
+        api_version, kind = API_OF_KIND[self._kind]
+        self._place = ObjectPlace(api_version=api_version, kind=kind, name=plan.job_name)
+
+    # -- submitting ------------------------------------------------------------------------------
+
+    def submit(self, objects: Sequence[Object], notes: list[str]) -> None:
+        """As ``Target.submit``; the job is the last of ``objects``. Adds to ``notes``."""
+        cluster = self.cluster
+        *others, job = objects
+        if (held := cluster.read(self._place)) is not None:
+            raise self._refuse_taken(held)
+        try:
+            cluster.create(job, dry_run=True)
+            for item in others:
+                cluster.apply(item, dry_run=True)
+            notes += self._try_pod()
+        finally:
+            notes += cluster.warnings
+        for item in others:
+            cluster.apply(item)
+        try:
+            made = cluster.create(job)
+        except ApiError as error:
+            if error.status == CONFLICT:
+                raise self._refuse_taken(cluster.read(self._place) or job) from error
+            for item in others:
+                with contextlib.suppress(TargetError):
+                    cluster.delete(ObjectPlace.of(item))
+            raise
+        owner = {key: made[key] for key in ("apiVersion", "kind")}
+        owner |= {key: made["metadata"][key] for key in ("name", "uid")}
+        for item in others:
+            # With the job goes what was made for it, also by kubectl delete.
+            cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
+        make_folders((self.plan.run_dir,))
+        write_cluster(Path(self.plan.run_dir), cluster)
+
+    def _try_pod(self) -> list[str]:
+        """Has the server admit one pod of the job and forget it.
+
+        Returns notes where no pod is made now but may be later. Raises ``ApiError`` where none can
+        ever be: by Pod Security, by limits of the namespace, for lack of a service account.
+        """
+        try:
+            self.cluster.create(render_trial_pod(self.plan), dry_run=True)
+        except ApiError as error:
+            if "cannot create resource" in error.what:
+                # Controllers make the pods; this user need not have the right to.
+                return []
+            # Webhooks may refuse pods without an owner, or know no dry run; the job's own may pass.
+            is_final = error.status in (FORBIDDEN, INVALID) and "webhook" not in error.what
+            if is_final and not any(words in error.what for words in MAY_PASS):
+                raise
+            return [f"a pod would not be admitted now: {error.what}"]
+        return []
+
+    def _refuse_taken(self, held: Object) -> InputError:
+        """The error for a job whose name is taken by ``held``, with the commands for that."""
+        kind, name, namespace = held["kind"], held["metadata"]["name"], self.cluster.namespace
+        run_id = (held["metadata"].get("labels") or {}).get(protocol.LABEL_RUN_ID, "")
+        if run_id and (Path(self.plan.run_dir).parent / run_id / protocol.PLAN_FILE).is_file():
+            fix = f"launcher logs -f {run_id} to attach, or launcher stop {run_id} to replace it"
+        else:
+            fix = f"kubectl delete {kind.lower()} {name} -n {namespace} to replace it"
+        what = f"{kind} {name} is in namespace {namespace} already"
+        return InputError(what, f"{fix}; or --set name=OTHER")
+
+    # -- observing -------------------------------------------------------------------------------
+
+    def read(self) -> Object | None:
+        """The job's own object; None where it is gone, or another run's by now."""
+        item = self.cluster.read(self._place)
+        labels = (item or {}).get("metadata", {}).get("labels") or {}
+        return item if labels.get(protocol.LABEL_RUN_ID) == self.plan.run_id else None
+
+    def read_end(self) -> JobEnd | None:
+        """How the job ended; None while it goes on."""
+        if (item := self.read()) is not None:
+            return parse_job_end(item)
+        message = f"somebody deleted {self._place.kind} {self._place.name}"
+        return JobEnd(succeeded=False, word=DELETED, message=message)
+
+    def observe(self) -> Observation:
+        """As ``Target.observe``, with why pods are missing."""
+        nodes = self.pods.observe()
+        missing = [n for n, node in enumerate(nodes) if node.state is NodeState.MISSING]
+        if missing:
+            with contextlib.suppress(TargetError):
+                said = "; ".join(read_reasons(self.cluster, self._kind, self.read()))
+                nodes[missing[0]] = replace(nodes[missing[0]], detail=said)
+        return Observation(run_id=self.plan.run_id, nodes=tuple(nodes))
+
+    # -- changing --------------------------------------------------------------------------------
+
+    def scale(self, run: RunFolder, nodes: int) -> None:
+        """Changes the number of pods. Raises ``InputError`` for a kind that keeps its size."""
+        if self._kind not in RESIZED_KINDS:
+            fix = "kubernetes.kind: pytorchjob or job, with nnodes: MIN:MAX"
+            raise InputError(f"a {self._kind} keeps its size", fix)
+        spec: Object = {"parallelism": nodes, "completions": nodes}
+        if self._kind == "pytorchjob":
+            spec = {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}}
+        self.cluster.merge(self._place, {"spec": spec})
+        write_size(run, nodes)
+
+    def suspend(self) -> None:
+        """Ends the pods and keeps the object, which may be resumed."""
+        self.cluster.merge(self._place, self._suspension(True))
+
+    def has_resumed(self) -> bool:
+        """Whether the job is there and not suspended; False where the cluster does not say."""
+        with contextlib.suppress(TargetError):
+            item = self.read()
+            return item is not None and not is_suspended(item)
+        return False
+
+    def remove(self) -> None:
+        """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""
+        if self.read() is not None:
+            self.cluster.delete(self._place)
+
+    def end(self, notes: list[str], *, keep: bool) -> None:
+        """Collects the last logs, and deletes the job or, with ``keep``, suspends it.
+
+        Raises ``TargetError`` with the command to type where the job runs on.
+        """
+        try:
+            self.pods.collect()
+        except TargetError as error:
+            # Users who may not see the pods may end the job all the same.
+            notes.append(f"its last logs were not collected: {error.what}")
+        try:
+            (self.suspend if keep else self.remove)()
+        except TargetError as error:
+            end = None
+            with contextlib.suppress(TargetError):
+                end = self.read_end()
+            what = error.what if end else f"STILL RUNNING: {self.plan.run_id}: {error.what}"
+            raise TargetError(what, self.render_by_hand(keep=keep)) from error
+
+    def wait_gone(self, grace_s: float) -> None:
+        """Waits until the pods of a job that was deleted have ended, and brings their last lines.
+
+        Raises ``TargetError`` where some are left ``STOP_MARGIN_S`` after their grace.
+        """
+        selector = selector_of(self.plan.run_id)
+        deadline = self._clock.monotonic() + math.ceil(grace_s) + STOP_MARGIN_S
+        while self.cluster.list_objects("v1", "Pod", selector)["items"]:
+            if self._clock.monotonic() > deadline:
+                raise TargetError(
+                    f"pods of {self.plan.run_id} are still ending",
+                    f"kubectl get pods -n {self.cluster.namespace} -l {selector}",
+                )
+            self._clock.sleep(0.5)
+        self.pods.close()
+
+    # -- the same by hand ------------------------------------------------------------------------
+
+    def render_by_hand(self, *, keep: bool) -> str:
+        """The kubectl command that deletes the job or, with ``keep``, suspends it."""
+        return self._patch(True) if keep else f"kubectl delete {self._named}"
+
+    def render_resuming(self) -> str:
+        """The kubectl command that has a suspended job go on."""
+        return self._patch(False)
+
+    def _patch(self, suspends: bool) -> str:
+        patch = shlex.quote(json.dumps(self._suspension(suspends)))
+        return f"kubectl patch {self._named} --type merge -p {patch}"
+
+    def _suspension(self, suspends: bool) -> Object:
+        spec = {"suspend": suspends}
+        return {"spec": {"runPolicy": spec} if self._kind == "pytorchjob" else spec}
+
+    @property
+    def _named(self) -> str:
+        where = f"{self._place.kind.lower()} {self._place.name} -n {self.cluster.namespace}"
+        if self.cluster.context != IN_CLUSTER:
+            where += f" --context {shlex.quote(self.cluster.context)}"
+        return where
+
+
+def read_cluster(run_dir: Path) -> Cluster | None:
+    """Where a run was submitted to; None where nothing says so."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        told = json.loads((run_dir / CLUSTER_FILE).read_text())
+        context = None if told["context"] == IN_CLUSTER else told["context"]
+        return Cluster(context=context, namespace=told["namespace"])
+    return None
+
+
+def write_cluster(run_dir: Path, cluster: Cluster) -> None:
+    """Remembers it for later calls."""
+    told = {"context": cluster.context, "namespace": cluster.namespace}
+    write_atomically(run_dir / CLUSTER_FILE, json.dumps(told))

@@ -1,0 +1,261 @@
+"""The pods of one run: watched from the first question on, and their logs put into the run folder.
+
+One process at a time writes the logs, whichever comes first; the others read the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from launcher.contract import protocol
+from launcher.contract.clock import Clock
+from launcher.contract.errors import DiskFullError
+from launcher.contract.reasons import NodeState
+from launcher.follow.target import NodeObservation
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder, make_folders
+from launcher.targets.kubernetes.api import ApiError, Cluster
+from launcher.targets.kubernetes.history import Incarnations, PodRecorder, write_source
+from launcher.targets.kubernetes.logs import Fate, LogFollower, LogSource
+from launcher.targets.kubernetes.plan import PodSettings
+from launcher.targets.kubernetes.pod_states import (
+    PodView,
+    Trouble,
+    describe_trouble,
+    newest_of_each,
+    parse_pod,
+    sort_pods,
+)
+from launcher.targets.kubernetes.watch import PodWatch
+
+LOG_LIMIT_S = 15.0
+"""How long the last lines of ended pods may take."""
+ENDINGS_LIMIT_S = 2.0
+"""How long the watch may take to tell how pods ended that a list no longer has."""
+LOCK_FILE = "output.lock"
+
+
+class PodCollector:
+    """What a cluster holds of one run's pods, and what of it is in the run folder.
+
+    Nothing is watched, and no log is read, before a method needs it. Every method may raise
+    ``TargetError``.
+    """
+
+    def __init__(self, cluster: Cluster, plan: LaunchPlan, clock: Clock) -> None:
+        self._cluster, self._plan, self._clock = cluster, plan, clock
+        self._run = RunFolder(Path(plan.run_dir))
+        self._masters = int(PodSettings.of(plan).has_master)
+        self._incarnations = Incarnations(self._run)
+        self._recorder = PodRecorder(self._run, self._incarnations, clock)
+        self._watch: PodWatch | None = None
+        self._followers: dict[LogSource, LogFollower] = {}
+        self._lock: IO[bytes] | None = None
+        self.refusal: ApiError | None = None
+        """Why this user gets no logs; None while the server gives them."""
+
+    @property
+    def watch(self) -> PodWatch:
+        """The watch, which is open from the first call on."""
+        if self._watch is None:
+            self._watch = PodWatch(self._cluster, selector_of(self._plan.run_id), self._masters)
+            self._watch.start()
+        return self._watch
+
+    def read(self) -> tuple[PodView, ...]:
+        """The pods as they are now, oldest first."""
+        if self._watch is not None:
+            return self._watch.refresh()
+        found = self._cluster.list_objects("v1", "Pod", selector_of(self._plan.run_id))
+        return tuple(sort_pods(parse_pod(pod, self._masters) for pod in found["items"]))
+
+    def observe(self) -> list[NodeObservation]:
+        """Each node by its newest pod."""
+        pods = self.read()
+        newest = newest_of_each(pods)
+        for pod in pods:
+            if pod.has_started and pod.node_index is not None:
+                self.number_of(pod)
+        return [self._observe(n.node_index, newest.get(n.node_index)) for n in self._plan.nodes]
+
+    def _observe(self, index: int, pod: PodView | None) -> NodeObservation:
+        if pod is None:
+            return NodeObservation(node_index=index, incarnation=0, state=NodeState.MISSING)
+        return NodeObservation(
+            node_index=index,
+            incarnation=self.number_of(pod),
+            state=pod.state,
+            exit_code=pod.exit_code,
+            out_of_memory=pod.trouble is Trouble.OUT_OF_MEMORY,
+            detail=describe_trouble(pod) if pod.trouble else "",
+        )
+
+    def number_of(self, pod: PodView) -> int:
+        """Which incarnation of its node a pod's container is."""
+        assert pod.node_index is not None, "asked for nodes alone"
+        return self._incarnations.number(pod.node_index, pod.uid, pod.restarts)
+
+    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan with the incarnations that its nodes have come to."""
+        newest = self._incarnations.newest
+        nodes = tuple(replace(node, incarnation=newest(node.node_index)) for node in plan.nodes)
+        return replace(plan, nodes=nodes)
+
+    # -- logs ------------------------------------------------------------------------------------
+
+    def writes_output(self) -> bool:
+        """Whether this process is the one that writes the pods' output, from now on."""
+        if self._lock is None:
+            make_folders((str(self._run.path),))
+            lock = (self._run.path / LOCK_FILE).open("wb")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                return False
+            self._lock = lock
+        return True
+
+    def follow_logs(self) -> None:
+        """Starts to follow every container that was started since the last call, and saves what
+        those that ended have left. Does nothing while another process writes the output."""
+        if self.writes_output():
+            self._save()
+            for source, index in _sources(self.watch.pods()):
+                if source not in self._followers:
+                    self._start(source, index, once=False)
+            self._look_for_refusals()
+
+    def read_logs(self) -> None:
+        """Brings what all containers have written by now, within ``LOG_LIMIT_S``, and outcomes.
+
+        Raises ``ApiError`` where this user may not read logs.
+        """
+        pods = self.watch.refresh()
+        if self.writes_output():
+            self._save()
+            if not self._followers:
+                for source, index in _sources(pods):
+                    self._start(source, index, once=True)
+                self._finish(self._followers.values())
+                self._look_for_refusals()
+                self._followers.clear()
+                if self._lock is not None:
+                    # Lets other processes write.
+                    self._lock.close()
+                    self._lock = None
+        if self.refusal is not None:
+            raise self.refusal
+
+    def collect(self) -> None:
+        """Brings the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
+        self.watch.refresh()
+        self.watch.wait_endings(ENDINGS_LIMIT_S)
+        self.follow_logs()
+        self._finish_ended()
+
+    def close(self) -> None:
+        """Brings the last words of pods that have ended, and watches them no longer."""
+        self._finish_ended()
+        if self._watch is not None:
+            self._watch.wait_endings(ENDINGS_LIMIT_S)
+            if self.writes_output():
+                self._save()
+            self._watch.stop()
+
+    def find_losses(self) -> tuple[str, ...]:
+        """A line for each container whose log the cluster no longer has."""
+        lost = ((s.pod, f.loss) for s, f in self._followers.items() if f.loss)
+        return tuple(f"the rest of the log of {pod} is lost: {said}" for pod, said in lost)
+
+    def _save(self) -> None:
+        self._recorder.save(self.watch.seen(), self.watch.pods())
+
+    def _look_for_refusals(self) -> None:
+        refusals = (follower.refusal for follower in self._followers.values())
+        self.refusal = next((found for found in refusals if found), None)
+
+    def _finish_ended(self) -> None:
+        self._finish([f for s, f in self._followers.items() if self._fate(s).is_over])
+
+    def _finish(self, followers: Iterable[LogFollower]) -> None:
+        deadline = self._clock.monotonic() + LOG_LIMIT_S
+        for follower in followers:
+            follower.finish(max(0.1, deadline - self._clock.monotonic()))
+
+    def _start(self, source: LogSource, index: int, *, once: bool) -> None:
+        incarnation = self._incarnations.number(index, source.uid, source.restarts)
+        console = self._run.console(index, incarnation)
+
+        def take(line: bytes) -> None:
+            write(line)
+            text = line.decode(errors="replace").rstrip("\n")
+            self._recorder.hear(source, index, incarnation, follower.at, text)
+
+        # A full disk: tried again at the next call.
+        with contextlib.suppress(OSError, DiskFullError):
+            write_source(console.parent, source)
+            write = ConsoleWriter(console)
+            fate = lambda: self._fate(source)  # noqa: E731
+            follower = LogFollower(self._cluster, source, fate, take, once=once)
+            self._followers[source] = follower
+            follower.start()
+
+    def _fate(self, source: LogSource) -> Fate:
+        pod = self.watch.find(source.uid)
+        later = 0 if pod is None else pod.restarts - source.restarts
+        ended = pod is None or later > 0 or pod.state is NodeState.EXITED
+        return Fate(is_over=ended, was_restarted=later == 1, is_forgotten=later > 1)
+
+
+def selector_of(run_id: str) -> str:
+    """What selects a run's objects."""
+    return f"{protocol.LABEL_RUN_ID}={run_id}"
+
+
+def _sources(pods: tuple[PodView, ...]) -> list[tuple[LogSource, int]]:
+    """The logs that the cluster has, each with its node's index."""
+    return [
+        (LogSource(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts), index)
+        for pod in pods
+        if pod.has_started and (index := pod.node_index) is not None
+        # A container that was restarted before it was seen has left its log as well.
+        for restarts in range(max(pod.restarts - 1, 0), pod.restarts + 1)
+    ]
+
+
+class ConsoleWriter:
+    """Appends the lines of a log to a file that may hold a part of it from an earlier reader.
+
+    Lines that the file has are left out, also where the cluster has thrown away a log's beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: IO[bytes] | None = None
+        self._is_aligned = False
+        with contextlib.suppress(OSError):
+            self._held = path.open("rb")
+
+    def __call__(self, line: bytes) -> None:
+        """Takes the next whole line of the log, from its beginning on."""
+        if self._held is not None and self._is_held(self._held, line):
+            return
+        with contextlib.suppress(OSError), self._path.open("ab") as file:
+            file.write(line)
+
+    def _is_held(self, held: IO[bytes], line: bytes) -> bool:
+        if not self._is_aligned:
+            self._is_aligned = True
+            if line in iter(held.readline, b""):
+                return True
+        elif held.readline() == line:
+            return True
+        held.close()
+        self._held = None
+        return False

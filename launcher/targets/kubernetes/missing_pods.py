@@ -1,0 +1,133 @@
+"""Why a job has no pods, from its object and its events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from launcher.contract.errors import TargetError
+from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster, find_fix
+from launcher.targets.kubernetes.pod_progress import same_words
+from launcher.targets.kubernetes.pod_states import (
+    BAD_ENDS,
+    GOOD_ENDS,
+    Object,
+    PodView,
+    event_time,
+    message_of,
+    seconds_of,
+    section,
+    true_conditions,
+)
+
+if TYPE_CHECKING:
+    from launcher.targets.kubernetes.cluster_job import ClusterJob
+
+ORDINARY = (*GOOD_ENDS, *BAD_ENDS, "Created", "Running")
+"""Types of conditions that do not explain missing pods."""
+CLOCK_STEP_S = 1.0
+"""Times of objects are whole seconds."""
+MISSING_S = 3.0
+"""How long pods may be missing before the job's events are looked at."""
+NEXT_LOOK_S = 10.0
+"""Between two looks at them where they have told nothing new for a while."""
+SILENT_S = 10.0
+"""How long there may be no pod and no word about it."""
+
+
+class MissingPods:
+    """Asks why pods are missing once they have been for a while, and tells each answer once."""
+
+    def __init__(self, job: ClusterJob, kind: str) -> None:
+        self._job, self._kind = job, kind
+        self._since: float | None = None
+        self._next_at = float("-inf")
+        self._told: set[str] = set()
+        self._any_pod = False
+
+    def read(self, pods: tuple[PodView, ...], wanted: frozenset[int], now: float) -> Iterator[str]:
+        """New lines about nodes of ``wanted`` that have no pod; ``now`` is any steady clock's."""
+        present = {pod.node_index for pod in pods}
+        self._any_pod = self._any_pod or bool(present)
+        if wanted <= present:
+            self._since = None
+            return
+        if self._since is None:
+            self._since, self._next_at = now, now + MISSING_S
+        if now < self._next_at:
+            return
+        if now - self._since > SILENT_S:
+            self._next_at = now + NEXT_LOOK_S
+        with contextlib.suppress(TargetError):
+            item = self._job.read()
+            for line in read_reasons(self._job.cluster, self._kind, item):
+                if same_words(line) not in self._told:
+                    self._told.add(same_words(line))
+                    yield line
+            if not self._told and not self._any_pod and now - self._since >= SILENT_S:
+                self._told.add("")
+                namespace = self._job.cluster.namespace
+                yield _describe_silence(f"{self._kind} {self._job.plan.job_name}", namespace, item)
+
+
+def read_reasons(cluster: Cluster, kind: str, job: Object | None) -> tuple[str, ...]:
+    """What the job's conditions and events say, each in a line; nothing where the job is gone.
+
+    Raises ``TargetError``. A user who may not read events is told so where no condition speaks.
+    """
+    if job is None:
+        return ()
+    events: list[Object] = []
+    refused: tuple[str, ...] = ()
+    name = section(job, "metadata").get("name")
+    # The Job that a JobSet or TrainJob makes carries the events about its pods.
+    names = (name, f"{name}-node-0") if kind in ("jobset", "trainjob") else (name,)
+    try:
+        for one in names:
+            chosen = f"involvedObject.name={one}"
+            events += cluster.list_objects("v1", "Event", "", fields=chosen)["items"]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        refused = (f"events may say why, but you may not list them: {error.hint}",)
+    return tell_reasons(job, events, cluster.namespace) or refused
+
+
+def tell_reasons(job: Object, events: Iterable[Object], namespace: str) -> tuple[str, ...]:
+    """What keeps the job's pods from being made; each message once, the latest last. Pure."""
+    lines = (*_conditions(job), *_warnings(job, events, namespace))
+    return tuple({same_words(line): line for line in lines}.values())
+
+
+def _describe_silence(called: str, namespace: str, job: Object | None) -> str:
+    """A line for where no pod was made for a while, and nothing says why."""
+    look = f"kubectl describe {called} -n {namespace}"
+    if job is not None and not job.get("status"):
+        # No controller has written anything into it.
+        return (
+            f"no controller has taken up {called}: is the operator running? "
+            f"kubectl get pods -A; {look}"
+        )
+    return f"{called} has no pod, and no event says why; {look}"
+
+
+def _conditions(job: Object) -> Iterator[str]:
+    for kind, condition in true_conditions(job).items():
+        if kind not in ORDINARY:
+            said = condition.get("message") or condition.get("reason") or ""
+            called = f"{job.get('kind')} {section(job, 'metadata').get('name')}"
+            yield f"{called}: {kind}{f': {said}' if said else ''}"
+
+
+def _warnings(job: Object, events: Iterable[Object], namespace: str) -> Iterator[str]:
+    made_at = seconds_of(section(job, "metadata").get("creationTimestamp") or "")
+    for event in sorted(events, key=event_time):
+        # Events of an earlier job of the same name may still be there.
+        if event.get("type") == "Warning" and event_time(event) >= made_at - CLOCK_STEP_S:
+            about = section(event, "involvedObject")
+            kind, name = str(about.get("kind")), about.get("name")
+            message = message_of(event)
+            look = f"kubectl describe {kind.lower()} {name} -n {namespace}"
+            fix = find_fix(message, namespace) or look
+            yield f"{kind} {name}: {event.get('reason')}: {message}; {fix}"

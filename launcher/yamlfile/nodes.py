@@ -1,0 +1,146 @@
+"""From text to YAML's nodes: PyYAML with YAML 1.2's rules for plain scalars, and plain errors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from yaml.composer import Composer
+
+from launcher.yamlfile.problem import Origin
+
+MAX_DEPTH = 40
+TAG = "tag:yaml.org,2002:"
+INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+NULL = re.compile(r"null|Null|NULL|~|")
+MERGE = re.compile(r"<<")
+
+
+class CoreLoader(yaml.SafeLoader):
+    """PyYAML's own scanner and parser, whose errors know their place."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute)
+
+
+for _name, _pattern, _first in (
+    ("merge", MERGE, "<"),
+    ("null", NULL, ["n", "N", "~", ""]),
+    ("bool", BOOL, "tTfF"),
+    ("int", INT, "-+0123456789"),
+    ("float", FLOAT, "-+.0123456789"),
+):
+    CoreLoader.add_implicit_resolver(TAG + _name, re.compile(f"^(?:{_pattern.pattern})$"), _first)
+
+FastLoader: type[yaml.SafeLoader] = CoreLoader
+"""libyaml's parser, if PyYAML was built with it: several times faster, but with poorer errors."""
+
+if hasattr(yaml, "CSafeLoader"):
+
+    class _LibyamlLoader(Composer, yaml.CSafeLoader):
+        """libyaml's parser under PyYAML's composer: the one in C overflows the stack on deep text,
+        where this one raises RecursionError."""
+
+        yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
+
+        def __init__(self, text: str) -> None:
+            Composer.__init__(self)
+            yaml.CSafeLoader.__init__(self, text)
+
+    FastLoader = _LibyamlLoader  # type: ignore[assignment]
+
+
+def read_nodes(text: str, origin: Origin, *, only_one: bool = False) -> list[yaml.Node]:
+    """The root of each document. Raises ``FileError``."""
+    try:
+        found = _compose(text, FastLoader)
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
+        found = _compose_carefully(text, origin)
+    if only_one and len(found) > 1:
+        fix = "keep one document: drop the --- line"
+        raise origin.error("a second document begins here", fix, found[1][0])
+    return [root for _, root in found]
+
+
+def _compose(text: str, kind: type[yaml.SafeLoader]) -> list[tuple[int, yaml.Node]]:
+    """Each document's line and root."""
+    loader = kind(text)
+    try:
+        found: list[tuple[int, yaml.Node]] = []
+        while loader.check_node():
+            mark: yaml.Mark = loader.peek_event().start_mark  # type: ignore[no-untyped-call]
+            root = loader.get_node()
+            assert root is not None
+            found.append((mark.line + 1, root))
+        return found
+    finally:
+        loader.dispose()
+
+
+def _compose_carefully(text: str, origin: Origin) -> list[tuple[int, yaml.Node]]:
+    """The same by PyYAML's own parser, whose errors have a place. Raises ``FileError``."""
+    try:
+        return _compose(text, CoreLoader)
+    except yaml.MarkedYAMLError as error:
+        message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
+        opened = any(word in message for word in ("flow", "quoted", "simple key"))
+        place = (error.context_mark if opened else None) or mark
+        line = 0 if place is None else place.line + 1
+        raise origin.error(*_explain(message, text, mark), line) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise origin.error("a control character in the text", "remove it", line) from None
+    except RecursionError:
+        raise origin.error("nested too deeply", f"at most {MAX_DEPTH} levels") from None
+    except (ValueError, OverflowError):
+        what = "an escape in double quotes that stands for no character"
+        fix = "write a backslash as two, or use single quotes"
+        raise origin.error(what, fix) from None
+
+
+# -- PyYAML's errors in plain words -----------------------------------------------------------
+
+_QUOTE = "put the text in quotes"
+_EXPLANATIONS = (
+    ("<document start>", "something after the end of the mapping", "keep one mapping in the file"),
+    ("undefined alias", "an alias (*name) without its anchor (&name)", _QUOTE),
+    ("scanning an alias", "text that begins with *", _QUOTE),
+    ("duplicate anchor", "an anchor (&name) that was used before", "give it another name"),
+    ("scanning an anchor", "text that begins with &", _QUOTE),
+    ("undefined tag handle", "a tag (!name), which is not accepted", "remove the tag"),
+    (" a tag", "text that begins with !", _QUOTE),
+    ("scanning a block scalar", "text that begins with | or >", _QUOTE),
+    ("mapping values are not allowed", "a second ': ' on the line, or a wrong indentation",
+     "put text that holds ': ' in quotes; give keys of one section one indentation"),
+    ("could not find expected ':'", "a line that is no key: value", "write key: value"),
+    ("scanning a quoted scalar", "quotes that are not closed, or a wrong escape in them",
+     "close the quotes; write a backslash as two, or use single quotes"),
+    ("a double-quoted scalar", "an unknown escape in double quotes",
+     "write a backslash as two, or use single quotes"),
+    ("a flow node", "a [ or { that is not closed", f"close it, or {_QUOTE}"),
+    ("flow sequence", "a list in [ ] that is not closed, or lacks a comma", "close it with ]"),
+    ("flow mapping", "a mapping in { } that is not closed, or lacks a comma", "close it with }"),
+    ("block node", "text that begins with a bracket or a comma, or no value", _QUOTE),
+    ("mapping keys are not", "text that begins with ?", _QUOTE),
+    ("sequence entries", "a - where no list can begin", "put the list on the next line"),
+    ("block mapping", "a wrong indentation, or quotes that end before the text does",
+     "give the keys of one section one indentation"),
+    ("block collection", "a line that is not an item of the list before it", "begin it with -"),
+)  # fmt: skip
+
+
+def _explain(message: str, text: str, mark: yaml.Mark | None) -> tuple[str, str]:
+    """The problem and the fix in plain words; PyYAML speaks of tokens and scanners."""
+    character = text[mark.index : mark.index + 1] if mark is not None else ""
+    if character == "\t":
+        return "a tab; YAML indents with spaces", "replace the tab by spaces"
+    if "cannot start any token" in message and character:
+        return f"text that begins with {character}", _QUOTE
+    for part, problem, fix in _EXPLANATIONS:
+        if part in message:
+            return problem, fix
+    return f"not valid YAML: {message.strip()}", "check indentation and quotes around this line"
