@@ -190,7 +190,7 @@ def test_files_of_a_container_belong_to_the_caller_whatever_users_the_engine_map
     job = make_job()
     facts = replace(docker_facts, own=plan_containers(job, "7:8", security))
     container = only_container(plan_run(job, facts, run_id="digits-0a1b2c"))
-    argv = container.docker_run_argv()
+    argv = docker_run_argv(container)
     begin = argv.index("--user")
     assert argv[begin : begin + len(words)] == words
     assert ("--userns" in argv) == ("--userns" in words)
