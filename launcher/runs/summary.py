@@ -29,8 +29,8 @@ def render_summary(
 
     ``program`` is how this launcher is called, ``where`` names the target's machines, ``options``
     were given with the job file, ``runs`` leads to the run, ``extra`` are the training's arguments;
-    these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run. ``image`` is the
-    one that the launcher chose, empty where the job names one or has none.
+    these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run.
+    ``image`` is the one that the launcher chose, empty where the job names one or has none.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
