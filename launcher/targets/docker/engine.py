@@ -60,7 +60,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("invalid reference format", "correct the image's name: REGISTRY/NAME:TAG, in small letters"),
     ("address pool", "docker network prune: every run needs a network of its own"),
     ("already in use", "docker rm --force that container, which is none of this run"),
-    (
+    ("source path does not exist", REMOTE_HINT),
         "source path does not exist",
         f"use an engine that sees this machine's folders: {REMOTE_HINT}",
     ),
