@@ -61,9 +61,6 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("address pool", "docker network prune: every run needs a network of its own"),
     ("already in use", "docker rm --force that container, which is none of this run"),
     ("source path does not exist", REMOTE_HINT),
-        "source path does not exist",
-        f"use an engine that sees this machine's folders: {REMOTE_HINT}",
-    ),
     ("active endpoints", "docker network disconnect whatever else is on the run's network"),
 )
 """What an engine's message holds, in lower case, and the fix."""
