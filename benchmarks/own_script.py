@@ -12,21 +12,26 @@ from pathlib import Path
 from benchmarks.commands import find_launcher, find_torchrun, read, run
 from benchmarks.measure import BenchmarkError, Goal, Row, Sample, interleave
 
-SCRIPT = "import time\nprint(time.time(), flush=True)\n"
+SCRIPTS = {
+    "x.py": "import time; print(time.time(), flush=True)\n",
+    "t.py": "import time, torch; print(time.time(), flush=True)\n",
+}
 IMAGE = "fabric-train:cpu"
 ONE = ("--nproc-per-node", "1")
 
 
 def measure_own_script(repetitions: int) -> Iterator[Row]:
-    """One row as local processes; one in Docker, where an engine holds the image."""
-    ours: Sample = partial(first_line, (*find_launcher(), "run", "x.py", "--on", "local", *ONE))
-    theirs: Sample = partial(first_line, (*find_torchrun(), "--standalone", *ONE, "x.py"))
-    yield _row("launcher run x.py --on local against torchrun x.py", repetitions, ours, theirs, 0.9)
+    """Two rows as local processes; one in Docker, where an engine holds the image."""
+    for script, *options in (("x.py",), ("t.py", "--set", "start=fork")):
+        argv = (*find_launcher(), "run", script, "--on", "local", *ONE, *options)
+        theirs: Sample = partial(first_line, (*find_torchrun(), "--standalone", *ONE, script))
+        what = f"launcher run {' '.join((script, *options))} --on local against torchrun {script}"
+        yield _row(what, repetitions, partial(first_line, argv), theirs, 0.9)
     docker = shutil.which("docker")
     if docker is None:
         raise BenchmarkError("no program docker; fix: .ci/setup")
     read((docker, "image", "inspect", IMAGE))
-    ours = partial(first_line, (*find_launcher(), "run", "x.py", "--on", "docker", *ONE))
+    ours: Sample = partial(first_line, (*find_launcher(), "run", "x.py", "--on", "docker", *ONE))
     what = "launcher run x.py --on docker against docker run ... torchrun x.py"
     yield _row(what, repetitions, ours, partial(by_hand, docker), 1.15)
 
@@ -52,7 +57,8 @@ def first_line(argv: Sequence[str]) -> float:
     with tempfile.TemporaryDirectory() as name:
         # The container of the other side may run as any user.
         Path(name).chmod(0o755)
-        Path(name, "x.py").write_text(SCRIPT)
+        for script, text in SCRIPTS.items():
+            Path(name, script).write_text(text)
         with tempfile.TemporaryFile() as output:
             words = [word.format(folder=name) for word in argv]
             ran = run(words, stdout=output, cwd=Path(name))
