@@ -139,6 +139,8 @@ class HostsTarget(Target):
                 with contextlib.suppress(TargetError):
                     self.stop(plan.run_id, 0)
                 raise
+            # A restart of all nodes closed them. To ask a host that is away would end the run.
+            self._open_lines(plan)
             if not self._is_refused(artifact, error):
                 # A host that was lost may be back in a minute: its node is started then.
                 self._late.add(
