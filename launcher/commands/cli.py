@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from launcher import __version__
 from launcher.api.choose_target import rooms
-from launcher.commands import check, doctor, env, jobs, play, runs, schema
+from launcher.commands import build, check, doctor, env, jobs, play, runs, schema
 from launcher.commands.arguments import add_command
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
-GROUPS = (jobs, runs, doctor, env, check, play, schema)
+GROUPS = (jobs, build, runs, doctor, env, check, play, schema)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
@@ -127,7 +127,7 @@ def _place_last(argv: list[str], options: tuple[str, ...]) -> list[str]:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog=program,
-        description="Launches multi-node PyTorch training from one job file.",
+        description="Launches multi-node PyTorch training from a script or a job file.",
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -322,6 +322,12 @@ LAUNCHER = (
         ),
     ),
     Row.alike(
+        """targets.docker.in_image:_enter_venv targets.docker.in_image:_pip_install
+            targets.docker.in_image:facts""",
+        "a step of a build, for pip; the engine, for what it prints",
+        Cannot("a person looks on: Ctrl-C ends the build, and the engine then ends its step"),
+    ),
+    Row.alike(
         """commands.doctor:_doctor commands.env:_env targets.hosts.room:_show_hosts
             commands.jobs:_render commands.runs:_ps commands.runs:_status
             commands.runs:_report commands.schema:_schema commands.check:_check

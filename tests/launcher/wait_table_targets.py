@@ -50,7 +50,8 @@ OF_DOCKER = (
             targets.docker.engine:Engine.read_ending targets.docker.engine:Engine.create
             targets.docker.engine:Engine.create.create targets.docker.engine:Engine._start
             targets.docker.engine:Engine.end targets.docker.engine:Engine.remove
-            targets.docker.engine:Engine._remove_network targets.docker.engine:at_once""",
+            targets.docker.engine:Engine._remove_network targets.docker.engine:at_once
+            targets.docker.build:Builder._id_of targets.docker.build:Builder._remove_untagged""",
         who="the launcher, for the Docker engine",
         ends="its answer",
         limit="CONNECT_TIMEOUT_S for its first word, REQUEST_TIMEOUT_S for each request",
