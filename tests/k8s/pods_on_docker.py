@@ -133,19 +133,18 @@ class Pods:
             for one in pod["volumes"]
             if "persistentVolumeClaim" in one
         }
-        (own / "code").mkdir(parents=True)
-        (own / "code").chmod(0o777)
-
         def of(container: dict[str, Any]) -> list[str]:
             binds = []
             for mount in container["volumeMounts"]:
                 mode = "ro" if mount.get("readOnly") else "rw"
                 if mount["name"] in ("plan", "code-archive"):
                     source = self.folder / "config-map" / mount["subPath"]
-                elif mount["name"] == "code":
-                    source = own / "code"
                 elif mount["name"] in claims:
                     source = self.claim(claims[mount["name"]]) / mount.get("subPath", "")
+                elif mount["name"] != "shm":
+                    source = own / mount["name"]
+                    source.mkdir(parents=True, exist_ok=True)
+                    source.chmod(0o777)
                 else:
                     continue
                 binds.append(f"{source}:{mount['mountPath']}:{mode}")
