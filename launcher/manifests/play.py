@@ -184,8 +184,9 @@ def _plan_pod(
 
 
 def _is_played(init: Value, container: Value) -> bool:
-    """Whether an init container starts here: others need an image that may not be here."""
-    return init["image"].text == container["image"].text
+    """Whether an init container starts here: one that ends, of an image that is here anyway."""
+    is_sidecar = init["restartPolicy"].text == "Always"
+    return init["image"].text == container["image"].text and not is_sidecar
 
 
 def _plan_container(
@@ -267,8 +268,7 @@ def _replica_notes(replica: Replica, machine: Machine) -> Iterator[str]:
     yield from (f"{key}: not honoured here" for key in ignored)
     for init in replica.pod["initContainers"]:
         if not _is_played(init, container):
-            name, image = init["name"].text, init["image"].text
-            yield f"init container {name}: not started here, as its image {image} is another"
+            yield f"init container {init['name'].text}: not started here"
     for other in replica.pod["containers"]:
         if other["name"].text != CONTAINER:
             yield f"container {other['name'].text}: not started here"

@@ -133,6 +133,7 @@ class Pods:
             for one in pod["volumes"]
             if "persistentVolumeClaim" in one
         }
+
         def of(container: dict[str, Any]) -> list[str]:
             binds = []
             for mount in container["volumeMounts"]:
