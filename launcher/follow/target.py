@@ -158,6 +158,8 @@ class Target(ABC):
     def __init__(self) -> None:
         self.code: PackedCode | None = None
         """The training code; set before ``facts`` where the target sends it, and the job has it."""
+        self.is_sending = False
+        """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 

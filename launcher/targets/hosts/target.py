@@ -179,11 +179,13 @@ class HostsTarget(Target):
             # Leases before anything travels: it may take minutes, and the lines renew them.
             each(lambda node, session: nodes.take(plan, node, session))
             self._open_lines(plan)
+            self.is_sending = not late
             code = self._read_code(plan)
             each(lambda node, session: nodes.prepare(plan, node, artifact.agent, code, session))
             if plan.image is not None:
                 image = self._image or read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
+            self.is_sending = False
             with self._late.starting(artifact.indices) as is_wanted:
                 # No rendezvous clock runs before every host is ready.
                 if is_wanted or not late:
