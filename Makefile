@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCHX := .venv-torchx
+TORCH ?=
+COMPAT := .venv-compat-$(TORCH)
 
 JOB ?= jobs/digits.yaml
 NODES ?= 1
@@ -26,7 +28,7 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak lint format lines bench chaos docs k8s clean
+.PHONY: help setup run-local test soak compat lint format lines bench chaos docs k8s clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
@@ -54,6 +56,16 @@ test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missi
 soak: $(READY) ## run everything, the long tests too
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
+
+# pip's own settings say where torch comes from: PIP_INDEX_URL of CPU builds saves gigabytes.
+$(COMPAT)/.ready:
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet torch==$(TORCH)
+	@touch $@
+
+compat: $(READY) $(if $(TORCH),$(COMPAT)/.ready) ## run the smoke tests with another torch: TORCH=2.6.0
+	@[[ -n "$(TORCH)" ]] || { printf 'error: which torch?\n  fix: make compat TORCH=2.6.0\n' >&2; exit 2; }
+	COMPAT_PYTHON=$(CURDIR)/$(COMPAT)/bin/python $(BIN)/python -m pytest tests/compat $(ARGS)
 
 lint: $(READY) ## check style and types
 	$(BIN)/ruff check .
@@ -88,4 +100,4 @@ k8s: $(READY) ## write the manifests of k8s/ (IMAGE=registry.example/me/fabric-t
 	$(BIN)/python k8s/generate.py $(IMAGE)
 
 clean: ## remove what make made here, but not runs/
-	rm -rf $(VENV) $(TORCHX) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image
+	rm -rf $(VENV) $(TORCHX) .venv-compat-* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .image

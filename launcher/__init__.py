@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from launcher.contract.errors import InputError, LauncherError, TargetError
     from launcher.runs.outcome import Outcome
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = (
     "InputError",
     "Job",

@@ -20,6 +20,7 @@ from launcher.agent.report import AgentLedger, AgentReport
 from launcher.agent.streams import say
 from launcher.agent.takeover import find_round, may_go_on, plan_round
 from launcher.agent.watchdog import Watchdog
+from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.reasons import Reason
@@ -35,6 +36,8 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     archive = archive_path()
     settings = task.settings
     forks = settings.start == "fork" and warm_up(task, scratch)
+    if refused := refuse_torch():
+        return AgentReport(reason=Reason.BAD_INPUT, detail=refused)
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)
@@ -136,6 +139,16 @@ def warm_up(task: NodeTask, scratch: Path) -> bool:
         return False
     preload.start_server(scratch / "fork")
     return True
+
+
+def refuse_torch() -> str:
+    """Why this torch cannot be used; empty where it can. The launcher knows no image's torch."""
+    import torch
+
+    oldest = protocol.OLDEST_TORCH
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= oldest:
+        return ""
+    return f"torch {torch.__version__} is too old: {oldest[0]}.{oldest[1]} or newer is needed"
 
 
 def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str, ...]:

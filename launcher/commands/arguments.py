@@ -51,26 +51,34 @@ def add_job_file(
     """
     group = parser.add_mutually_exclusive_group(required=not optional)
     group.add_argument(
-        "job", metavar="JOB", nargs="?", help="a script, or a job file such as jobs/digits.yaml"
+        "job", metavar="JOB", nargs="?", help="a script such as train.py, or a job file"
     )
     group.add_argument("-m", dest="module", metavar="MODULE", help="run a module as python -m does")
     if again:
         group.add_argument(
             "--again", metavar="RUN", help="the job of an earlier run, with the code that it ran"
         )
-    parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="override nnodes")
-    parser.add_argument("--nproc-per-node", metavar="N", help="override nproc_per_node")
-    parser.add_argument("--max-restarts", metavar="N", help="override max_restarts")
-    parser.add_argument("--image", metavar="REF", help="override image")
     parser.add_argument(
-        "--code", metavar="DIR", help="override code: the folder of the code, or image"
+        "--nnodes",
+        metavar="N|MIN:MAX",
+        help="nodes; with a range the run goes on while MIN are left",
+    )
+    parser.add_argument(
+        "--nproc-per-node", metavar="N", help="processes on each node: a number, gpu, cpu or auto"
+    )
+    parser.add_argument(
+        "--max-restarts", metavar="N", help="how often failed workers are started again"
+    )
+    parser.add_argument("--image", metavar="REF", help="the container image; it needs torch")
+    parser.add_argument(
+        "--code", metavar="DIR", help="folder of the code, or: image (the image holds it)"
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override any key, such as resources.shm=2Gi; may be repeated",
+        help="any key of the job file, such as resources.shm=2Gi; may be repeated",
     )
 
 

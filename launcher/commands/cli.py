@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from launcher import __version__
 from launcher.api.choose_target import rooms
-from launcher.commands import check, doctor, env, jobs, play, runs, schema
+from launcher.commands import build, check, completion, doctor, env, jobs, play, runs, schema
 from launcher.commands.arguments import add_command
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
-GROUPS = (jobs, runs, doctor, env, check, play, schema)
+GROUPS = (jobs, build, runs, doctor, env, check, play, schema, completion)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
@@ -34,6 +34,7 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     own, extra = _split_extra(list(argv))
     plugin = next(room for room in rooms() if room.plugin) if is_plugin else None
     parser = _parser(plugin.plugin if plugin else "launcher")
+    completion.complete(parser)
     own = _place_last(own, plugin.plugin_options) if plugin else own
     arguments = argparse.Namespace()
     try:
@@ -127,7 +128,7 @@ def _place_last(argv: list[str], options: tuple[str, ...]) -> list[str]:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog=program,
-        description="Launches multi-node PyTorch training from one job file.",
+        description="Launches multi-node PyTorch training from a script or a job file.",
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -114,8 +114,11 @@ def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: C
 
 
 def _create(planned_run: PlannedRun, console: Console) -> RunFolder:
-    run, choice, plan = planned_run.create(), planned_run.choice, planned_run.plan
-    console.note(f"running on {choice.why}")
+    choice, plan = planned_run.choice, planned_run.plan
+    runs = Path(plan.run_dir).parent
+    made = "" if runs.exists() else f"; made the folder {shown(runs)} for its runs"
+    run = planned_run.create()
+    console.note(f"running on {choice.why}{made}")
     while choice.target.notes:
         console.note(choice.target.notes.pop(0))
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")

@@ -19,7 +19,7 @@ from launcher.commands.arguments import OVERRIDES, RUN_ROOT, shown
 from launcher.targets.room import words_given
 
 OF_RUNS = ("logs", "status", "stop", "scale", "report", "ps")
-OTHERS = ("run", "render", "doctor", "check", "play", "env", "schema")
+OTHERS = ("run", "build", "render", "doctor", "check", "play", "env", "schema")
 OF_TARGETS = tuple(command for room in rooms() for command in room.commands)
 COMMANDS = "|".join((*OF_RUNS, *OTHERS, *OF_TARGETS))
 COMMAND = re.compile(rf"(?<![\w./-])launcher ({COMMANDS})(?![\w-])")

@@ -92,6 +92,9 @@ OTHERS_GO_ON = "its work was done; the others may still go on"
 # -- what a host's keeper says of a node that it ended ------------------------------------------
 LAUNCHER_GONE = "its launcher was gone"
 
+OLDEST_TORCH = (2, 4)
+"""The oldest torch that is supported; ``make compat`` shows that it works."""
+
 # -- files of the run folder ---------------------------------------------------------------
 PLAN_FILE = "plan.json"
 JOB_FILE = "job.json"

@@ -196,7 +196,8 @@ class LocalSpec(Section):
     """Only for ``--on local``: processes on this machine, without a container."""
 
     python: Annotated[HostPath | None, Field(examples=[".venv/bin/python"])] = None
-    """The interpreter that has torch. Left out: the one that runs the launcher."""
+    """The interpreter that has torch. Left out: the one that runs the launcher, or ``python3`` of
+    the PATH where only that one has torch."""
 
 
 class DockerSpec(Section):

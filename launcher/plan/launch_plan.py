@@ -16,6 +16,7 @@ from launcher.plan.nodes import NodePlanner, plan_incarnation
 from launcher.plan.records import parse_record
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.target_settings import TargetSettings, dump_settings
+from launcher.plan.torchrun import check_torch_version
 
 if TYPE_CHECKING:
     from launcher.code.place import CodePlace
@@ -131,6 +132,7 @@ def plan_run(
     ``code_hash`` says what of it is sent. Raises ``InputError`` where the job asks for what the
     facts do not offer.
     """
+    check_torch_version(facts.torch_version, job.torch_version)
     if facts.nodes:
         job = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.nodes))})
     devices = plan_devices(job, facts)

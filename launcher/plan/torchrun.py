@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
+from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import Elastic, Env, NodePlan, Static
 from launcher.plan.ranks import rank_of
 from launcher.plan.rendezvous import backend_of, format_endpoint
@@ -20,14 +21,25 @@ from launcher.plan.rendezvous import backend_of, format_endpoint
 if TYPE_CHECKING:
     from launcher.plan.launch_plan import LaunchPlan
 
-OLDEST_TORCH = (2, 4)
-"""Taken where neither the image's label nor the job says which torch it holds."""
-
 
 def parse_torch_version(text: str | None) -> tuple[int, int]:
     """``2.13.0+cpu`` -> ``(2, 13)``; the oldest supported one where there is nothing to read."""
     match = re.match(r"(\d+)\.(\d+)", text or "")
-    return (int(match[1]), int(match[2])) if match else OLDEST_TORCH
+    return (int(match[1]), int(match[2])) if match else protocol.OLDEST_TORCH
+
+
+def check_torch_version(found: str | None, given: str | None) -> None:
+    """Raises ``InputError`` for a torch that is too old: ``found`` there, else ``given``."""
+    if parse_torch_version(found or given) >= protocol.OLDEST_TORCH:
+        return
+    oldest = ".".join(map(str, protocol.OLDEST_TORCH))
+    if found in (None, given):  # on a cluster, what the job says is all that is known
+        fix = f"an image with torch {oldest} or newer; torch_version says which one it holds"
+        raise KeyInputError(("torch_version",), f"{given} is older than {oldest}", fix)
+    raise InputError(
+        f"the nodes have torch {found}, and the oldest that is supported is {oldest}",
+        f"pip install 'torch>={oldest}' there, or name another image or Python",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,7 +139,7 @@ def choose_agent(job: JobSpec, image: str, held: str | None) -> tuple[bool, str]
         raise KeyInputError(("agent", "in_image"), other, OTHER_AGENT_FIX)
     if held is None or wanted is False:
         return False, ""
-    return False, f"{other}: the launcher's is used; make image brings both together"
+    return False, f"{other}: the launcher's is used; to bring both together, build the image again"
 
 
 def is_own_image(image: str) -> bool:

@@ -129,6 +129,11 @@ class Conversation:
         """Ends it at once; a reader in another thread sees the end of the stream."""
         self._popen.kill()
 
+    def kill_all(self) -> None:
+        """Ends it at once, with all that it has started in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
 
 def find(**wanted: str) -> tuple[int, ...]:
     """Pids of the living processes that have these variables, whatever their parent."""

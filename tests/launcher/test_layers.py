@@ -30,6 +30,8 @@ NOT_A_TARGET = {
 """Words that are a target's name, and mean something else."""
 PLAYS_IN_DOCKER = ("manifests.docker_play", "manifests.play", "manifests.player", "commands.play")
 """``launcher play`` runs anybody's manifests in containers, on no target."""
+BUILDS_IN_DOCKER = ("commands.build",)
+"""``launcher build`` makes an image, for every target that takes one."""
 HOST = "targets.hosts.program"
 OF_HOSTS = ("protocol", "keeper_record", "process_stat")
 """Modules of ``contract`` that hosts have."""
@@ -105,7 +107,7 @@ def test_nothing_outside_of_its_room_names_a_target_but_the_one_table() -> None:
     for module in elsewhere:
         named = {word for word, line in words_of(module) if word in OF_A_TARGET}
         assert named <= NOT_A_TARGET.get(module, set()), module
-        if module not in PLAYS_IN_DOCKER:
+        if module not in (*PLAYS_IN_DOCKER, *BUILDS_IN_DOCKER):
             assert not {target_of(name) for name in imports_of(module)} - {""}, module
 
 
@@ -148,7 +150,9 @@ def test_only_proc_uses_subprocess() -> None:
     # On a host there is no proc: the program there has one such module of its own.
     # The probe is no part of the launcher's process: it runs in the nodes, by itself.
     # git tells what the code of a job is, before any target is known.
+    # What an image is built with runs in the image.
     others = {"targets.proc", "code.git", "doctor.program", f"{HOST}.processes"}
+    others |= {"targets.docker.in_image"}
     for module in set(modules()) - others:
         assert "import subprocess" not in path_of(module).read_text(), module
 

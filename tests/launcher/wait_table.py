@@ -153,7 +153,7 @@ IN_THE_NODE = (
     ),
     Row.alike(
         """agent.streams:say agent.supervisor:Supervisor._fork_agent
-            agent.worker:_tell agent.guard:_flush""",
+            agent.worker:_tell agent.guard:_flush agent.__main__:main""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
     ),
@@ -322,9 +322,16 @@ LAUNCHER = (
         ),
     ),
     Row.alike(
+        """targets.docker.in_image:_enter_venv targets.docker.in_image:_pip_install
+            targets.docker.in_image:facts""",
+        "a step of a build, for pip; the engine, for what it prints",
+        Cannot("a person looks on: Ctrl-C ends the build, and the engine then ends its step"),
+    ),
+    Row.alike(
         """commands.doctor:_doctor commands.env:_env targets.hosts.room:_show_hosts
             commands.jobs:_render commands.runs:_ps commands.runs:_status
             commands.runs:_report commands.schema:_schema commands.check:_check
+            commands.completion:_completion
             api.listing:show_logs __main__:say __main__:_flush
             commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",

@@ -50,7 +50,8 @@ OF_DOCKER = (
             targets.docker.engine:Engine.read_ending targets.docker.engine:Engine.create
             targets.docker.engine:Engine.create.create targets.docker.engine:Engine._start
             targets.docker.engine:Engine.end targets.docker.engine:Engine.remove
-            targets.docker.engine:Engine._remove_network targets.docker.engine:at_once""",
+            targets.docker.engine:Engine._remove_network targets.docker.engine:at_once
+            targets.docker.build:Builder._id_of targets.docker.build:Builder._remove_untagged""",
         who="the launcher, for the Docker engine",
         ends="its answer",
         limit="CONNECT_TIMEOUT_S for its first word, REQUEST_TIMEOUT_S for each request",
@@ -171,7 +172,10 @@ TO_HOSTS = (
         ends="the launcher's word; silence, after which the host is reached anew",
         limit="SILENCE_LIMIT_S; FREE_LIMIT_S and 5 s to close; FIRST_WORD_LIMIT_S to look on",
         well=by(ELSEWHERE, "test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine"),
-        badly=by(ENDINGS, "test_a_host_that_loses_its_power_is_a_lost_node"),
+        badly=by(
+            ENDINGS,
+            "test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again",
+        ),
         frozen=(
             *by(STAND, "test_a_host_that_falls_silent_is_dropped_and_reached_anew"),
             *by(HARD, "test_a_host_that_stands_still_is_lost_and_joins_again_when_it_wakes"),
@@ -184,7 +188,7 @@ TO_HOSTS = (
         ends="the host says that it is done",
         limit="COPY_SILENCE_S between two messages",
         well=by(COPY, "test_after_a_cut_the_copy_goes_on_where_it_broke"),
-        badly=by(ENDINGS, "test_a_host_that_loses_its_power_is_a_lost_node"),
+        badly=by(ENDINGS, "test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node"),
         frozen=by(STAND, "test_a_host_that_stands_still_is_not_copied_from_for_ever"),
         never=by(STAND, "test_a_host_that_never_says_its_first_word_is_not_waited_for"),
     ),

@@ -239,9 +239,12 @@ def _coming(state: State, here: tuple[str, ...]) -> bool:
 
 
 def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> bool:
-    """Without fencing: more than half of the last membership that did not leave or finish."""
+    """Without fencing: more than half of the last membership that did not leave or finish.
+
+    So many that the absent cannot form a group will do too, replacements among them.
+    """
     head, rules = state.known_head, state.rules
-    if rules.fenced:
+    if rules.fenced or rules.rules_out_another(len(chosen)):
         return True
     if not head.members:
         return 2 * len(chosen) > rules.nodes_before

@@ -84,10 +84,11 @@ class RosterHandler(rdzv.RendezvousHandler):
         self.membership: Membership | None = None
         """What ``next_rendezvous`` returned last."""
         self._port = _HeldPort()
-        if not self._fence and rules.max_nodes > 1:
+        if not self._fence and not rules.rules_out_another(rules.min_nodes):
             log.warning(
-                "no shared checkpoint folder fences this run: after a loss only more than half "
-                "of the last nodes can go on (set fence_dir to let any %d do so)",
+                "no shared checkpoint folder fences this run: after a loss only more than half of "
+                "the last nodes, or more than %d, can go on (set fence_dir to let any %d do so)",
+                rules.max_nodes - rules.min_nodes,
                 rules.min_nodes,
             )
         self._thread = RosterThread(

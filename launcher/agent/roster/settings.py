@@ -46,7 +46,8 @@ class RosterSettings:
     max_restarts: int = -1
     """Restarts by worker faults that the whole job may have; negative: any number."""
     fence_dir: str = ""
-    """The checkpoint folder, if all nodes share it; else a strict majority has to re-form."""
+    """The checkpoint folder, if all nodes share it; else more than half of the last nodes
+    have to re-form, or more than MAX - MIN."""
     nodes_before: int = 0
     """Size of the last membership under an earlier store: shortens the last call, and without
     ``fence_dir`` more than half of them have to come."""
@@ -81,6 +82,10 @@ class Rules(RosterSettings):
     node_index: int = 0
     min_nodes: int
     max_nodes: int
+
+    def rules_out_another(self, nodes: int) -> bool:
+        """Whether a group of so many leaves too few node indexes for another beside it."""
+        return nodes + self.min_nodes > self.max_nodes
 
 
 def parse_settings(config: Mapping[str, object], environ: Mapping[str, str]) -> RosterSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -58,7 +59,7 @@ class LocalTarget(Target):
         """Process id of each (run id, node index, incarnation) that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        python = find_python(job.local.python) if job.local.python else sys.executable
+        python, torch_version = find_torch(job.local.python)
         devices = read_gpus() if job.resources.gpus != 0 else ()
         on_linux = sys.platform == "linux"
         cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
@@ -73,7 +74,7 @@ class LocalTarget(Target):
                 capacity=read_capacity(cores),
                 loopback="lo" if on_linux else "lo0",
             ),
-            torch_version=read_torch_version(python),
+            torch_version=torch_version,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             ports=ports,
@@ -232,12 +233,30 @@ def find_python(given: str) -> str:
     found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
     if found is None or not os.path.isfile(found):
         where = "no such file" if "/" in given else "not on PATH"
-        fix = "correct the path, or leave it out: the interpreter that runs the launcher is taken"
+        fix = "correct the path, or leave it out: the launcher then takes one that has torch"
         raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
     if not os.access(found, os.X_OK):
         fix = f"chmod +x {found}, or name an interpreter"
         raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
     return found
+
+
+def find_torch(given: str | None) -> tuple[str, str]:
+    """The nodes' interpreter and its torch: the one that is named, this one, or else PATH's.
+
+    PATH's is a person's own where the launcher was installed apart from it, as pipx does. Raises
+    ``TargetError`` where there is no torch.
+    """
+    python = find_python(given) if given else sys.executable
+    try:
+        return python, read_torch_version(python)
+    except TargetError:
+        found = None if given else shutil.which("python3")
+        if found is None or found == python:
+            raise
+        with contextlib.suppress(TargetError):
+            return found, read_torch_version(found)
+        raise
 
 
 def read_torch_version(python: str) -> str:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.agent import heartbeat
-from launcher.agent.engine import plan_preload
+from launcher.agent.engine import plan_preload, refuse_torch
 from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, sort_ends
 from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
@@ -198,6 +199,12 @@ def test_a_stop_waits_for_the_answer_within_its_grace(
 ) -> None:
     stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, times_asked=times)
     assert stop.decide(now, speaks=speaks, acknowledged=acknowledged) is step
+
+
+def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refuse_torch() == ""
+    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
+    assert refuse_torch() == "torch 2.3.1+cu121 is too old: 2.4 or newer is needed"
 
 
 def test_sigterm_is_sent_once() -> None:

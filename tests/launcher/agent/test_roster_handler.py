@@ -298,7 +298,11 @@ def test_without_a_fence_the_majority_rule_is_said_aloud(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         make((1, 3), fence_dir="")
-    assert "only more than half of the last nodes" in caplog.text
+    assert "only more than half of the last nodes, or more than 2, can go on" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        make((2, 3), node_index=1, fence_dir="")
+    assert "fences" not in caplog.text, "any two groups of 2 of 3 share a node"
 
 
 def test_held_newcomers_are_told_of_and_come_in_after_admit(make: Make) -> None:

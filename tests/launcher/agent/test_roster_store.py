@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.roster.events import Enlist, Fetch, Swap, Swapped, Values, Write
+from launcher.agent.roster.leaving import EXIT_BARRIER, AgentStore
 from launcher.agent.roster.membership import Head, close, format_head
 from launcher.agent.roster.store import (
     TCP_THIN_LINEAR_TIMEOUTS,
@@ -170,3 +172,14 @@ def test_a_store_whose_process_hangs_at_its_start_is_started_again(
         assert served.port > 0
     finally:
         served.stop()
+
+
+def test_both_ways_in_which_torch_waits_at_its_exit_barrier_are_the_agents_own() -> None:
+    waited: list[str] = []
+    store = AgentStore("run", HashStore(), lambda: None, lambda: waited.append("waited"))
+    last_member = f"{EXIT_BARRIER}/last_member"
+    store.wait([last_member])
+    store.get(last_member)  # torch 2.4
+    assert waited == ["waited", "waited"]
+    store.set("other", "value")
+    assert store.get("other") == b"value"

@@ -278,6 +278,32 @@ def test_without_fencing_a_minority_does_not_go_on() -> None:
     assert not nodes[2].running, "one of two is no majority, whoever else comes"
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("min_nodes", [1, 2])
+def test_without_fencing_two_nodes_wait_for_the_one_that_is_lost(lost: int, min_nodes: int) -> None:
+    world, nodes = formed(limited(min_nodes=min_nodes, max_nodes=2), 0, 1)
+    nodes[lost].kill()
+    world.run(60)
+    left = nodes[1 - lost]
+    assert not left.running, "one of two might meet another group"
+    instead = world.add(lost)
+    world.until(lambda: world.together(left, instead), 3)
+    assert world.counts() == {"lost": 1}, "no restart is used up"
+
+
+def test_without_fencing_a_group_goes_on_that_leaves_too_few_for_another() -> None:
+    world, nodes = formed(limited(min_nodes=2, max_nodes=5), 0, 1, 2, 3)
+    nodes[0].kill()
+    nodes[1].kill()
+    world.run(30)
+    assert not nodes[2].running
+    left = [*nodes[2:], world.add(0)]
+    world.run(30)
+    assert not nodes[2].running, "3 of 5 leave 2 for another group"
+    left.append(world.add(4))
+    world.until(lambda: world.together(*left), 3)
+
+
 def test_without_fencing_those_who_left_on_purpose_need_not_be_outvoted() -> None:
     world, nodes = formed(BY_MAJORITY, 0, 1)
     nodes[0].leave()

@@ -94,6 +94,9 @@ def test_without_an_engine_the_job_goes_to_local_processes_and_says_why(folder: 
     assert done.returncode == 0, done.stderr
     assert "running on local processes" in done.stderr.splitlines()[0]
     assert "because" in done.stderr.splitlines()[0]
+    assert done.stderr.splitlines()[0].endswith("; made the folder runs for its runs")
+    again = launcher("run", "job.yaml", cwd=folder, DOCKER_HOST=nowhere)
+    assert "made the folder" not in again.stderr
 
 
 def test_render_prints_a_script_and_does_nothing(folder: Path) -> None:

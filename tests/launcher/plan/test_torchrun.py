@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.contract import protocol
+from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
@@ -111,6 +113,17 @@ def test_versions_are_read_and_the_oldest_supported_one_is_assumed(
     text: str | None, version: tuple[int, int]
 ) -> None:
     assert parse_torch_version(text) == version
+
+
+def test_a_torch_that_is_too_old_is_named_where_it_is(
+    make_plan: MakePlan, local_facts: TargetFacts
+) -> None:
+    with pytest.raises(InputError, match=r"have torch 2\.3\.1.*oldest that is supported is 2\.4"):
+        make_plan(replace(local_facts, torch_version="2.3.1+cu121"))
+    for known in (None, "2.3"):  # on a cluster, what the job says is all that is known
+        with pytest.raises(KeyInputError, match=r"torch_version: 2\.3 is older than 2\.4"):
+            make_plan(replace(local_facts, torch_version=known), torch_version="2.3")
+    assert make_plan(local_facts, torch_version="2.3").torch_version == local_facts.torch_version
 
 
 def test_restarts_do_not_reuse_the_old_store(make_plan: MakePlan) -> None:

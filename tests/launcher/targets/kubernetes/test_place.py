@@ -234,7 +234,7 @@ def test_a_pod_without_a_kubeconfig_asks_its_own_cluster_as_its_account(inside: 
     asked = cluster._client.configuration
     assert asked.host == "https://10.0.0.1:443"
     assert asked.ssl_ca_cert == str(inside / "ca.crt")
-    assert asked.api_key["authorization"] == "bearer t0ken"
+    assert asked.auth_settings()["BearerToken"]["value"] == "bearer t0ken"
 
 
 def test_a_pod_without_a_namespace_file_is_in_the_one_that_it_is_told(

@@ -1,0 +1,141 @@
+"""Runs as a step of ``launcher build`` in the image: installs the requirements, or reads torch.
+
+Standard library only. It says an error in two lines, ``error:`` and ``fix:``, which the launcher
+repeats.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+GIVEN = Path(__file__).parent
+"""Mounted for the step alone: this file, ``requirements.txt`` and ``wheels``."""
+VENV = "/opt/launcher-venv"
+"""First on the image's PATH; made where the base's own Python must not be installed into."""
+OLDEST = (3, 10)
+"""What the node agent is written in."""
+PIP = {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_INPUT": "1",
+    "PIP_PROGRESS_BAR": "off",
+    "PIP_ROOT_USER_ACTION": "ignore",
+}
+NO_INDEX = re.compile(r"connection broken by '(.*)': /|Could not fetch URL \S+ (.*)")
+"""What pip says where it does not get through to its index."""
+OTHER_TORCH = re.compile(r"^ +(?!.*\(constraint\))(.* (?:depends on|requested) torch\b.*)", re.M)
+WHEELS_FIX = "pip download -r FILE -d wheels, where there is a network; then --wheelhouse wheels"
+LINE = 200
+"""Characters of an error of pip that are told."""
+
+
+def fail(what: str, fix: str) -> NoReturn:
+    """Ends the step."""
+    sys.exit(f"error: {what}\n  fix: {fix}")
+
+
+def install() -> None:
+    """Installs the requirements beside the torch that is there, which stays."""
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:3]))
+        fail(f"the base image has Python {found}", "--base with Python 3.10 or newer")
+    if not (GIVEN / "requirements.txt").exists():
+        return
+    _enter_venv()
+    torch = _installed("torch")
+    with tempfile.TemporaryDirectory() as folder:
+        held = Path(folder, "torch.txt")
+        held.write_text(f"torch=={torch}\n" if torch else "")
+        _pip_install(torch, "--constraint", str(held))
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _enter_venv() -> None:
+    """Goes on in an environment that pip may install into; it sees the base's packages."""
+    marker = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    has_pip = importlib.util.find_spec("pip") is not None
+    if has_pip and (sys.prefix != sys.base_prefix or not marker.exists()):
+        return
+    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+        fix = "--base with pip (on Debian and Ubuntu: apt-get install python3-venv in it)"
+        fail(f"the base image's {sys.executable} has no pip, and no venv", fix)
+    if sys.prefix != sys.base_prefix:
+        subprocess.run((sys.executable, "-m", "ensurepip"), check=True)
+        return
+    import venv
+
+    venv.create(VENV, system_site_packages=True, with_pip=True)
+    os.execv(f"{VENV}/bin/python3", [f"{VENV}/bin/python3", *sys.argv])
+
+
+def _pip_install(torch: str, *more: str) -> None:
+    """Runs pip, which prints as it goes on."""
+    wheels = GIVEN / "wheels"
+    source = ("--no-index", "--find-links", str(wheels)) if wheels.exists() else ()
+    line = (sys.executable, "-m", "pip", "install", *source, *more, "-r", "requirements.txt")
+    process = subprocess.Popen(
+        line,
+        cwd=GIVEN,
+        env={**os.environ, **PIP},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    said = ""
+    for text in process.stdout or ():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        said += text
+    if process.wait() != 0:
+        _explain(said, torch, has_wheels=bool(source))
+
+
+def _explain(said: str, torch: str, *, has_wheels: bool) -> None:
+    """Ends the step with the cause that pip's output tells."""
+    errors = re.findall(r"^ERROR: (.*)", said, re.M) or ["it says nothing"]
+    if "(constraint) torch==" in said and (wanted := OTHER_TORCH.findall(said)):
+        fix = "leave torch out of the requirements, or --base with the torch that they want"
+        what = f"the requirements want another torch than the base image's {torch}"
+        fail(f"{what}: {wanted[0].strip()}", fix)
+    if broken := NO_INDEX.findall(said):
+        reason = "".join(broken[-1])[:LINE]
+        fail(f"pip does not reach its index from the build: {reason}", WHEELS_FIX)
+    fix = "correct the requirements; what pip printed stands above"
+    if has_wheels and "No matching distribution" in errors[-1]:
+        version = ".".join(map(str, sys.version_info[:2]))
+        fix = f"put it into the folder of --wheelhouse, for the image's Python {version}"
+    fail(f"pip cannot install the requirements: {errors[-1][:LINE]}", fix)
+
+
+def facts() -> None:
+    """Prints what torch says of itself, as JSON."""
+    if importlib.util.find_spec("torch") is None:
+        fix = "--base with torch, such as pytorch/pytorch; or name torch in the requirements"
+        fail(f"there is no torch for the image's {sys.executable}", fix)
+    try:
+        import torch
+
+        found = {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
+    except Exception as error:
+        fail(f"torch cannot be imported in the image: {error!r}", "--base in which it can be")
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    {"install": install, "facts": facts}[sys.argv[1]]()

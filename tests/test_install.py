@@ -1,0 +1,128 @@
+"""What people install: a wheel and a source distribution, in an environment as pipx makes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from launcher import __version__
+from launcher.api.choose_target import ROOMS
+
+ROOT = Path(__file__).parents[1]
+BUILD = "import setuptools.build_meta as backend; backend.build_{}('{}')"
+SCRIPT = "import os; print('rank', os.environ['RANK'], 'has run')\n"
+
+
+def call(*argv: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        list(map(str, argv)),
+        cwd=cwd,
+        env=kept | env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    done = call(sys.executable, "-c", BUILD.format(kind, into), cwd=source)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = into.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source distribution of this checkout's files, which git may not know yet."""
+    folder = tmp_path_factory.mktemp("sdist")
+    listed = call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
+    for name in filter(lambda name: (ROOT / name).is_file(), listed.splitlines()):
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / "source" / name)
+    return build("sdist", folder / "source", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the checkout itself."""
+    return build("wheel", sdist.parents[1] / "source", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which pipx would link the program of a virtual environment of its own."""
+    folder = tmp_path_factory.mktemp("pipx")
+    venv.create(folder / "venvs/fabric-train", symlinks=True)
+    python = folder / "venvs/fabric-train/bin/python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    done = call(*pip, "install", "--quiet", "--no-compile", wheel, cwd=folder)
+    if done.returncode and "No matching distribution found for" in done.stderr:
+        pytest.skip("pip reaches no index that has the dependencies")
+    assert done.returncode == 0, done.stderr
+    (folder / "bin").mkdir()
+    for name in ("launcher", "kubectl-launcher"):
+        (folder / "bin" / name).symlink_to(python.with_name(name))
+    return folder / "bin"
+
+
+def test_the_source_distribution_builds_into_the_same_wheel(
+    sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
+    shutil.unpack_archive(sdist, tmp_path)
+    (source,) = tmp_path.iterdir()
+    assert (source / "CHANGELOG.md").exists()
+    again = build("wheel", source, tmp_path / "dist")
+    assert again.name == wheel.name == f"fabric_train-{__version__}-py3-none-any.whl"
+    ours, theirs = zipfile.ZipFile(wheel), zipfile.ZipFile(again)
+    assert sorted(ours.namelist()) == sorted(theirs.namelist())
+    assert all(ours.read(name) == theirs.read(name) for name in ours.namelist())
+
+
+def test_the_wheel_brings_every_target_but_no_torch(installed: Path, tmp_path: Path) -> None:
+    python = (installed / "launcher").resolve().with_name("python")
+    modules = ", ".join(f"launcher.targets.{name}.target" for name in ROOMS)
+    program = f"import {modules}, kubernetes.client, docker, argcomplete"
+    done = call(python, "-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert call(python, "-c", "import torch", cwd=tmp_path).returncode == 1
+
+
+def test_the_installed_launcher_tells_its_version_and_completes(
+    installed: Path, tmp_path: Path
+) -> None:
+    assert call(installed / "launcher", "--version", cwd=tmp_path).stdout == f"{__version__}\n"
+    assert "launcher" in call(installed / "launcher", "completion", "bash", cwd=tmp_path).stdout
+    plugin = call(installed / "kubectl-launcher", "--help", cwd=tmp_path)
+    assert plugin.stdout.startswith("usage: kubectl launcher")
+
+
+def test_the_installed_launcher_takes_the_torch_of_the_python_on_the_path(
+    installed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "job.yaml").write_text("name: own\ncommand: [train.py]\nnproc_per_node: 2\n")
+    run = (installed / "launcher", "run", "job.yaml", "--on", "local", "--nnodes", "1")
+    scripts = Path(sys.executable).parent
+    done = call(*run, cwd=tmp_path, PATH=f"{installed}:{scripts}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 has run" in done.stdout
+    bare = call(*run, cwd=tmp_path, PATH=str(installed))
+    assert bare.returncode == 3
+    assert "has no torch" in bare.stderr
+
+
+def test_the_changelog_has_the_release() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert any(
+        re.fullmatch(rf"{re.escape(__version__)} \(\d{{4}}-\d\d-\d\d\)", h) for h in headings
+    )
