@@ -99,8 +99,9 @@ def follow_here(
 ) -> Outcome:
     """Submits, calls ``on_submitted``, and follows in this process.
 
-    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace,
-    a second one, or one while the code or the image is sent, at once. Raises ``TargetError``, and ``KeyboardInterrupt`` for the second.
+    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace, a
+    second one at once; so does the first while code or an image is sent. Raises ``TargetError``,
+    and ``KeyboardInterrupt`` for a stop at once.
     """
     follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
     _stop_on_signals(follower, target)

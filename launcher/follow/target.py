@@ -169,6 +169,10 @@ class Target(ABC):
     def facts(self, job: JobSpec) -> TargetFacts:
         """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""
 
+    def has_image(self, job: JobSpec) -> bool:
+        """Whether an image may hold the job's code. Pure."""
+        return True
+
     def facts_offline(self, job: JobSpec) -> TargetFacts | None:
         """The facts where nothing has to be asked to render a job; None elsewhere. Pure."""
         return None

@@ -94,15 +94,11 @@ def check_in_code(code: PackedCode) -> None:
 
 
 def check_there(node: NodePlan, run_dir: str) -> None:
-    """Checks that nodes without an image, which get no code, do not look for the script in the
-    run's own folder there. Raises ``KeyInputError``."""
+    """Checks that nodes which get no code, and have no image, do not look for a script in the
+    run's own folder on their machine. Raises ``KeyInputError``."""
     script = PurePosixPath(node.workdir or run_dir, node.command[0])
-    if node.command[0] == "-m" or not script.is_relative_to(run_dir):
-        return
-    here = Path(script.relative_to(run_dir))
-    _check_file(here, node.command[0], f"in {Path.cwd()}")
-    what = f"found {node.command[0]}, and no code is sent; these nodes have no image that holds it"
-    raise KeyInputError(("command",), what, "leave code: image out, or name the file's path there")
+    if node.command[0] != "-m" and script.is_relative_to(run_dir):
+        _check_file(Path(script.relative_to(run_dir)), node.command[0], f"in {Path.cwd()}")
 
 
 def _check_file(path: Path, written: str, where: str) -> None:

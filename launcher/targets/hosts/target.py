@@ -107,6 +107,9 @@ class HostsTarget(Target):
             terminal=sys.stderr.isatty(),
         )
 
+    def has_image(self, job: JobSpec) -> bool:
+        return job.hosts.runtime != "python"
+
     def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
         """With the inventory that was given, or else the hosts of ``plan``."""
         if self._inventory is None and plan is not None:
