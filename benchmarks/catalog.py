@@ -10,6 +10,7 @@ from benchmarks.hosts import measure_hosts
 from benchmarks.manifests import measure_manifests
 from benchmarks.measure import Row
 from benchmarks.output import measure_output
+from benchmarks.own_script import measure_own_script
 from benchmarks.plan import measure_plan
 from benchmarks.pods import measure_pods
 from benchmarks.recovery import measure_losses, measure_recovery
@@ -19,6 +20,7 @@ from benchmarks.step import measure_step
 
 BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "start": measure_start,
+    "own-script": measure_own_script,
     "render": measure_render,
     "help": measure_help,
     "plan": measure_plan,

@@ -20,7 +20,7 @@ from typing import IO
 from benchmarks.measure import BenchmarkError
 
 ROOT = Path(__file__).resolve().parent.parent
-"""All commands run here, where ``train`` and ``jobs`` are."""
+"""Commands run here, where ``train`` and ``jobs`` are, unless a folder is given."""
 TIMEOUT_S = 300.0
 KILL_AFTER_S = 30.0
 """torchrun needs its SIGTERM to end its workers: at once killed, it would leave them."""
@@ -46,6 +46,7 @@ def run(
     argv: Sequence[str],
     extra_env: Mapping[str, str] | None = None,
     stdout: IO[bytes] | None = None,
+    cwd: Path = ROOT,
 ) -> Ran:
     """Runs a command to its end, its stdout into a file where one is given.
 
@@ -57,7 +58,7 @@ def run(
         try:
             child = subprocess.Popen(
                 argv,
-                cwd=ROOT,
+                cwd=cwd,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output if stdout is None else stdout,

@@ -41,30 +41,30 @@ class PlannedRun:
     copy: Path | None = None
 
     def create(self) -> RunFolder:
-        """Makes the run's folder, with the job and its code. Raises ``InputError``."""
+        """Makes the run's folder, with the job and its code, or nothing. Raises ``InputError``."""
         from launcher.code.archive import unpack
         from launcher.code.record import write_code
         from launcher.follow.loop import create_run
-        from launcher.runs.folder import list_runs
 
         target = self.choice.target
         code = self._read_code(target)
-        if self.copy and code:
-            unpack(code.data, self.copy)
+
+        def fill(folder: Path) -> None:
+            text = self.job.model_dump_json(indent=2, exclude_defaults=True)
+            (folder / protocol.JOB_FILE).write_text(f"{text}\n")
+            if code is not None:
+                write_code(folder, code, folder.parent / protocol.LATEST_LINK)
+
         try:
-            run = create_run(self.plan, target)
+            if self.copy and code:
+                unpack(code.data, self.copy)
+            return create_run(self.plan, target, fill)
         except BaseException:
             if self.copy:
                 import shutil
 
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise
-        text = self.job.model_dump_json(indent=2, exclude_defaults=True)
-        (run.path / protocol.JOB_FILE).write_text(f"{text}\n")
-        if code is not None:
-            earlier = [one for one in list_runs(run.path.parent) if one.run_id != run.run_id]
-            write_code(run.path, code, earlier[-1].path if earlier else None)
-        return run
 
     def _read_code(self, target: Target) -> PackedCode | None:
         try:

@@ -47,13 +47,18 @@ def find_code(
     root = _given_root(code, cwd) if code is not None else find_repository(home) or home
     # The folder may be reached by a link: compare what both names lead to.
     root, start = root.resolve(), start.resolve()
+    is_elsewhere = False
     if script is not None:
         script = script.parent.resolve() / script.name
+        if code is None and command[0] != "-m" and _leads_out(script, root):
+            # Python too looks for a script's modules beside the file that a link leads to.
+            script, is_elsewhere = script.resolve(), True
+            root = (find_repository(script.parent) or script.parent).resolve()
         if not script.is_relative_to(root):
             what = f"found {code}; {script} is not in {root}"
             raise KeyInputError(("code",), what, "name a folder around the script")
     if start.is_relative_to(root):
-        if command[0].startswith("/") and script is not None:
+        if (is_elsewhere or command[0].startswith("/")) and script is not None:
             command = (os.path.relpath(script, start), *command[1:])
         return CodePlace(root=root, inner=_below(start, root), command=command)
     if script is None:
@@ -77,6 +82,13 @@ def _find_script(command: tuple[str, ...], start: Path) -> Path | None:
     found = module.with_name(f"{parts[-1]}.py"), module
     # The module belongs to the folder that python looks in first, not to its package.
     return start / parts[0] if any(path.exists() for path in found) else None
+
+
+def _leads_out(script: Path, root: Path) -> bool:
+    """Whether it is a link that another machine, or a container, could not follow."""
+    if not script.is_symlink():
+        return False
+    return os.path.isabs(os.readlink(script)) or not script.resolve().is_relative_to(root)
 
 
 def _given_root(code: str, cwd: Path) -> Path:

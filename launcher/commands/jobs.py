@@ -108,6 +108,7 @@ def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: C
         options=options_of_job(arguments),
         runs=options_of_runs(arguments),
         extra=extra_of_job(arguments),
+        image="" if planned_run.job.image else plan.image or "",
     )
     console.line(summary)
     return outcome.exit_code

@@ -25,15 +25,17 @@ from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_
 from launcher.runs.outcome import Outcome
 
 
-def create_run(plan: LaunchPlan, target: Target) -> RunFolder:
-    """Makes the run's folder with the plan and what will be submitted.
+def create_run(
+    plan: LaunchPlan, target: Target, fill: Callable[[Path], None] | None = None
+) -> RunFolder:
+    """Makes the run's folder with the plan, what will be submitted, and what ``fill`` writes.
 
     Raises ``InputError`` before it makes anything, as for a secret without a value.
     """
     target.check(plan)
     check_folder(Path(plan.run_dir))
     run = RunFolder(Path(plan.run_dir))
-    run.create(plan, target.render(plan).shell(), SystemClock().wall())
+    run.create(plan, target.render(plan).shell(), SystemClock().wall(), fill)
     if plan.agent is None:
         target.notes.append(f"engine: torchrun: a lost node {describe_loss(plan)}")
     return run

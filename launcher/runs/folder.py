@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,20 +49,24 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
-    def create(self, plan: LaunchPlan, script: str, at: float) -> None:
+    def create(
+        self, plan: LaunchPlan, script: str, at: float, fill: Callable[[Path], None] | None = None
+    ) -> None:
         """Makes the folder with the plan and the artifact, and points ``latest`` at it.
 
-        ``at`` is the time of submission, seconds since the epoch. Raises ``DiskFullError`` and then
-        leaves no folder.
+        ``at`` is the time of submission, seconds since the epoch; ``fill`` writes what else belongs
+        into the folder. Raises ``DiskFullError``. After an error, and Ctrl-C, no folder is left.
         """
         make_folders((str(self.path),))
         try:
             reserve(self.path / protocol.OUTCOME_FILE, OUTCOME_BYTES)
             write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
             self.write_plan(plan, script)
-        except OSError as error:
+            if fill is not None:
+                fill(self.path)
+        except BaseException as error:
             shutil.rmtree(self.path, ignore_errors=True)
-            if disk.is_full(error):
+            if isinstance(error, OSError) and disk.is_full(error):
                 raise full_disk(self.path.parent) from error
             raise
         link = self.path.parent / protocol.LATEST_LINK

@@ -23,17 +23,20 @@ def render_summary(
     options: str = "",
     runs: str = "",
     extra: str = "",
+    image: str = "",
 ) -> str:
     """The result, a failure's first cause, where things are, and the next commands to type.
 
     ``program`` is how this launcher is called, ``where`` names the target's machines, ``options``
     were given with the job file, ``runs`` leads to the run, ``extra`` are the training's arguments;
     these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run.
+    ``image`` is the one that the launcher chose, empty where the job names one or has none.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
     if outcome.failure:
         lines += render_failure(outcome.failure, outcome.reason)
+        lines += _fix_missing_module(outcome.failure.first, image, program)
         lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
@@ -69,6 +72,19 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
         more = len(others) - COLLATERAL_LINES
         lines.append(f"  and {more} more; all of them: launcher report --json")
     return lines
+
+
+def _fix_missing_module(first: RankFailure | None, image: str, program: str) -> list[str]:
+    """What to do about a package that the launcher's own image lacks."""
+    missing = _NO_MODULE.search(first.exception) if first and image else None
+    if missing is None:
+        return []
+    build = f"{program} build --base {image} --tag REF puts requirements.txt into an image"
+    fix = f"{build} for --image REF; or name one that has it; or --on local"
+    return [f"  fix: {image} has no {missing[1]}: {fix}"]
+
+
+_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def _who(failure: RankFailure) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,19 +72,32 @@ def _each(flag: str, values: Iterable[str]) -> tuple[Words, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSettings(TargetSettings):
-    """What Docker is told of all containers; ``user`` is the ``uid:gid`` of their files."""
+    """What Docker is told of all containers; ``user`` is the ``uid:gid`` of their files in the
+    container, ``userns`` a user namespace other than the engine's usual one."""
 
     user: str | None = None
+    userns: str | None = None
     runtime: str | None = None
     labels: Env = ()
     extra_hosts: Env = ()
 
 
-def plan_containers(job: JobSpec, user: str | None) -> ContainerSettings:
-    """The job's settings of Docker."""
-    spec = job.docker
+def plan_containers(
+    job: JobSpec, user: str | None, security: Collection[str] = ()
+) -> ContainerSettings:
+    """The job's settings of Docker. ``user`` is the ``uid:gid`` that files shall belong to here,
+    ``security`` are the engine's SecurityOptions, as ``docker info`` has them."""
+    spec, named = job.docker, {option.partition(",")[0] for option in security}
+    if user is not None and "name=rootless" in named:
+        # Root in the container is whoever runs the engine; all others are that user's subuids.
+        user = "0:0"
     return ContainerSettings(
-        user=user, runtime=spec.runtime, labels=spec.labels, extra_hosts=spec.extra_hosts
+        user=user,
+        # An engine that shifts all ids (userns-remap) would give the files to nobody.
+        userns="host" if user is not None and "name=userns" in named else None,
+        runtime=spec.runtime,
+        labels=spec.labels,
+        extra_hosts=spec.extra_hosts,
     )
 
 
@@ -188,6 +201,8 @@ def shared_options(
     )
     if own.user is not None:
         yield Option(lines=_line("--user", own.user), config={"user": own.user})
+    if own.userns is not None:
+        yield Option(lines=_line("--userns", own.userns), host={"userns_mode": own.userns})
     if own.runtime is not None:
         yield Option(lines=_line("--runtime", own.runtime), host={"runtime": own.runtime})
     yield from _limits(plan.resources, plan.accelerator)

@@ -46,6 +46,7 @@ STATES: Mapping[str, NodeState] = {
 
 PERMISSION_HINT = "sudo usermod -aG docker $USER and log in again, or run with --on local"
 SILENT_HINT = "docker info, which shows whether it hangs; if so, restart the engine"
+REMOTE_HINT = "unset DOCKER_HOST: containers use this machine's folders; for others: --hosts HOST"
 START_HINT = "start Docker (sudo systemctl start docker, or .ci/setup), or run with --on local"
 RUNTIME_HINT = "set docker.runtime of the job to one that `docker info` lists"
 HINTS: tuple[tuple[str, str], ...] = (
@@ -59,7 +60,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("invalid reference format", "correct the image's name: REGISTRY/NAME:TAG, in small letters"),
     ("address pool", "docker network prune: every run needs a network of its own"),
     ("already in use", "docker rm --force that container, which is none of this run"),
-    ("source path does not exist", "use an engine of this machine: folders are mounted from there"),
+    ("source path does not exist", REMOTE_HINT),
     ("active endpoints", "docker network disconnect whatever else is on the run's network"),
 )
 """What an engine's message holds, in lower case, and the fix."""
@@ -296,6 +297,7 @@ def engine_errors(doing: str, image: str = "") -> Iterator[None]:
             what = f"the Docker engine at {where} is there, but does not answer"
             raise SilentTargetError(f"{what} (it was to {doing})", SILENT_HINT) from error
         hint = PERMISSION_HINT if isinstance(causes[-1], PermissionError) else START_HINT
+        hint = REMOTE_HINT if where.startswith("ssh://") else hint
         said = getattr(causes[-1], "strerror", None) or str(causes[-1])
         raise TargetError(f"no Docker engine answers at {where}: {said}", hint) from error
 

@@ -86,7 +86,9 @@ class DockerTarget(Target):
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             terminal=sys.stderr.isatty(),
-            own=plan_containers(job, f"{os.getuid()}:{os.getgid()}"),
+            own=plan_containers(
+                job, f"{os.getuid()}:{os.getgid()}", info.get("SecurityOptions") or ()
+            ),
         )
 
     def describe_place(self, facts: TargetFacts) -> str:

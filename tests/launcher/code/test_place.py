@@ -68,6 +68,33 @@ def test_from_a_folder_that_is_no_part_of_the_code_the_script_starts_beside_itse
     assert named.command == ("project/train.py", "x")
 
 
+def test_a_script_that_is_a_link_inside_of_the_code_keeps_its_name(tmp_path: Path) -> None:
+    write(repository(tmp_path) / "src" / "train.py")
+    (tmp_path / "go.py").symlink_to("src/train.py")
+    place = find_code(("go.py",), None, None, tmp_path)
+    assert place
+    assert (place.root, place.command) == (tmp_path, ("go.py",))
+
+
+def test_a_script_that_is_a_link_out_of_the_code_is_taken_from_where_it_is(tmp_path: Path) -> None:
+    real = write(tmp_path / "lib" / "real.py")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "train.py").symlink_to(real)
+    place = find_code(("train.py", "x"), None, None, tmp_path / "here")
+    assert place
+    assert (place.root, place.command) == (tmp_path / "lib", ("real.py", "x"))
+    assert "starts in its own folder" in place.note
+
+
+def test_a_link_by_a_full_path_is_written_as_one_that_holds_in_a_copy(tmp_path: Path) -> None:
+    real = write(repository(tmp_path) / "src" / "train.py")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "go.py").symlink_to(real)
+    place = find_code(("go.py",), None, None, tmp_path / "sub")
+    assert place
+    assert (place.root, place.inner, place.command) == (tmp_path, "sub", ("../src/train.py",))
+
+
 def test_a_module_takes_the_current_folder(tmp_path: Path) -> None:
     write(tmp_path / "pkg" / "train.py")
     place = find_code(("-m", "pkg.train"), None, None, tmp_path)

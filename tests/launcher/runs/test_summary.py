@@ -13,7 +13,7 @@ from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
 
 
-def summary(reason: Reason, hosts: str | None = None, **fields: Any) -> str:
+def summary(reason: Reason, hosts: str | None = None, image: str = "", **fields: Any) -> str:
     defaults: dict[str, Any] = {
         "run_id": "digits-0a1b2c",
         "job": "digits",
@@ -38,6 +38,7 @@ def summary(reason: Reason, hosts: str | None = None, **fields: Any) -> str:
         job_file="digits.yaml",
         program=".venv/bin/launcher",
         where=f" --hosts {shlex.quote(hosts)}" if hosts else "",
+        image=image,
     )
 
 
@@ -129,6 +130,17 @@ def test_the_cause_is_told_once_and_never_by_a_worker_that_only_fell(
     assert text.splitlines()[1] == f"FAILED digits-0a1b2c: restarts-exhausted {told}"
     assert text.count("ValueError: boom") == 2, "the line of the first failure, and its log"
     assert detail in summary(Reason.RESTARTS_EXHAUSTED, failure=report(), detail=detail)
+
+
+def test_a_module_that_the_launchers_own_image_lacks_is_told_with_the_fix() -> None:
+    failure = report(rank(0, "ModuleNotFoundError: No module named 'transformers'"))
+    told = summary(Reason.TRAINING_FAILED, failure=failure, image="fabric-train:cpu")
+    fix = next(line for line in told.splitlines() if line.startswith("  fix: "))
+    assert "fabric-train:cpu has no transformers: .venv/bin/launcher build --base" in fix
+    assert "--image REF" in fix
+    assert "--on local" in fix
+    # The job's own image is its author's to mend.
+    assert "fix: " not in summary(Reason.TRAINING_FAILED, failure=failure)
 
 
 def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> None:

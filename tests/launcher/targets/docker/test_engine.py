@@ -37,6 +37,15 @@ def facts_error(monkeypatch: pytest.MonkeyPatch, host: str, tmp_path: Path) -> T
     return caught.value
 
 
+def test_an_engine_over_ssh_is_told_as_one_that_sees_no_folder_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    error = facts_error(monkeypatch, "ssh://nobody@127.0.0.1:1", tmp_path)
+    assert "ssh://nobody@127.0.0.1:1" in error.what
+    assert "unset DOCKER_HOST" in error.hint
+    assert "--hosts" in error.hint
+
+
 def test_an_engine_that_is_not_there_is_an_error_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement, plan_run
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker.render import render_docker
-from launcher.targets.docker_options import DOCKER_RUN, Container, ContainerSettings
+from launcher.targets.docker_options import (
+    DOCKER_RUN,
+    Container,
+    ContainerSettings,
+    plan_containers,
+)
 
 MakePlan = Callable[..., LaunchPlan]
 PLAIN = {"engine": "torchrun"}
@@ -161,6 +167,35 @@ def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(
     labels = only_container(plan).create_kwargs({})["labels"]
     assert labels["team"] == "a"
     assert labels["launcher.run-id"] == plan.run_id
+
+
+@pytest.mark.parametrize(
+    ("security", "words"),
+    [
+        (["name=seccomp,profile=default"], ("--user", "7:8")),
+        # As `docker info --format '{{json .SecurityOptions}}'` shows them.
+        (["name=seccomp,profile=default", "name=rootless", "name=cgroupns"], ("--user", "0:0")),
+        (
+            ["name=seccomp,profile=default", "name=userns"],
+            ("--user", "7:8", "--userns", "host"),
+        ),
+    ],
+)
+def test_files_of_a_container_belong_to_the_caller_whatever_users_the_engine_maps(
+    make_job: Callable[..., JobSpec],
+    docker_facts: TargetFacts,
+    security: list[str],
+    words: tuple[str, ...],
+) -> None:
+    job = make_job()
+    facts = replace(docker_facts, own=plan_containers(job, "7:8", security))
+    container = only_container(plan_run(job, facts, run_id="digits-0a1b2c"))
+    argv = docker_run_argv(container)
+    begin = argv.index("--user")
+    assert argv[begin : begin + len(words)] == words
+    assert ("--userns" in argv) == ("--userns" in words)
+    assert container.create_kwargs({})["user"] == words[1]
+    assert container.host_config_kwargs().get("userns_mode") == (words[3:] or (None,))[0]
 
 
 def test_of_two_values_for_one_variable_the_last_counts(

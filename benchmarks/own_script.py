@@ -1,0 +1,70 @@
+"""``own-script``: from the command to the first line of a one-line script's output."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.commands import find_launcher, find_torchrun, read, run
+from benchmarks.measure import BenchmarkError, Goal, Row, Sample, interleave
+
+SCRIPTS = {
+    "x.py": "import time; print(time.time(), flush=True)\n",
+    "t.py": "import time, torch; print(time.time(), flush=True)\n",
+}
+IMAGE = "fabric-train:cpu"
+ONE = ("--nproc-per-node", "1")
+
+
+def measure_own_script(repetitions: int) -> Iterator[Row]:
+    """Two rows as local processes; one in Docker, where an engine holds the image."""
+    for script, *options in (("x.py",), ("t.py", "--set", "start=fork")):
+        argv = (*find_launcher(), "run", script, "--on", "local", *ONE, *options)
+        theirs: Sample = partial(first_line, (*find_torchrun(), "--standalone", *ONE, script))
+        what = f"launcher run {' '.join((script, *options))} --on local against torchrun {script}"
+        yield _row(what, repetitions, partial(first_line, argv), theirs, 0.9)
+    docker = shutil.which("docker")
+    if docker is None:
+        raise BenchmarkError("no program docker; fix: .ci/setup")
+    read((docker, "image", "inspect", IMAGE))
+    ours: Sample = partial(first_line, (*find_launcher(), "run", "x.py", "--on", "docker", *ONE))
+    what = "launcher run x.py --on docker against docker run ... torchrun x.py"
+    yield _row(what, repetitions, ours, partial(by_hand, docker), 1.15)
+
+
+def _row(what: str, repetitions: int, ours: Sample, theirs: Sample, most: float) -> Row:
+    mine, others = interleave(repetitions, ours, theirs)
+    goal = Goal(of="ratio", most=most)
+    return Row(benchmark="own-script", what=what, ours=mine, theirs=others, goal=goal)
+
+
+def by_hand(docker: str) -> float:
+    """What one types for a script in a container: its folder mounted, torchrun started there."""
+    words = ("--rm", "--volume", "{folder}:/code", "--workdir", "/code", "--entrypoint", "torchrun")
+    return first_line((docker, "run", *words, IMAGE, "--standalone", *ONE, "x.py"))
+
+
+def first_line(argv: Sequence[str]) -> float:
+    """Seconds from the command's start to the line that the script prints first.
+
+    The script prints the time itself: on one machine all processes have one clock. ``{folder}`` in
+    a word is the script's folder.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        # The container of the other side may run as any user.
+        Path(name).chmod(0o755)
+        for script, text in SCRIPTS.items():
+            Path(name, script).write_text(text)
+        with tempfile.TemporaryFile() as output:
+            words = [word.format(folder=name) for word in argv]
+            ran = run(words, stdout=output, cwd=Path(name))
+            output.seek(0)
+            printed = output.read()
+        try:
+            return float(json.loads(printed)) - ran.started_at
+        except ValueError as error:
+            raise BenchmarkError(f"{argv[0]} printed {printed[:80]!r}, not a time") from error
