@@ -143,9 +143,12 @@ class HostsTarget(Target):
         self._submitted = plan
         for index in artifact.indices:
             self._refused.pop(index, None)
+        # Of single nodes the others run, and have their grace.
+        self.is_sending = only is None
         try:
             self._start(plan, artifact, secrets, late=False)
         except TargetError as error:
+            self.is_sending = False
             if only is None:
                 with contextlib.suppress(TargetError):
                     self.stop(plan.run_id, 0)
@@ -182,7 +185,6 @@ class HostsTarget(Target):
             # Leases before anything travels: it may take minutes, and the lines renew them.
             each(lambda node, session: nodes.take(plan, node, session))
             self._open_lines(plan)
-            self.is_sending = not late
             code = self._read_code(plan)
             each(lambda node, session: nodes.prepare(plan, node, artifact.agent, code, session))
             if plan.image is not None:
