@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.arguments import add_command
+from launcher.commands.arguments import add_command, run_root
 from launcher.commands.printed_commands import program_name
 from launcher.contract.errors import ExitCode, InputError
 
@@ -59,7 +59,7 @@ def _play(arguments: argparse.Namespace) -> int:
     # A reader that pauses must not keep pods from being restarted, nor from being removed.
     shows = f"{program_name()} play {shlex.join(_words(arguments))} > FILE"
     with open_streams(shows=shows) as console:
-        return _play_here(play, engine, claims, console)
+        return _play_here(play, engine, claims, console, run_root(arguments))
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
@@ -73,7 +73,9 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     return words
 
 
-def _play_here(play: Play, engine: Engine, claims: dict[str, Path], console: Console) -> int:
+def _play_here(
+    play: Play, engine: Engine, claims: dict[str, Path], console: Console, root: Path
+) -> int:
     from launcher.contract.clock import SystemClock
     from launcher.follow.signals import raise_on_signals
     from launcher.manifests.player import Player
@@ -86,7 +88,7 @@ def _play_here(play: Play, engine: Engine, claims: dict[str, Path], console: Con
     console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
     play_id = new_run_id(play.job_name, os.urandom(3))
     with raise_on_signals():
-        player = Player(play, play_id, engine, SystemClock(), claims, stage)
+        player = Player(play, play_id, engine, SystemClock(), claims, stage, root / play_id)
         try:
             outcome = player.play()
         finally:

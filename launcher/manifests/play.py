@@ -6,6 +6,7 @@ import enum
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, name_exit_code
@@ -27,7 +28,7 @@ RETRY_FROM = 128
 """From this exit code on restartPolicy ExitCode makes a new pod."""
 UNHONOURED = """nodeSelector affinity tolerations topologySpreadConstraints nodeName
     priorityClassName schedulerName runtimeClassName serviceAccountName hostNetwork hostPID hostIPC
-    dnsPolicy dnsConfig hostAliases imagePullSecrets initContainers activeDeadlineSeconds
+    dnsPolicy dnsConfig hostAliases imagePullSecrets activeDeadlineSeconds
     shareProcessNamespace"""
 """Fields of a pod that mean something only in a cluster."""
 UNHONOURED_CONTAINER = "livenessProbe readinessProbe startupProbe lifecycle imagePullPolicy"
@@ -72,6 +73,8 @@ class PlayedPod:
     """Where the container leaves its last words."""
     restart_policy: str
     grace_s: int
+    inits: tuple[PlayedPod, ...] = ()
+    """The pod's init containers, which end one after another before this one starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,34 +159,58 @@ def _plan_pod(
     env = read_env(container, around) | dict(operator_env(job, replica, index))
     wanted = count_gpus(container) or 0
     given, gpus[:wanted] = tuple(gpus[:wanted]), []
-    limits, security = container["resources"]["limits"], container["securityContext"]
-    cpus, memory = limits["cpu"].quantity, limits["memory"].quantity
     grace_s = pod["terminationGracePeriodSeconds"].number
     domain = f"{name}.{job.namespace}.svc"
-    return PlayedPod(
+    played = PlayedPod(
         name=name,
         kind=replica.kind,
         index=index,
         image=image or container["image"].text,
-        entrypoint=_words(container["command"], env),
-        arguments=_words(container["args"], env),
-        env=tuple(env.items()),
         aliases=(name, f"{name}.{job.namespace}", domain, f"{domain}.cluster.local"),
-        workdir=container["workingDir"].text or None,
-        user=_user(security, pod["securityContext"]),
-        cap_drop=tuple(c.text for c in security["capabilities"]["drop"]),
-        cap_add=tuple(c.text for c in security["capabilities"]["add"]),
-        no_new_privileges=security["allowPrivilegeEscalation"].data is False,
-        read_only=security["readOnlyRootFilesystem"].data is True,
-        cpus=None if cpus is None else min(cpus, float(machine.cpu_count)),
-        memory_bytes=None if memory is None else int(memory),
-        shm_bytes=_shm_bytes(pod, container),
         device_ids=given,
-        mounts=tuple(read_mounts(pod, container, around)),
-        termination_log=container["terminationMessagePath"].text or protocol.TERMINATION_LOG,
         restart_policy=replica.restart_policy,
         grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
+        **_plan_container(pod, container, env, around, machine),
     )
+    own = (one for one in pod["initContainers"] if _is_played(one, container))
+    inits = ((one, read_env(one, around)) for one in own)
+    return replace(
+        played,
+        inits=tuple(
+            replace(played, device_ids=(), **_plan_container(pod, one, its, around, machine))
+            for one, its in inits
+        ),
+    )
+
+
+def _is_played(init: Value, container: Value) -> bool:
+    """Whether an init container starts here: one that ends, of an image that is here anyway."""
+    is_sidecar = init["restartPolicy"].text == "Always"
+    return init["image"].text == container["image"].text and not is_sidecar
+
+
+def _plan_container(
+    pod: Value, container: Value, env: Mapping[str, str], around: Surroundings, machine: Machine
+) -> dict[str, Any]:
+    """The fields of a ``PlayedPod`` that each container of a pod has of its own."""
+    limits, security = container["resources"]["limits"], container["securityContext"]
+    cpus, memory = limits["cpu"].quantity, limits["memory"].quantity
+    return {
+        "entrypoint": _words(container["command"], env),
+        "arguments": _words(container["args"], env),
+        "env": tuple(env.items()),
+        "workdir": container["workingDir"].text or None,
+        "user": _user(security, pod["securityContext"]),
+        "cap_drop": tuple(c.text for c in security["capabilities"]["drop"]),
+        "cap_add": tuple(c.text for c in security["capabilities"]["add"]),
+        "no_new_privileges": security["allowPrivilegeEscalation"].data is False,
+        "read_only": security["readOnlyRootFilesystem"].data is True,
+        "cpus": None if cpus is None else min(cpus, float(machine.cpu_count)),
+        "memory_bytes": None if memory is None else int(memory),
+        "shm_bytes": _shm_bytes(pod, container),
+        "mounts": tuple(read_mounts(pod, container, around)),
+        "termination_log": container["terminationMessagePath"].text or protocol.TERMINATION_LOG,
+    }
 
 
 def _file(value: Value) -> str:
@@ -239,6 +266,9 @@ def _replica_notes(replica: Replica, machine: Machine) -> Iterator[str]:
     ignored = [key for key in UNHONOURED.split() if replica.pod[key]]
     ignored += [key for key in UNHONOURED_CONTAINER.split() if container[key]]
     yield from (f"{key}: not honoured here" for key in ignored)
+    for init in replica.pod["initContainers"]:
+        if not _is_played(init, container):
+            yield f"init container {init['name'].text}: not started here"
     for other in replica.pod["containers"]:
         if other["name"].text != CONTAINER:
             yield f"container {other['name'].text}: not started here"

@@ -77,6 +77,17 @@ class _Pod:
     """Restarts by the kubelet and by the operator; the pauses grow with their number."""
     readers: Sequence[threading.Thread] = ()
     """They read the output of the container that was started last."""
+    step: int = 0
+    """Which of its containers: the init containers, then the one of the training."""
+
+    @property
+    def is_preparing(self) -> bool:
+        return self.step < len(self.played.inits)
+
+    @property
+    def container(self) -> PlayedPod:
+        """The container that runs now."""
+        return (*self.played.inits, self.played)[self.step]
 
 
 class Player:
@@ -90,8 +101,10 @@ class Player:
         clock: Clock,
         claims: Mapping[str, Path],
         stage: Stage,
+        kept: Path,
     ) -> None:
-        self._play, self._id = play, play_id
+        """What pods write beside their code is copied to ``kept``, which is made for it."""
+        self._play, self._id, self._kept = play, play_id, kept
         self._engine, self._clock, self._stage = engine, clock, stage
         self._folders = PlayFolders(claims)
         self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
@@ -136,7 +149,20 @@ class Player:
                 if told != (told := error.what):
                     self._stage.note(f"{told}; trying again")
             self._clock.sleep(RETRY_S)
+        self._keep_written()
         self._folders.remove(self._engine, self._play.pods[0].image)
+
+    def _keep_written(self) -> None:
+        for pod in self._play.pods:
+            folder = self._kept / pod.name
+            try:
+                names = self._folders.keep_written(pod, folder)
+            except OSError as error:
+                self._stage.note(f"what {pod.name} has written beside its code is lost: {error}")
+                continue
+            if names:
+                more = f" and {len(names) - 1} more" * (len(names) > 1)
+                self._stage.note(f"{pod.name} wrote {names[0]}{more} beside its code: {folder}")
 
     def _still_running(self, why: TargetError) -> TargetError:
         held = f"docker ps --all --quiet --filter label={LABEL}={self._id}"
@@ -150,7 +176,9 @@ class Player:
 
     def _start(self, pods: Sequence[_Pod]) -> None:
         for pod in pods:
-            self._folders.make(pod.played)
+            self._folders.make(pod.container)
+            if not pod.is_preparing:
+                self._folders.remember_code(pod.played)
             if self._engine.is_here:
                 self._folders.make_termination_log(pod.played)
         group = PlayedGroup(run_id=self._id, containers=tuple(map(self._container, pods)))
@@ -171,7 +199,7 @@ class Player:
             play_id=self._id,
             index=pod.index,
             incarnation=pod.incarnation,
-            pod=pod.played,
+            pod=pod.container,
             folders=self._folders,
         )
 
@@ -196,6 +224,11 @@ class Player:
             return
         self._join([pod])
         self._show()
+        if pod.is_preparing and not ending.exit_code:
+            self._engine.sweep([container])
+            pod.step += 1
+            self._start([pod])
+            return
         following = decide_next(pod.played.restart_policy, ending.exit_code)
         self._stage.note(tell_ending(pod.played.name, ending))
         if following in (Next.SUCCEEDED, Next.FAILED):
@@ -232,6 +265,7 @@ class Player:
         self._stage.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
         if again is Next.RECREATE:
             self._folders.remove(self._engine, pod.played.image, pod.played)
+            pod.step = 0
         pod.pending_next = None
         pod.incarnation += 1
         self._start([pod])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+from pathlib import Path
 from typing import Any
 
+from launcher.code.place import CodePlace
+from launcher.code.record import CodeRecord, PackedCode
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
@@ -52,6 +56,7 @@ ELASTIC: Fields = {
 }
 FIXED: Fields = {**ELASTIC, "nnodes": 3}
 EPHEMERAL: Fields = {**FIXED, "kubernetes": {"checkpoint": "ephemeral", "whole_node": True}}
+WITH_CODE: Fields = {**FIXED, "takes_code": True}
 LONG: Fields = {**FIXED, "name": "n" * 40, "nnodes": 1000}
 
 
@@ -65,6 +70,7 @@ OF_ANY_KIND: dict[str, Fields] = {
     "fixed": FIXED,
     "ephemeral": EPHEMERAL,
     "long": LONG,
+    "code": WITH_CODE,
     "everything": {**FIXED, **GPUS, "kubernetes": PLACED},
     **{name: gang(FIXED, name) for name in ("volcano", "coscheduling", "kueue")},
 }
@@ -77,6 +83,21 @@ STATIC: dict[str, Fields] = {
     "static-alone": {**FIXED, "nnodes": 1, "rdzv": {"backend": "static"}},
     "static-volcano": {**gang(FIXED, "volcano"), "rdzv": {"backend": "static"}},
 }
+CODE = PackedCode(
+    record=CodeRecord(
+        root="/home/me/project",
+        inner="sub folder/ä",
+        start=("-m", "train"),
+        hash="c0de" * 16,
+        files=2,
+        bytes=123_456,
+        commit="0123456789abcdef",
+        is_dirty=True,
+    ),
+    data=gzip.compress(b"in place of a tar"),
+    names=frozenset({"train.py", "sub folder/ä/helper.py"}),
+)
+"""What jobs with ``takes_code`` take along."""
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
 
 TABLE: dict[str, Fields] = {
@@ -91,14 +112,23 @@ TABLE: dict[str, Fields] = {
 """Every job that a renderer treats in its own way, by a name that begins with its kind."""
 
 
-def plan_of(**fields: Any) -> LaunchPlan:
+def plan_of(*, takes_code: bool = False, **fields: Any) -> LaunchPlan:
     """A job's plan, with a fixed run id."""
     job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], **fields})
-    return plan_kubernetes(job, run_id=job.name, run_root="/home/me/runs", cwd="/home/me")
+    code = CODE.record
+    place = CodePlace(root=Path(code.root), inner=code.inner, command=job.command)
+    return plan_kubernetes(
+        job,
+        run_id=job.name,
+        run_root="/home/me/runs",
+        cwd="/home/me",
+        place=place if takes_code else None,
+        code_hash=code.hash if takes_code else "",
+    )
 
 
 def manifest_of(**fields: Any) -> RenderedManifest:
-    return render_manifest(plan_of(**fields))
+    return render_manifest(plan_of(**fields), code=CODE if fields.get("takes_code") else None)
 
 
 def main_object(manifest: RenderedManifest) -> Fields:
@@ -119,5 +149,7 @@ def pod_specs(value: Any) -> list[Fields]:
 def without_archive(text: str) -> str:
     """The manifest without what changes with every line of the agent."""
     text = re.sub(r"(agent\.pyz: )\S{100,}", r"\1...", text)
+    # Not every zlib packs to the same bytes.
+    text = re.sub(r"(code\.tar\.gz: )H\S+", r"\1...", text)
     text = text.replace(read_agent_version(), "AGENT")
     return re.sub(r"-plan-[0-9a-f]{8}\b", "-plan-HASH", text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,14 @@ class Pods:
     def start(self, index: int) -> Any:
         """The pod of one node, a new one each time."""
         pod = self._pod(index)
+        binds = self._binds(pod, self.folder / f"pod-{len(self.containers)}")
+        user = f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
+        for one in pod.get("initContainers", ()):
+            volumes = binds(one)
+            self.engine.containers.run(
+                IMAGE, one["command"], entrypoint=[], user=user, volumes=volumes, remove=True,
+                read_only=True, cap_drop=["ALL"],
+            )  # fmt: skip
         container = pod["containers"][0]
         dns_name = self.plan.nodes[index].name
         host_name = dns_name.partition(".")[0]
@@ -87,11 +96,11 @@ class Pods:
             entrypoint=[*WITH_ADDRESS, *container["command"]],
             hostname=host_name,
             environment=env,
-            user=f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}",
+            user=user,
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             working_dir=container.get("workingDir"),
-            volumes=self._binds(pod),
+            volumes=binds(container),
             shm_size=2**28,
             network=self.network.name,
             networking_config={
@@ -117,29 +126,39 @@ class Pods:
         env = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         return env | {"POD_NAME": pod_name}
 
-    def _binds(self, pod: dict[str, Any]) -> dict[str, dict[str, str]]:
+    def _binds(self, pod: dict[str, Any], own: Path) -> Callable[[dict[str, Any]], Any]:
+        """The mounts of each of a pod's containers; its own empty folders lie in ``own``."""
         claims = {
             one["name"]: one["persistentVolumeClaim"]["claimName"]
             for one in pod["volumes"]
             if "persistentVolumeClaim" in one
         }
-        binds = []
-        for mount in pod["containers"][0]["volumeMounts"]:
-            mode = "ro" if mount.get("readOnly") else "rw"
-            if mount["name"] == "plan":
-                source = self.folder / "config-map" / mount["subPath"]
-            elif mount["name"] in claims:
-                source = self.claim(claims[mount["name"]]) / mount.get("subPath", "")
-            else:
-                continue
-            binds.append(f"{source}:{mount['mountPath']}:{mode}")
-        return binds  # type: ignore[return-value]
+
+        def of(container: dict[str, Any]) -> list[str]:
+            binds = []
+            for mount in container["volumeMounts"]:
+                mode = "ro" if mount.get("readOnly") else "rw"
+                if mount["name"] in ("plan", "code-archive"):
+                    source = self.folder / "config-map" / mount["subPath"]
+                elif mount["name"] in claims:
+                    source = self.claim(claims[mount["name"]]) / mount.get("subPath", "")
+                elif mount["name"] != "shm":
+                    source = own / mount["name"]
+                    source.mkdir(parents=True, exist_ok=True)
+                    source.chmod(0o777)
+                else:
+                    continue
+                binds.append(f"{source}:{mount['mountPath']}:{mode}")
+            return binds
+
+        return of
 
     def _write_config_map(self) -> None:
-        config_map = self.manifest.objects[0]
         folder = self.folder / "config-map"
         folder.mkdir(parents=True)
-        for name, text in config_map["data"].items():
-            (folder / name).write_text(text)
-        for name, data in config_map.get("binaryData", {}).items():
-            (folder / name).write_bytes(base64.b64decode(data))
+        for one in self.manifest.objects:
+            if one["kind"] == "ConfigMap":
+                for name, text in one.get("data", {}).items():
+                    (folder / name).write_text(text)
+                for name, data in one.get("binaryData", {}).items():
+                    (folder / name).write_bytes(base64.b64decode(data))

@@ -72,24 +72,39 @@ class ClusterJob:
             notes += self._try_pod()
         finally:
             notes += cluster.warnings
-        for item in others:
-            cluster.apply(item)
         try:
-            made = cluster.create(job)
-        except ApiError as error:
-            if error.status == CONFLICT:
-                raise self._refuse_taken(cluster.read(self._place) or job) from error
             for item in others:
-                with contextlib.suppress(TargetError):
-                    cluster.delete(ObjectPlace.of(item))
+                cluster.apply(item)
+            made = cluster.create(job)
+            owner = {key: made[key] for key in ("apiVersion", "kind")}
+            owner |= {key: made["metadata"][key] for key in ("name", "uid")}
+            for item in others:
+                # With the job goes what was made for it, also by kubectl delete.
+                cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
+            make_folders((self.plan.run_dir,))
+            write_cluster(Path(self.plan.run_dir), cluster)
+        except BaseException as error:
+            held = self._withdraw(others)
+            if isinstance(error, ApiError) and error.status == CONFLICT:
+                raise self._refuse_taken(held or job) from error
             raise
-        owner = {key: made[key] for key in ("apiVersion", "kind")}
-        owner |= {key: made["metadata"][key] for key in ("name", "uid")}
+
+    def _withdraw(self, others: Sequence[Object]) -> Object | None:
+        """Deletes what a submission that failed or was interrupted has made.
+
+        Returns a job of that name that is another run's; what has the name may be that one's too.
+        """
+        held = None
+        with contextlib.suppress(TargetError):
+            held = self.cluster.read(self._place)
+            if held is not None and self._is_own(held):
+                self.cluster.delete(self._place)
+                held = None
         for item in others:
-            # With the job goes what was made for it, also by kubectl delete.
-            cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
-        make_folders((self.plan.run_dir,))
-        write_cluster(Path(self.plan.run_dir), cluster)
+            if held is None or item["metadata"]["name"] != self._place.name:
+                with contextlib.suppress(TargetError):
+                    self.cluster.delete(ObjectPlace.of(item))
+        return held
 
     def _try_pod(self) -> list[str]:
         """Has the server admit one pod of the job and forget it.
@@ -126,8 +141,11 @@ class ClusterJob:
     def read(self) -> Object | None:
         """The job's own object; None where it is gone, or another run's by now."""
         item = self.cluster.read(self._place)
-        labels = (item or {}).get("metadata", {}).get("labels") or {}
-        return item if labels.get(protocol.LABEL_RUN_ID) == self.plan.run_id else None
+        return item if item is not None and self._is_own(item) else None
+
+    def _is_own(self, item: Object) -> bool:
+        labels = item["metadata"].get("labels") or {}
+        return bool(labels.get(protocol.LABEL_RUN_ID) == self.plan.run_id)
 
     def read_end(self) -> JobEnd | None:
         """How the job ended; None while it goes on."""

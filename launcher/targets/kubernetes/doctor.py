@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from launcher.code.place import find_code
+from launcher.code.record import PackedCode, read_code
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.doctor.references import Object, Reference, parse_references, parse_template
@@ -21,6 +23,7 @@ from launcher.targets.kubernetes.api import (
     Cluster,
     ObjectPlace,
 )
+from launcher.targets.kubernetes.code import tell_code
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 
@@ -48,21 +51,36 @@ def diagnose_kubernetes(
         told = "TLS is not verified: whoever is on the way can read and change what is sent"
         fix = "certificate-authority in the kubeconfig instead of insecure-skip-tls-verify"
         yield warning("reachable", f"context {context}", told, fix)
+    code = None
     try:
-        run_id = new_run_id(job.name, os.urandom(3))
-        plan = plan_kubernetes(job, run_id=run_id, run_root=str(run_root), cwd=str(Path.cwd()))
+        place = find_code(job.command, job.code, job.workdir, Path.cwd())
+        if place is not None:
+            code = read_code(place, run_root)
+            yield ok("code", code.record.root, tell_code(code))
+    except LauncherError as error:
+        yield failed("code", "job", error.what.partition("; the largest files")[0], error.hint)
+        return
+    try:
+        plan = plan_kubernetes(
+            job,
+            run_id=new_run_id(job.name, os.urandom(3)),
+            run_root=str(run_root),
+            cwd=str(Path.cwd()),
+            place=place,
+            code_hash=code.hash if code else "",
+        )
     except LauncherError as error:
         yield failed("plan", "job", error.what, error.hint)
         return
-    yield from _Diagnosis(cluster, plan).diagnose()
+    yield from _Diagnosis(cluster, plan, code).diagnose()
 
 
 class _Diagnosis:
     """One job's objects against one namespace."""
 
-    def __init__(self, cluster: Cluster, plan: LaunchPlan) -> None:
+    def __init__(self, cluster: Cluster, plan: LaunchPlan, code: PackedCode | None) -> None:
         self._cluster, self._plan, self._namespace = cluster, plan, cluster.namespace
-        self._objects = render_manifest(plan).objects
+        self._objects = render_manifest(plan, code=code).objects
         template = parse_template(list(self._objects))
         assert template is not None, "every kind renders pods"
         self._pod = template

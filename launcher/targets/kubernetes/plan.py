@@ -31,6 +31,7 @@ from launcher.targets.agent_files import is_own_image
 from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
+    from launcher.code.place import CodePlace
     from launcher.job.spec import JobSpec
 
 WIDTH = 96
@@ -233,11 +234,20 @@ def _check(job: JobSpec) -> None:
 
 
 def plan_kubernetes(
-    job: JobSpec, *, run_id: str, run_root: str, cwd: str, extra_args: tuple[str, ...] = ()
+    job: JobSpec,
+    *,
+    run_id: str,
+    run_root: str,
+    cwd: str,
+    extra_args: tuple[str, ...] = (),
+    place: CodePlace | None = None,
+    code_hash: str = "",
 ) -> LaunchPlan:
     """A plan without a cluster: what one would say is in the job file instead."""
     facts = plan_facts(job, run_root=run_root, cwd=cwd)
-    return plan_run(job, facts, run_id=run_id, extra_args=extra_args)
+    return plan_run(
+        job, facts, run_id=run_id, extra_args=extra_args, place=place, code_hash=code_hash
+    )
 
 
 def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
@@ -255,6 +265,7 @@ def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
     folders = Folders(
         run=run_dir if pods.run is None else f"{run_dir}/{RUN_ID}",
         checkpoints=_folder(protocol.CONTAINER_CHECKPOINT_DIR, pods.checkpoint),
+        code=protocol.CONTAINER_CODE,
         in_container=True,
     )
     return TargetFacts(
@@ -297,7 +308,9 @@ def render_kept_plan(plan: LaunchPlan) -> str:
     """
     assert plan.agent is not None, "pods need the agent"
     task = json.loads(NodeTask(node=plan.nodes[0], settings=plan.agent).to_json())
-    rest = json.loads(replace(plan, agent=None, detached=False, nodes=(), own=None).to_json())
+    code = plan.code and replace(plan.code, root="")
+    others = replace(plan, agent=None, detached=False, nodes=(), own=None, code=code)
+    rest = json.loads(others.to_json())
     del rest["run_dir"], rest["nodes"]
     pods = json.loads(dump_record(PodSettings.of(plan)))
     return wrap_json({**task, "plan": rest, "pods": pods}) + "\n"

@@ -123,8 +123,11 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
     container = (spec.get("containers") or [{}])[0].get("name", "")
     named = (s for s in status.get("containerStatuses") or () if s.get("name") == container)
     own: Object = next(named, {})
-    state, ended = section(own, "state"), section(own, "state", "terminated")
-    trouble, message = _trouble(pod, own)
+    state = section(own, "state")
+    # A container waits for ever behind one that prepares its pod and cannot.
+    blocking = next(filter(_is_stuck, status.get("initContainerStatuses") or ()), own)
+    ended = section(blocking, "state", "terminated")
+    trouble, message = _trouble(pod, blocking)
     restarts, phase = own.get("restartCount", 0), status.get("phase", "Pending")
     # The kubelet reports a container's end before it changes the pod's phase, and "waiting" after
     # it where it starts the container again.
@@ -148,6 +151,11 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         started=(section(state, "running") or ended).get("startedAt") or "",
         conditions=tuple(_conditions(pod)),
     )
+
+
+def _is_stuck(preparing: Object) -> bool:
+    waiting, ended = (section(preparing, "state", name) for name in ("waiting", "terminated"))
+    return bool(ended.get("exitCode")) or waiting.get("reason") in WORDS
 
 
 def _conditions(pod: Object) -> Iterator[tuple[str, str]]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
+from launcher.targets.kubernetes.code import code_map_name, render_code_map, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
-from launcher.targets.kubernetes.render_pod import Object, has_own_agent
+from launcher.targets.kubernetes.render_pod import Object, has_own_agent, render_metadata
+
+if TYPE_CHECKING:
+    from launcher.code.record import PackedCode
 
 CONTROLLERS = {
     "pytorchjob": "Kubeflow's training operator (v1.9)",
@@ -34,6 +39,7 @@ class RenderedManifest:
     opening: tuple[str, ...]
     objects: tuple[Object, ...]
     namespace: str
+    apply: str = "kubectl apply"
 
     def yaml(self) -> str:
         """The text of a file for ``kubectl apply``."""
@@ -42,7 +48,7 @@ class RenderedManifest:
 
     def shell(self, *, embed: bool = False) -> str:
         """A script that applies the manifest; its plan says whether the agent is in it."""
-        return f"#!/bin/sh\nkubectl apply -n {self.namespace} -f - <<'EOF'\n{self.yaml()}EOF\n"
+        return f"#!/bin/sh\n{self.apply} -n {self.namespace} -f - <<'EOF'\n{self.yaml()}EOF\n"
 
     def shell_to_join(self) -> str:
         """Raises ``InputError``: a cluster's controllers start its nodes."""
@@ -50,14 +56,30 @@ class RenderedManifest:
 
 
 def render_manifest(
-    plan: LaunchPlan, *, made_by: str = "launcher render", file: str = "FILE"
+    plan: LaunchPlan,
+    *,
+    code: PackedCode | None = None,
+    made_by: str = "launcher render",
+    file: str = "FILE",
 ) -> RenderedManifest:
-    """The plan's objects. ``made_by`` and ``file`` are for the opening comment."""
+    """The plan's objects. ``made_by`` and ``file`` are for the opening comment.
+
+    ``code`` is what the plan takes along. Raises ``InputError`` where that is missing or too large.
+    """
     pods = PodSettings.of(plan)
+    *others, job = RENDERERS[pods.kind](plan)
+    if plan.code is not None:
+        if code is None or code.hash != plan.code.hash:
+            what = f"the code of {plan.run_id} is not in {plan.run_dir}"
+            raise InputError(what, "run the script itself: that takes the code as it is now")
+        others.append(render_code_map(render_metadata(plan, code_map_name(plan)), code))
+    # A client-side apply keeps each object once more in an annotation, of 256 KiB at most.
+    apply = "kubectl apply --server-side" if code else "kubectl apply"
     return RenderedManifest(
-        opening=tuple(_opening(plan, made_by, file)),
-        objects=RENDERERS[pods.kind](plan),
+        opening=tuple(_opening(plan, made_by, f"{apply} -f {file}", code)),
+        objects=(*others, job),
         namespace=pods.namespace or "default",
+        apply=apply,
     )
 
 
@@ -72,7 +94,7 @@ def render_losses(pods: PodSettings) -> tuple[str, ...]:
     return tuple(f"not admissible under Pod Security restricted: {cause}" for cause in found)
 
 
-def _opening(plan: LaunchPlan, made_by: str, file: str) -> list[str]:
+def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None) -> list[str]:
     pods, node = PodSettings.of(plan), plan.nodes[0]
     nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
     of_job = f"{f' -n {pods.namespace}' if pods.namespace else ''} -l launcher.job={plan.job_name}"
@@ -80,15 +102,25 @@ def _opening(plan: LaunchPlan, made_by: str, file: str) -> list[str]:
         f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
         f"Made by: {made_by}",
         "Change the job file, not this one.",
+        *(_tell_code(plan, code) if code else []),
         "",
         "Needs:",
         *(f"- {one}" for one in _needs(plan, pods)),
         *(line for one in _notes(plan, pods) for line in ("", f"Note: {one}.")),
         "",
-        f"  kubectl apply -f {file}",
+        f"  {apply}",
         # Before its pods have started, kubectl finds nothing to follow, or refuses to.
         f"  until kubectl get pods{of_job} -o name | grep -q . && kubectl logs{of_job} -f --prefix "
         f"--max-log-requests {max(5, len(plan.nodes))}; do sleep 1; done",
+    ]
+
+
+def _tell_code(plan: LaunchPlan, code: PackedCode) -> list[str]:
+    return [
+        "",
+        f"Code: {tell_code(code)}.",
+        f"In the ConfigMap {code_map_name(plan)} as base64 of a gzipped tar; the init container",
+        f"code of each pod unpacks it into an empty folder at {protocol.CONTAINER_CODE}.",
     ]
 
 

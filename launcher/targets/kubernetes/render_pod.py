@@ -16,6 +16,11 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.agent_files import OTHER_AGENT_FIX
 from launcher.targets.docker_options import PYTHON
+from launcher.targets.kubernetes.code import (
+    render_code_mount,
+    render_code_volumes,
+    render_unpacking,
+)
 from launcher.targets.kubernetes.plan import PodSettings, render_kept_plan
 
 Object = dict[str, Any]
@@ -133,6 +138,7 @@ def _render_pod(plan: LaunchPlan, container: str, env: Env) -> Object:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         **_placement(plan, pods),
+        **given(initContainers=_init_containers(plan, pods)),
         "containers": [_render_container(plan, pods, container, env)],
         "volumes": _volumes(plan, pods),
         **given(
@@ -166,17 +172,35 @@ def _placement(plan: LaunchPlan, pods: PodSettings) -> Object:
 
 
 def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) -> Object:
-    capabilities = given(drop=["ALL"], add=["IPC_LOCK"] if pods.rdma_devices else None)
     return {
         "name": name,
         "image": plan.image,
         "command": _command(plan),
         "env": _env(plan, pods, env),
         **given(workingDir=plan.nodes[0].workdir, resources=_resources(plan, pods)),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
+        "securityContext": _security(add=["IPC_LOCK"] if pods.rdma_devices else None),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(plan, pods),
         **_probes(pods),
+    }
+
+
+def _init_containers(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
+    if plan.code is None:
+        return []
+    devices = (GPU_RESOURCE, pods.rdma_resource)
+    resources = {
+        kind: left
+        for kind, wanted in _resources(plan, pods).items()
+        if (left := {name: amount for name, amount in wanted.items() if name not in devices})
+    }
+    return [render_unpacking(plan, _security(), resources)]
+
+
+def _security(**capabilities: list[str] | None) -> Object:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": given(drop=["ALL"], **capabilities),
     }
 
 
@@ -251,6 +275,7 @@ def _mounts(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": run, "mountPath": protocol.CONTAINER_RUN_DIR},
         {"name": checkpoints, "mountPath": protocol.CONTAINER_CHECKPOINT_DIR},
+        *([render_code_mount()] if plan.code else []),
         *(
             given(
                 name=names[volume.claim.name],
@@ -270,6 +295,7 @@ def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
         {"name": "plan", "configMap": {"name": _config_map_name(plan)}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
         *({"name": name, "emptyDir": {}} for name, claim in disks if claim is None),
+        *(render_code_volumes(plan) if plan.code else []),
         *(
             {"name": name, "persistentVolumeClaim": {"claimName": claim}}
             for claim, name in _claim_names(pods).items()

@@ -16,10 +16,12 @@ from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes.code import repack_code
 from launcher.targets.kubernetes.plan import PodSettings, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
 
 if TYPE_CHECKING:
+    from launcher.code.record import PackedCode
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
     from launcher.targets.kubernetes.api import Cluster
@@ -34,6 +36,7 @@ class KubernetesTarget(Target):
     keeps_stopped_runs = True
     own_checkpoints = "kubernetes.checkpoint"
     tells_by_consoles = True
+    sends_code = True
 
     def __init__(
         self,
@@ -85,6 +88,8 @@ class KubernetesTarget(Target):
 
     def facts_offline(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts_offline``: all that a manifest needs is in the job file."""
+        if self.code is not None:
+            repack_code(self.code)
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, run_root=root, cwd=cwd)
 
@@ -97,11 +102,19 @@ class KubernetesTarget(Target):
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> RenderedManifest:
         """The objects of all nodes, whatever ``only`` says: a cluster has no others."""
-        return render_manifest(plan)
+        return render_manifest(plan, code=self._code_of(plan))
+
+    def _code_of(self, plan: LaunchPlan) -> PackedCode | None:
+        """The code that the plan takes along; that of a run is in its folder."""
+        if plan.code is None or self.code is not None:
+            return self.code
+        from launcher.code.record import read_kept_code
+
+        return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
         self.check(plan)
-        return render_manifest(plan, made_by=made_by).yaml()
+        return render_manifest(plan, code=self._code_of(plan), made_by=made_by).yaml()
 
     # -- while it runs ---------------------------------------------------------------------------
 

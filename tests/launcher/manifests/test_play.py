@@ -119,6 +119,34 @@ def static() -> Play:
     return plan(JOB)
 
 
+INITS = """\
+          initContainers:
+            - name: fetch
+              image: example/mnist:1
+              command: [python, "fetch $(WHAT).py"]
+              env: [{name: WHAT, value: data}]
+              volumeMounts: [{name: scratch, mountPath: /to}]
+            - {name: other, image: busybox, command: [wait]}
+            - {name: sidecar, image: "example/mnist:1", restartPolicy: Always}
+          containers:
+            - name: pytorch
+"""
+
+
+def test_init_containers_of_the_pods_own_image_are_played_and_others_are_told() -> None:
+    found = plan(JOB.replace("          containers:\n            - name: pytorch\n", INITS))
+    for pod in found.pods:
+        (init,) = pod.inits
+        assert (init.name, init.user, init.image) == (pod.name, "1000:1001", "example/mnist:1")
+        assert init.entrypoint == ("python", "fetch data.py")
+        assert init.env == (("WHAT", "data"),)
+        assert [mount.target for mount in init.mounts] == ["/to"]
+        assert init.device_ids == ()
+    assert "Worker: init container other: not started here" in found.notes
+    assert "Worker: init container sidecar: not started here" in found.notes
+    assert not any("fetch" in note for note in found.notes)
+
+
 def test_pods_are_named_by_role_and_place_the_master_first(static: Play) -> None:
     assert [pod.name for pod in static.pods] == [
         "mnist-master-0",

@@ -74,6 +74,47 @@ def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(
     assert nothing_is_left(engine, played)
 
 
+def test_init_containers_end_before_the_pod_starts_and_run_again_in_a_new_pod_alone(
+    play: Callable[..., Played], engine: Any
+) -> None:
+    appends = "open('/scratch/made', 'a').write('x')"
+    reads = "print('made', open('/scratch/made').read(), flush=True)"
+    in_place, anew = "pathlib.Path('/scratch/tries')", "pathlib.Path('/claim/tries')"
+    for tries, code, policy in ((in_place, 1, "OnFailure"), (anew, 137, "ExitCode")):
+        fails_once = (
+            f"import pathlib, sys; {reads}; tries = {tries}; is_first = not tries.exists(); "
+            f"tries.touch(); sys.exit({code} if is_first else 0)"
+        )
+        manifest = elastic(fails_once, policy)
+        worker = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
+        worker["replicas"], pod = 1, worker["template"]["spec"]
+        (main,) = pod["containers"]
+        init = {**main, "command": ["python3", "-c", appends]}
+        pod["initContainers"] = [{**init, "name": f"prepare-{n}"} for n in range(2)]
+        main["volumeMounts"] = [*main["volumeMounts"], {"name": "claim", "mountPath": "/claim"}]
+        claim = {"name": "claim", "persistentVolumeClaim": {"claimName": "tries"}}
+        pod["volumes"] = [*pod["volumes"], claim]
+        played = play(manifest)
+        assert played.end() == 0, played.text
+        # In a new pod the folder is empty, and prepared again.
+        assert played.text.count("made xx\n") == 2, played.text
+        assert nothing_is_left(engine, played)
+
+
+def test_an_init_container_that_fails_ends_its_pod(
+    play: Callable[..., Played], engine: Any
+) -> None:
+    manifest = elastic(ENDS_AT_ONCE, "Never")
+    pod = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    says = "import sys; print('cannot', flush=True); sys.exit(3)"
+    pod["initContainers"] = [{**pod["containers"][0], "command": ["python3", "-c", says]}]
+    played = play(manifest)
+    assert played.end() == 1, played.text
+    assert "cannot" in played.text
+    assert "ended with 3" in played.text
+    assert nothing_is_left(engine, played)
+
+
 def test_pods_reach_each_other_by_the_names_of_their_services(
     play: Callable[[dict[str, Any]], Played],
 ) -> None:

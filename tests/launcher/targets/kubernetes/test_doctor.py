@@ -22,6 +22,7 @@ pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 JOB = {
     "name": "digits",
     "command": ["-m", "train"],
+    "code": "image",
     "image": "example/train:1",
     "nnodes": "2",
     "secrets": ["WANDB_API_KEY"],

@@ -1,0 +1,350 @@
+"""The training code on its way into pods: what is rendered, submitted, refused and taken away."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.api.doctor import diagnose
+from launcher.commands.cli import run_command
+from launcher.contract.errors import ExitCode
+from launcher.doctor.finding import Status
+from launcher.job.spec import JobSpec
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes.api import Cluster
+from launcher.targets.kubernetes.pod_states import FIX, Trouble, parse_pod
+from launcher.targets.kubernetes.target import KubernetesTarget
+from tests.k8s.manifests_table import GPUS, KINDS, manifest_of, pod_specs
+from tests.launcher.fake_cluster import FakeCluster
+from tests.launcher.own_script.project import make_project
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+WORDS = ("train.py", "--on", "kubernetes", "--nnodes", "2", "--nproc-per-node", "1")
+Command = Callable[..., tuple[int, str]]
+Object = dict[str, Any]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = make_project(tmp_path)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def launcher(project: Path, capfd: pytest.CaptureFixture[str]) -> Command:
+    """A command in the project's folder: its exit code, and all that it said."""
+
+    def run(*argv: str) -> tuple[int, str]:
+        code = run_command(argv)
+        printed = capfd.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def objects_of(text: str) -> list[Object]:
+    return list(yaml.safe_load_all(text))
+
+
+def archive_of(objects: list[Object]) -> tuple[Object, bytes]:
+    (found,) = [one for one in objects if "code.tar.gz" in one.get("binaryData", {})]
+    return found, base64.b64decode(found["binaryData"]["code.tar.gz"])
+
+
+def unpack(objects: list[Object], folder: Path) -> Path:
+    """Runs what the init container runs, with the mounts' places in ``folder``."""
+    _, archive = archive_of(objects)
+    folder.mkdir(exist_ok=True)
+    (folder / "code.tar.gz").write_bytes(archive)
+    python, *words = pod_specs(objects)[0]["initContainers"][0]["command"]
+    assert python == "python3"
+    words = [word.replace("/launcher/code", f"{folder}/code") for word in words]
+    done = subprocess.run([sys.executable, *words], env={"LC_ALL": "C"}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return folder / "code"
+
+
+# -- what is rendered -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_of_each_kind_unpack_the_code_and_start_in_it(
+    kind: str, launcher: Command, project: Path, tmp_path: Path
+) -> None:
+    code, text = launcher("render", *WORDS, "--kind", kind)
+    assert code == 0, text
+    objects = objects_of(text)
+    config_map, _ = archive_of(objects)
+    assert config_map["immutable"] is True
+    assert objects[-1] is not config_map, "the job comes last"
+    for pod in pod_specs(objects):
+        (volume,) = [one for one in pod["volumes"] if one["name"] == "code-archive"]
+        assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+        assert {"name": "code", "emptyDir": {}} in pod["volumes"]
+        assert pod["containers"][0]["workingDir"] == "/launcher/code"
+    unpacked = unpack(objects, tmp_path / "pod")
+    assert {path.name: path.read_text() for path in unpacked.iterdir()} == {
+        path.name: path.read_text() for path in project.iterdir()
+    }
+    (tmp_path / "job.yaml").write_text(text)
+    assert launcher("check", str(tmp_path / "job.yaml"))[0] == 0
+
+
+def test_names_links_and_modes_are_kept_and_unpacking_twice_is_the_same(
+    launcher: Command, project: Path, tmp_path: Path
+) -> None:
+    inner = project / "mehr $(HOME) $$ täglich"
+    inner.mkdir()
+    (inner / "a b.sh").write_text("#!/bin/sh\n")
+    (inner / "a b.sh").chmod(0o755)
+    (inner / "ländler").symlink_to("../data.txt")
+    (project / os.fsdecode(b"not utf-8 \xff")).write_text("x")
+    objects = objects_of(launcher("render", *WORDS)[1])
+    for _ in range(2):
+        unpacked = unpack(objects, tmp_path / "pod")
+        names = {path.relative_to(unpacked) for path in unpacked.rglob("*")}
+        assert names == {path.relative_to(project) for path in project.rglob("*")}
+        assert os.access(unpacked / inner.name / "a b.sh", os.X_OK)
+        assert os.readlink(unpacked / inner.name / "ländler") == "../data.txt"
+
+
+def test_the_folder_that_the_script_starts_in_is_made_though_no_file_is_in_it(
+    launcher: Command, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "$(empty) $$").mkdir()
+    monkeypatch.chdir(project / "$(empty) $$")
+    words = ("../train.py", "--code", "..", *WORDS[1:])
+    objects = objects_of(launcher("render", *words, "--set", "name=train")[1])
+    (pod,) = pod_specs(objects)
+    assert pod["containers"][0]["workingDir"] == "/launcher/code/$(empty) $$"
+    *_, inner = pod["initContainers"][0]["command"]
+    assert inner == "$$(empty) $$$$", "Kubernetes makes one $ of two"
+
+
+def test_the_manifest_tells_files_commit_and_size_and_nothing_of_this_machine(
+    launcher: Command, project: Path
+) -> None:
+    plain = launcher("render", *WORDS)[1].partition("apiVersion")[0]
+    assert "# Code: 3 files of 1.1 kB, 0." in plain
+    assert "kB packed.\n" in plain
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        of_somebody = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=a"]
+        subprocess.run(["git", *of_somebody, *words], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    told = launcher("render", *WORDS)[1]
+    assert f"kB packed, commit {head[:12]}.\n" in told
+    (project / "helper.py").write_text('NAME = "other"\n')
+    changed = launcher("render", *WORDS)[1]
+    assert f"commit {head[:12]} with changes that are not committed.\n" in changed
+    assert "kubectl apply --server-side -f FILE" in told
+    assert str(project) not in told
+    names = [archive_of(objects_of(text))[0]["metadata"]["name"] for text in (told, changed)]
+    assert names[0] != names[1], "named by the content"
+    assert launcher("render", *WORDS)[1] == changed
+
+
+@pytest.mark.parametrize("words", [("--code", "image"), ("--set", "workdir=/workspace")])
+def test_code_of_the_image_stays_there(words: tuple[str, ...], launcher: Command) -> None:
+    text = launcher("render", *WORDS, *words)[1]
+    assert "initContainers" not in text
+    assert "code.tar.gz" not in text
+    assert "kubectl apply -f FILE" in text
+
+
+def test_a_script_that_is_not_here_is_the_images(launcher: Command, project: Path) -> None:
+    (project / "job.yaml").write_text("name: a\ncommand: [/opt/train.py]\n")
+    text = launcher("render", "job.yaml", "--on", "kubernetes")[1]
+    assert "initContainers" not in text
+
+
+def test_the_init_container_asks_for_what_the_pod_has_but_for_its_devices() -> None:
+    manifest = manifest_of(**GPUS, takes_code=True, kubernetes={"volumes": ["pvc/a:/data:ro"]})
+    (pod,) = pod_specs(manifest.objects[-1])
+    asked = {"cpu": "64", "memory": "512Gi"}
+    assert pod["initContainers"][0]["resources"] == {"requests": asked, "limits": asked}
+    assert pod["initContainers"][0]["image"] == pod["containers"][0]["image"]
+    assert pod["initContainers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+# -- too much -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["render", "run"])
+def test_too_much_code_is_refused_with_sizes_and_the_two_ways_out(
+    command: str, launcher: Command, project: Path, server: FakeCluster
+) -> None:
+    (project / "weights.bin").write_bytes(os.urandom(800_000))
+    code, said = launcher(command, *WORDS)
+    assert code == ExitCode.BAD_INPUT
+    assert f"the code in {project}, 4 files of 801 kB, 80" in said
+    assert "which takes 700 kB packed; the largest files:\n      800 kB  weights.bin\n" in said
+    assert "launcher build --base IMAGE --tag REF --push" in said
+    assert "a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], workdir: /code)" in said
+    assert server.requests == []
+    assert not (project / "runs").exists()
+
+
+def test_code_that_packs_well_may_be_larger(launcher: Command, project: Path) -> None:
+    (project / "table.csv").write_text("0.125, 0.25\n" * 500_000)
+    code, text = launcher("render", *WORDS)
+    assert code == 0, text[:2000]
+    assert "# Code: 4 files of 6,001 kB, " in text
+
+
+# -- submitting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(server: FakeCluster, launcher: Command, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run that is recorded, and not submitted yet."""
+    monkeypatch.setattr("launcher.api.launch.follow_in_background", lambda *_: None)
+    code, said = launcher("run", *WORDS, "--kind", "job", "--detach")
+    assert code == 0, said
+    server.requests.clear()
+    return RunFolder(Path("runs", said.split()[-1]).absolute())
+
+
+def submit(run: RunFolder) -> None:
+    """As a launcher that knows the run by its folder alone."""
+    KubernetesTarget(run.path.parent).submit(run.read_plan())
+
+
+def code_maps(server: FakeCluster) -> list[Object]:
+    return [one for one in server.objects.values() if "code.tar.gz" in one.get("binaryData", {})]
+
+
+def test_the_code_is_there_before_the_job_and_goes_with_it(
+    server: FakeCluster, planned: RunFolder
+) -> None:
+    submit(planned)
+    (config_map,) = code_maps(server)
+    job = server.objects["jobs", "train"]
+    assert config_map["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    name = config_map["metadata"]["name"]
+    made = [
+        path.rpartition("/")[2]
+        for method, path, query in server.requests
+        if method in ("POST", "PATCH") and "dryRun" not in query
+    ]
+    assert made.index(name) < made.index("jobs")
+    KubernetesTarget(planned.path.parent).stop(planned.run_id, 1.0)
+    assert not server.objects
+
+
+def test_the_next_run_of_the_same_code_has_an_object_of_its_own(
+    server: FakeCluster, planned: RunFolder, launcher: Command
+) -> None:
+    submit(planned)
+    (first,) = code_maps(server)
+    server.delete("jobs", "train")
+    _, said = launcher("run", "--again", planned.run_id, "--detach")
+    again = RunFolder(Path("runs", said.split()[-1]).absolute())
+    submit(again)
+    (second,) = code_maps(server)
+    assert first["binaryData"] == second["binaryData"]
+    assert first["metadata"]["name"] != second["metadata"]["name"]
+
+
+@pytest.mark.parametrize("during", ["create", "merge"])
+def test_ctrl_c_while_it_is_submitted_leaves_nothing(
+    during: str, server: FakeCluster, planned: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = getattr(Cluster, during)
+
+    def interrupted(self: Cluster, item: Any, *args: Any, **options: Any) -> Any:
+        if not options.get("dry_run"):
+            assert code_maps(server)
+            raise KeyboardInterrupt
+        return call(self, item, *args, **options)
+
+    monkeypatch.setattr(Cluster, during, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        submit(planned)
+    assert not server.objects
+
+
+def test_losing_the_race_for_the_name_takes_only_ones_own_away(
+    server: FakeCluster, planned: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Cluster.create
+
+    def second(self: Cluster, item: Object, *, dry_run: bool = False) -> Object:
+        if not dry_run:
+            other = {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "train"}}
+            server.put("jobs", other)
+        return call(self, item, dry_run=dry_run)
+
+    monkeypatch.setattr(Cluster, "create", second)
+    with pytest.raises(Exception, match="Job train is in namespace team already"):
+        submit(planned)
+    assert {plural for plural, _ in server.objects} == {"jobs", "services"}
+
+
+def test_a_run_whose_folder_has_lost_its_code_is_not_submitted(
+    server: FakeCluster, planned: RunFolder
+) -> None:
+    (planned.path / "code.tar.gz").unlink()
+    with pytest.raises(Exception, match=f"the code of {planned.run_id} is not in"):
+        submit(planned)
+    assert not server.objects
+
+
+# -- doctor, and what a pod says ------------------------------------------------------------------
+
+
+def test_doctor_tells_the_code_and_what_of_it_is_too_much(
+    server: FakeCluster, project: Path
+) -> None:
+    server.put("namespaces", {"metadata": {"name": "team"}})
+    job = JobSpec.model_validate({"name": "train", "command": ["train.py"]})
+    rows = {row.check: row for row in diagnose(job, "kubernetes", 60.0)}
+    assert rows["code"].status is Status.OK
+    assert rows["code"].found.startswith("3 files of 1.1 kB, ")
+    assert rows["dry run"].status is Status.OK
+    (project / "weights.bin").write_bytes(os.urandom(800_000))
+    rows = {row.check: row for row in diagnose(job, "kubernetes", 60.0)}
+    assert rows["code"].status is Status.FAILED
+    assert "\n" not in rows["code"].found
+    assert "launcher build" in rows["code"].fix
+
+
+WAITS = {"name": "node", "state": {"waiting": {"reason": "PodInitializing"}}}
+
+
+@pytest.mark.parametrize(
+    ("state", "phase", "trouble"),
+    [
+        ({"waiting": {"reason": "ImagePullBackOff", "message": "no"}}, "Pending", Trouble.IMAGE),
+        ({"waiting": {"reason": "CrashLoopBackOff"}}, "Pending", Trouble.CRASH_LOOP),
+        ({"terminated": {"exitCode": 128, "reason": "StartError"}}, "Failed", Trouble.START),
+    ],
+)
+def test_what_keeps_the_init_container_keeps_the_pod(
+    state: Object, phase: str, trouble: Trouble
+) -> None:
+    statuses = [{"name": "code", "state": state}]
+    pod = {
+        "metadata": {"name": "train-0"},
+        "spec": {"containers": [{"name": "node"}]},
+        "status": {
+            "phase": phase,
+            "initContainerStatuses": statuses,
+            "containerStatuses": [WAITS],
+        },
+    }
+    view = parse_pod(json.loads(json.dumps(pod)))
+    assert view.trouble is trouble
+    assert FIX[trouble]
+    assert view.exit_code == (128 if phase == "Failed" else None)
+    assert not view.has_started
