@@ -99,11 +99,12 @@ def follow_here(
 ) -> Outcome:
     """Submits, calls ``on_submitted``, and follows in this process.
 
-    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace,
-    a second one at once. Raises ``TargetError``, and ``KeyboardInterrupt`` for the second.
+    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace, a
+    second one at once; so does the first while code or an image is sent. Raises ``TargetError``,
+    and ``KeyboardInterrupt`` for a stop at once.
     """
     follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
-    _stop_on_signals(follower)
+    _stop_on_signals(follower, target)
     return follower.follow(on_submitted)
 
 
@@ -134,7 +135,7 @@ def follow_in_background(
 def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: proc.Tell) -> None:
     console = _LogConsole()
     follower = Follower(run, plan, target, console, SystemClock())
-    _stop_on_signals(follower)
+    _stop_on_signals(follower, target)
     try:
         follower.follow(lambda: told(json.dumps({"notes": console.take_notes(), "error": None})))
     except LauncherError as error:
@@ -164,9 +165,9 @@ class _LogConsole(Console):
         return notes
 
 
-def _stop_on_signals(follower: Follower) -> None:
+def _stop_on_signals(follower: Follower, target: Target) -> None:
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        if follower.stop_reason is not None:
+        if follower.stop_reason is not None or target.is_sending:
             # A third must not interrupt the cleaning up, nor what is told of it.
             for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(ignored, signal.SIG_IGN)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.api.choose_target import Choice, choose_target, open_target
-from launcher.code.place import CodePlace, find_code
+from launcher.code.place import IN_IMAGE, CodePlace, find_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.follow.target import Target
@@ -99,6 +99,8 @@ def plan_job(
     """
     run_id = new_run_id(job.name, os.urandom(3))
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
+    if job.code == IN_IMAGE and opened and not opened.has_image(job):
+        job = job.model_copy(update={"code": None})
     place = find_code(job.command, job.code, job.workdir, Path.cwd())
     reading = None
     if again and copy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from launcher.code.files import list_files
 from launcher.code.git import find_repository, read_git
 
 if TYPE_CHECKING:
+    from launcher.code.files import CodeFile
     from launcher.code.place import CodePlace
 
 ARCHIVE_FILE = "code.tar.gz"
@@ -55,11 +56,16 @@ class PackedCode:
 
 def read_code(place: CodePlace, run_root: Path) -> PackedCode:
     """Reads and packs the code. Raises ``InputError`` where it is too much, or unreadable."""
-    files = list_files(place.root, run_root)
+    code = pack_code(place, list_files(place.root, run_root))
+    commit, is_dirty, diff = _read_commit(place.root)
+    return replace(code, record=replace(code.record, commit=commit, is_dirty=is_dirty), diff=diff)
+
+
+def pack_code(place: CodePlace, files: list[CodeFile]) -> PackedCode:
+    """Packs these files as the code. Raises ``InputError`` for one that cannot be read."""
     data = pack(place.root, files)
     out = find_links_out(files)
     notes = [f"{one.name} leads to {one.link}, which is no part of the code" for one in out]
-    commit, is_dirty, diff = _read_commit(place.root)
     record = CodeRecord(
         root=str(place.root),
         inner=place.inner,
@@ -67,14 +73,11 @@ def read_code(place: CodePlace, run_root: Path) -> PackedCode:
         hash=hash_of(data),
         files=len(files),
         bytes=sum(file.size for file in files),
-        commit=commit,
-        is_dirty=is_dirty,
     )
     return PackedCode(
         record=record,
         data=data,
         names=frozenset(file.name for file in files),
-        diff=diff,
         notes=tuple(notes),
     )
 

@@ -158,6 +158,8 @@ class Target(ABC):
     def __init__(self) -> None:
         self.code: PackedCode | None = None
         """The training code; set before ``facts`` where the target sends it, and the job has it."""
+        self.is_sending = False
+        """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 
@@ -166,6 +168,10 @@ class Target(ABC):
     @abstractmethod
     def facts(self, job: JobSpec) -> TargetFacts:
         """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""
+
+    def has_image(self, job: JobSpec) -> bool:
+        """Whether an image may hold the job's code. Pure."""
+        return True
 
     def facts_offline(self, job: JobSpec) -> TargetFacts | None:
         """The facts where nothing has to be asked to render a job; None elsewhere. Pure."""

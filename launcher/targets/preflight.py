@@ -8,11 +8,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.targets import proc
-from launcher.targets.code_archive import Code
+
+if TYPE_CHECKING:
+    from launcher.code.record import PackedCode
 
 LOOK_LIMIT_S = 20.0
 _FIND = """
@@ -73,16 +76,12 @@ def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
         _check_file(outside, node.command[0], f"at {outside}, which is {inside} in the container")
 
 
-def check_in_code(node: NodePlan, code_dir: str, code: Code | None) -> None:
-    """For a node that gets the code sent into ``code_dir``.
-
-    Raises ``KeyInputError`` where the script would lie there, and is not in the code.
-    """
-    names = code.names if code else frozenset()
-    path = PurePosixPath(os.path.normpath(PurePosixPath(node.workdir or "/") / node.command[0]))
-    if node.command[0] == "-m" or not names or not path.is_relative_to(code_dir):
+def check_in_code(code: PackedCode) -> None:
+    """Checks the script of nodes that get the code sent. Raises ``KeyInputError``."""
+    names, script = code.names, code.record.start[0]
+    inside = PurePosixPath(os.path.normpath(PurePosixPath(code.record.inner) / script))
+    if script == "-m" or inside.is_absolute():
         return
-    inside = path.relative_to(code_dir)
     known = {*names, *(f"{parent}" for name in names for parent in PurePosixPath(name).parents)}
     # A parent that is a file of the archive is a link, which may lead anywhere.
     if str(inside) in known or any(str(parent) in names for parent in inside.parents):
@@ -90,8 +89,16 @@ def check_in_code(node: NodePlan, code_dir: str, code: Code | None) -> None:
     close = _close(inside.name, (PurePosixPath(name).name for name in names))
     fix = close or "check the path; what git ignores is not sent (git check-ignore -v FILE)"
     raise KeyInputError(
-        ("command",), f"found {node.command[0]}; no {inside} in the code that hosts get", fix
+        ("command",), f"found {script}; no {inside} in the code that nodes get", fix
     )
+
+
+def check_there(node: NodePlan, run_dir: str) -> None:
+    """Checks that nodes which get no code, and have no image, do not look for a script in the
+    run's own folder on their machine. Raises ``KeyInputError``."""
+    script = PurePosixPath(node.workdir or run_dir, node.command[0])
+    if node.command[0] != "-m" and script.is_relative_to(run_dir):
+        _check_file(Path(script.relative_to(run_dir)), node.command[0], f"in {Path.cwd()}")
 
 
 def _check_file(path: Path, written: str, where: str) -> None:

@@ -31,17 +31,11 @@ KILL_LIMIT_S = 10.0
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
-    output = read_bytes(argv, timeout_s=timeout_s)
-    return None if output is None else output.decode(errors="replace")
-
-
-def read_bytes(argv: tuple[str, ...], *, cwd: str | None = None, timeout_s: float) -> bytes | None:
-    """As ``read_output``, in a folder and undecoded."""
     try:
-        done = subprocess.run(argv, cwd=cwd, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
 def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:

@@ -1,9 +1,11 @@
 #!/bin/bash
-# One agent per host over ssh; ends when all have ended. CODE must name the archive c0de.tar.gz.
+# One agent per host over ssh; ends when all have ended.
+[ -n "$CODE" ] || CODE=/home/me/runs/digits-0a1b2c/code.tar.gz
+[ -r "$CODE" ] || { echo 'set CODE=code.tar.gz, made with: tar -czf code.tar.gz -C /home/me .' >&2; exit 2; }
 trap 'kill $(jobs -p)' EXIT
 
 # node 0
-ssh gpu1 'mkdir -p /home/gpu1/.launcher/runs/digits-0a1b2c/code && tar -xzC /home/gpu1/.launcher/runs/digits-0a1b2c/code' <"$CODE"
+ssh gpu1 'mkdir -p /home/gpu1/.launcher/runs/digits-0a1b2c/code && tar -xz --no-same-owner -C /home/gpu1/.launcher/runs/digits-0a1b2c/code' <"$CODE"
 ssh gpu1 -tt sh -s <<'NODE' &
 unset \
   MASTER_ADDR MASTER_PORT RANK LOCAL_RANK \
@@ -58,7 +60,7 @@ NODE
 pids="$pids $!"
 
 # node 1
-ssh gpu2 'mkdir -p /home/gpu2/.launcher/runs/digits-0a1b2c/code && tar -xzC /home/gpu2/.launcher/runs/digits-0a1b2c/code' <"$CODE"
+ssh gpu2 'mkdir -p /home/gpu2/.launcher/runs/digits-0a1b2c/code && tar -xz --no-same-owner -C /home/gpu2/.launcher/runs/digits-0a1b2c/code' <"$CODE"
 ssh gpu2 -tt sh -s <<'NODE' &
 unset \
   MASTER_ADDR MASTER_PORT RANK LOCAL_RANK \

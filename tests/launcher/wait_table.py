@@ -308,7 +308,7 @@ LAUNCHER = (
         never=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
     ),
     Row(
-        functions="""targets.proc:read_bytes targets.hosts.program.processes:read_output
+        functions="""targets.proc:read_output targets.hosts.program.processes:read_output
             doctor.program:_output""",
         who="anybody, for a short command",
         ends="its end",

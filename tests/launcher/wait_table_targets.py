@@ -155,7 +155,7 @@ TO_HOSTS = (
     ),
     Row(
         functions="""targets.hosts.ssh:Ssh.each targets.hosts.ssh:Ssh.open_early
-            targets.hosts.ssh:Ssh.sessions targets.hosts.target:HostsTarget.facts
+            targets.hosts.ssh:Ssh.sessions
             targets.hosts.doctor:_HostsProbe._diagnose_pairs""",
         who="the launcher, for all hosts at once",
         ends="the last answer, or the last limit",

@@ -41,7 +41,12 @@ STARTING_S = 5.0
 """How long a node that was just started may be missing in what the host says."""
 COPY_SILENCE_S = 60.0
 """After this silence a host counts as frozen, even if its sshd answers."""
-NOT_COPIED_BACK = ("plan.json", "artifact.sh", "submitted.json", "launcher.json", "outcome.json")
+BROUGHT_BYTES = 100 << 20
+"""Of the files that the training wrote beside its code on its first node."""
+NOT_COPIED_BACK = (
+    *("plan.json", "artifact.sh", "submitted.json", "launcher.json", "outcome.json"),
+    *("job.json", "code.json", "code.tar.gz", "code.diff"),
+)
 """Files of the run folder that the launcher writes itself."""
 MISSING = NodeSeen(state="missing")
 
@@ -191,6 +196,11 @@ class HostCopy:
                 raise
             self._full_at = time.monotonic()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether bytes were dropped."""
+        return self._full_at is not None
+
     def is_due(self) -> bool:
         """Whether it is time for a new conversation."""
         return self._full_at is not None and time.monotonic() - self._full_at > FULL_RETRY_S
@@ -208,19 +218,31 @@ def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path)
 
 
 def copy_once(
-    session: Session, host: HostFacts, nodes: list[int], run_id: str, run_dir: Path
+    session: Session,
+    host: HostFacts,
+    nodes: list[int],
+    run_id: str,
+    run_dir: Path,
+    *,
+    beside_code_bytes: int = 0,
 ) -> tuple[Mapping[str, NodeSeen], bool]:
     """Copies all that the host has; returns its nodes' states, and whether a launcher follows.
 
-    Raises ``TargetError`` where the host is gone.
+    Also at most ``beside_code_bytes`` of what the training wrote beside its code. Raises
+    ``TargetError`` where the host is gone, or the disk here is too full for that.
     """
     states: Mapping[str, NodeSeen] = {}
     copy = HostCopy(run_dir)
-    asked = watch_request(host, nodes, run_id, run_dir).having(once=True)
+    asked = watch_request(host, nodes, run_id, run_dir).having(
+        once=True, beside_code_bytes=beside_code_bytes
+    )
     session.send(asked, limit_s=COPY_SILENCE_S)
     while True:
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if isinstance(message, WatchEnd):
+            if beside_code_bytes and copy.is_full:
+                what = f"{host.name}: no space left on device for what the training wrote there"
+                raise TargetError(what, f"make room in {run_dir}, then launcher stop {run_id}")
             return states, message.followed
         copy.take(message, blob)
         states = message.nodes if isinstance(message, NodesSeen) else states

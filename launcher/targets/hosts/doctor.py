@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.contract import protocol
+from launcher.code.files import CodeFile
+from launcher.code.place import CodePlace
+from launcher.code.record import pack_code
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor import judge, run
 from launcher.doctor.finding import Finding, Status, failed, warning
@@ -19,12 +20,11 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.records import parse_record
 from launcher.plan.rendezvous import plan_backend
-from launcher.targets.code_archive import Code, pack
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.plan import CHECKPOINTS_DIR, CODE_DIR, shared_folder, wanted_addresses
+from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder, wanted_addresses
 from launcher.targets.hosts.program.messages import ReadEngine, RemoveRun, RunProbe
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
@@ -182,12 +182,11 @@ class _HostsProbe:
 
     def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
         self._inventory, self._run_root = inventory, run_root
-        # The probe is the only file to copy, instead of the current folder.
-        data = pack(run.PROGRAM.parent, [run.PROGRAM.name])
-        self._code = Code(hash=hashlib.sha256(data).hexdigest(), data=data, inner="")
-        bare = job.hosts.runtime == "python"
-        inside = f"{protocol.CONTAINER_RUN_DIR}/{CODE_DIR}/{run.PROGRAM.name}"
-        self._job = run.as_probe(job, run.PROGRAM.name if bare else inside)
+        # The probe is the only file to copy, instead of the job's code.
+        name = run.PROGRAM.name
+        self._place = CodePlace(root=run.PROGRAM.parent, command=(name,))
+        self._code = pack_code(self._place, [CodeFile(name, 0, None, False)])
+        self._job = run.as_probe(job, name)
 
     def diagnose(self, limit_s: float) -> Iterator[Finding]:
         """The rows of the run."""
@@ -209,9 +208,16 @@ class _HostsProbe:
     def _run(
         self, inventory: Inventory, job: JobSpec, limit_s: float
     ) -> tuple[LaunchPlan, run.ProbeAnswers]:
-        target = HostsTarget(self._run_root, inventory, code=self._code)
+        target = HostsTarget(self._run_root, inventory)
+        target.code = self._code
         facts = target.facts(job)
-        plan = plan_run(job, facts, run_id=new_run_id(run.RUN_NAME, os.urandom(3)))
+        plan = plan_run(
+            job,
+            facts,
+            run_id=new_run_id(run.RUN_NAME, os.urandom(3)),
+            place=self._place,
+            code_hash=self._code.hash,
+        )
         try:
             return plan, run.run_probe(plan, target, limit_s)
         finally:

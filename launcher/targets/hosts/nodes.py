@@ -5,18 +5,22 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.code_archive import Code
-from launcher.targets.hosts.connection import LEASE_TTL_S
-from launcher.targets.hosts.plan import run_dir_on
+from launcher.targets.hosts.connection import BROUGHT_BYTES, LEASE_TTL_S, copy_once
+from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session
+
+if TYPE_CHECKING:
+    from launcher.code.record import PackedCode
 
 STOP_MARGIN_S = 20.0
 SEND_LIMIT_S = 600.0
@@ -84,22 +88,38 @@ def end_on(
     session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
 
 
-def remove_on(session: Session, plan: LaunchPlan, host: HostFacts) -> list[str]:
+def remove_on(
+    session: Session, plan: LaunchPlan, host: HostFacts, brought_bytes: int = 0
+) -> list[str]:
     """Removes a run's files on a host; returns a note if files of the training are kept.
 
-    Checkpoints stay, and so does what the training wrote into its working folder, the folder of
-    the sent code, which is never copied back.
+    Checkpoints stay, and so does what the training wrote beside its code, except what was copied
+    here with ``brought_bytes``.
     """
     folder = f"{host.state_dir}/outputs/{plan.run_id}"
     asked = messages.RemoveRun(
         run_dir=run_dir_on(host, plan.run_id),
         checkpoint_dir=f"{host.state_dir}/checkpoints/{plan.run_id}",
         outputs_dir=folder,
+        brought_bytes=brought_bytes,
     )
     if not session.call(asked):
         return []
     name = host.name
     return [f"{name} keeps what the training wrote beside its code: scp -r {name}:{folder} ."]
+
+
+def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) -> list[str]:
+    """Copies what a run has written on a host here, and removes it there; returns notes."""
+    # All nodes have the same code, and most write the same beside it.
+    limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
+    brought = Path(plan.run_dir, CODE_DIR)
+    is_new = limit > 0 and not brought.exists()
+    copy_once(session, host, [index], plan.run_id, brought.parent, beside_code_bytes=limit)
+    notes = remove_on(session, plan, host, limit)
+    if is_new and brought.exists():
+        notes.append(f"what the training wrote beside its code: {brought}")
+    return notes
 
 
 def take_back(plan: LaunchPlan, node: HostNode, session: Session) -> None:
@@ -109,12 +129,16 @@ def take_back(plan: LaunchPlan, node: HostNode, session: Session) -> None:
 
 
 def prepare(
-    plan: LaunchPlan, node: HostNode, agent: bytes | None, code: Code | None, session: Session
+    plan: LaunchPlan,
+    node: HostNode,
+    agent: bytes | None,
+    code: PackedCode | None,
+    session: Session,
 ) -> None:
     """Sends what the node starts from, unless it is there already."""
-    own = HostsSettings.of(plan)
-    if own.code is not None:
-        _send_code(own.code, node, code, session)
+    hash = plan.code.hash if plan.code else None
+    if hash is not None:
+        _send_code(hash, node, code, session)
     files = [[f"{node.run_dir}/{protocol.PLAN_FILE}", plan.to_json()]]
     if node.task is not None:
         files.append([node.task.path, node.task.text])
@@ -124,19 +148,25 @@ def prepare(
         folders=list(node.folders),
         files=files,
         agent=node.agent_path if agent else None,
-        code=HostsSettings.of(plan).code,
-        needed=[node.spec.cwd, *(mount.source for mount in node.node.mounts)],
+        code=hash,
+        needed=[node.spec.cwd, *_script(plan, node), *(m.source for m in node.node.mounts)],
     )
     session.call(asked, agent or b"")
 
 
-def _send_code(hash: str, node: HostNode, code: Code | None, session: Session) -> None:
+def _script(plan: LaunchPlan, node: HostNode) -> list[str]:
+    if plan.image is not None or node.node.command[0] == "-m":
+        return []
+    return [str(PurePosixPath(node.spec.cwd, node.node.command[0]))]
+
+
+def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Session) -> None:
     state_dir = node.host.state_dir
     if session.call(messages.HasCode(state_dir=state_dir, hash=hash)).yes:
         return
     if code is None or code.hash != hash:
-        name = node.host.host.name
-        raise TargetError(f"{name}: the run's code is gone from there", "start the job anew")
+        what = f"{node.host.name}: the run's code is gone from there, and from the run's folder"
+        raise TargetError(what, "start the job anew")
     asked = messages.StoreCode(state_dir=state_dir, hash=hash)
     session.call(asked, code.data, limit_s=SEND_LIMIT_S)
 

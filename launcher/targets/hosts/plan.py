@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER
@@ -14,6 +15,7 @@ from launcher.targets.hosts.program.messages import Address
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 
 if TYPE_CHECKING:
+    from launcher.code.record import CodeRecord
     from launcher.job.spec import JobSpec
 
 TARGET = "hosts"
@@ -156,16 +158,17 @@ def plan_facts(
     port: int | None,
     run_root: str,
     cwd: str,
-    inner: str = "",
+    inner: str | None = None,
     terminal: bool = False,
 ) -> TargetFacts:
     """What the planner is told of hosts: a machine of its own for each node.
 
-    ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent.
+    ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent, None
+    where none is.
     """
     hosts, shared = own.hosts, shared_folder(job, cwd)
     runs = {host.name: run_dir_on(host, RUN_ID) for host in hosts}
-    code = f"{CODE_DIR}/{inner}" if inner else CODE_DIR
+    caller = "" if inner is None else f"/{CODE_DIR}/{inner}".rstrip("/")
     return TargetFacts(
         target=TARGET,
         accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
@@ -185,13 +188,20 @@ def plan_facts(
                     run=runs[host.name],
                     # If no folder is shared, one of the host's own, which outlives the run.
                     checkpoints=shared or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
-                    cwd=f"{runs[host.name]}/{code}",
+                    cwd=f"{runs[host.name]}{caller}",
+                    code=f"{runs[host.name]}/{CODE_DIR}",
                 ),
             )
             for host in hosts
         ),
         own=own,
     )
+
+
+def find_caller(code: CodeRecord, cwd: Path) -> str:
+    """The caller's folder below the code's root; where it is none, the working folder."""
+    cwd = cwd.resolve()
+    return cwd.relative_to(code.root).as_posix() if cwd.is_relative_to(code.root) else code.inner
 
 
 def comes_back(plan: LaunchPlan) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import NodePlan
-from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.launch_plan import CodePlan, LaunchPlan
 from launcher.targets.agent_files import AgentFiles, TaskFile, render_agent_files, start_argv
 from launcher.targets.docker_options import (
     DOCKER_RUN_ATTACHED,
@@ -17,7 +17,7 @@ from launcher.targets.docker_options import (
 from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.shell import quote, render_block, render_start
+from launcher.targets.shell import quote, render_block, render_line, render_start
 
 RESTART_ALWAYS = "always"
 """Not ``unless-stopped``: an engine that goes down with its host stops its containers itself."""
@@ -47,10 +47,11 @@ class HostNode:
 class HostsArtifact:
     """A plan as nodes on hosts; ``files`` are the agent's, if any, on the launcher's machine.
 
-    ``code`` is the hash of the archive with the training code.
+    ``run_dir`` is the run's folder there, which keeps the archive of the training code.
     """
 
-    code: str | None
+    code: CodePlan | None
+    run_dir: str
     ssh_config: str | None
     files: AgentFiles | None
     nodes: tuple[HostNode, ...]
@@ -67,7 +68,6 @@ class HostsArtifact:
 
     def shell(self, *, embed: bool = False) -> str:
         """A script that does the same by hand, without leases; ``embed``: without this project."""
-        code = f" CODE must name the archive {self.code}.tar.gz." if self.code else ""
         archive: list[str] = []
         if self.files and not embed:
             # On this machine, from where each host gets it.
@@ -75,7 +75,8 @@ class HostsArtifact:
             archive = [f"mkdir -p {quote(folder)}", *self.files.shell_archive()]
         lines = [
             "#!/bin/bash",
-            f"# One agent per host over ssh; ends when all have ended.{code}",
+            "# One agent per host over ssh; ends when all have ended.",
+            *self._find_code(),
             "trap 'kill $(jobs -p)' EXIT",
             *archive,
             *(line for node in self.nodes for line in self._on_host(node, embed)),
@@ -90,13 +91,24 @@ class HostsArtifact:
         """Lines that start these nodes alone, where the run's files are there already."""
         return "\n".join(line for node in self.nodes for line in self._start(node)) + "\n"
 
+    def _find_code(self) -> list[str]:
+        if self.code is None:
+            return []
+        make = render_line(("tar", "-czf", "code.tar.gz", "-C", self.code.root, "."))
+        missing = quote(f"set CODE=code.tar.gz, made with: {make}")
+        return [
+            '[ -n "$CODE" ] || CODE=' + quote(f"{self.run_dir}/code.tar.gz"),
+            f'[ -r "$CODE" ] || {{ echo {missing} >&2; exit 2; }}',
+        ]
+
     def _on_host(self, node: HostNode, embed: bool) -> list[str]:
         ssh = self._ssh(node.host)
         secrets = f"; set there: {' '.join(node.node.secrets)}" if node.node.secrets else ""
         unpack = []
         if self.code:
             code = quote(f"{node.run_dir}/{CODE_DIR}")
-            unpack = [f'{ssh} {quote(f"mkdir -p {code} && tar -xzC {code}")} <"$CODE"']
+            command = f"mkdir -p {code} && tar -xz --no-same-owner -C {code}"
+            unpack = [f'{ssh} {quote(command)} <"$CODE"']
         files = []
         if self.files and node.task:
             own = replace(self.files, archive_path=node.agent_path, tasks=(node.task,))
@@ -140,7 +152,13 @@ def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Hosts
     nodes = tuple(
         _host_node(plan, own, node, text) for node, text in zip(chosen, texts, strict=True)
     )
-    return HostsArtifact(code=own.code, ssh_config=own.ssh_config, files=files, nodes=nodes)
+    return HostsArtifact(
+        code=plan.code,
+        run_dir=plan.run_dir,
+        ssh_config=own.ssh_config,
+        files=files,
+        nodes=nodes,
+    )
 
 
 def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str | None) -> HostNode:

@@ -1,4 +1,4 @@
-"""A run's own settings on hosts: the machines, and what is sent to them."""
+"""A run's own settings on hosts: the machines."""
 
 from __future__ import annotations
 
@@ -68,10 +68,9 @@ class HostFacts(MachineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class HostsSettings(TargetSettings):
-    """``hosts`` are the machines by node index; ``code`` is the hash of what is sent to them."""
+    """``hosts`` are the machines by node index."""
 
     hosts: tuple[HostFacts, ...]
-    code: str | None
     ssh_config: str | None
     containers: ContainerSettings
 

@@ -196,6 +196,11 @@ class Ssh:
             yield opened
             if keep:
                 self._kept, opened = (os.getpid(), opened), {}
+        except KeyboardInterrupt:
+            # Threads may still send, and a close waits for them.
+            for session in opened.values():
+                session.kill()
+            raise
         finally:
             self.close(opened.values())
 

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,22 +23,34 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
-from launcher.targets.code_archive import Code, read_code
 from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts import nodes
-from launcher.targets.hosts.connection import LEASE_TTL_S, MISSING, HostLine, copy_once, send_beats
+from launcher.targets.hosts.connection import (
+    LEASE_TTL_S,
+    MISSING,
+    HostLine,
+    copy_once,
+    send_beats,
+)
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.late_start import BACK_LIMIT_S, LateStarts
-from launcher.targets.hosts.plan import CODE_DIR, TARGET, comes_back, plan_facts, run_dir_on
+from launcher.targets.hosts.plan import (
+    TARGET,
+    comes_back,
+    find_caller,
+    plan_facts,
+    run_dir_on,
+)
 from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
 from launcher.targets.hosts.survey import describe_hosts, survey_hosts
-from launcher.targets.preflight import check_in_code, read_secrets
+from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
+    from launcher.code.record import PackedCode
     from launcher.job.spec import JobSpec
 
 LOST_AFTER_S = 12.0
@@ -51,18 +62,16 @@ class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = TARGET
+    sends_code = True
 
     def __init__(
         self,
         run_root: Path,
         inventory: Inventory | None = None,
-        code: Code | None = None,
         ssh: Ssh | None = None,
     ) -> None:
-        """``code`` is sent in place of the files of the current folder."""
         super().__init__()
         self._run_root, self._inventory, self._ssh = run_root, inventory, ssh
-        self._given_code = self._code = code
         self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
@@ -77,14 +86,10 @@ class HostsTarget(Target):
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
         inventory = self._inventory = self._inventory or read_inventory_of(job)
         ssh, bare = self._connect(), job.hosts.runtime == "python"
-        with ThreadPoolExecutor(max_workers=1) as reader:
-            packed = reader.submit(read_code, Path.cwd()) if bare and not self._given_code else None
-            hosts, port = survey_hosts(ssh, inventory, job)
-            self._code = packed.result() if packed else self._given_code
+        hosts, port = survey_hosts(ssh, inventory, job)
         image = self._image = None if bare else read_image(hosts[0].image or "")
         own = HostsSettings(
             hosts=hosts,
-            code=self._code.hash if self._code else None,
             ssh_config=inventory.ssh_config,
             containers=plan_containers(job, None),
         )
@@ -98,9 +103,12 @@ class HostsTarget(Target):
             port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
-            inner=self._code.inner if self._code else "",
+            inner=find_caller(self.code.record, Path.cwd()) if self.code else None,
             terminal=sys.stderr.isatty(),
         )
+
+    def has_image(self, job: JobSpec) -> bool:
+        return job.hosts.runtime != "python"
 
     def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
         """With the inventory that was given, or else the hosts of ``plan``."""
@@ -117,8 +125,11 @@ class HostsTarget(Target):
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
-        host = HostsSettings.of(plan).hosts[0]
-        check_in_code(plan.nodes[0], f"{run_dir_on(host, plan.run_id)}/{CODE_DIR}", self._code)
+        if self.code is not None:
+            check_in_code(self.code)
+        elif plan.image is None:
+            host = HostsSettings.of(plan).hosts[0]
+            check_there(plan.nodes[0], run_dir_on(host, plan.run_id))
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
         return render_hosts(plan, only)
@@ -132,9 +143,12 @@ class HostsTarget(Target):
         self._submitted = plan
         for index in artifact.indices:
             self._refused.pop(index, None)
+        # Of single nodes the others run, and have their grace.
+        self.is_sending = only is None
         try:
             self._start(plan, artifact, secrets, late=False)
         except TargetError as error:
+            self.is_sending = False
             if only is None:
                 with contextlib.suppress(TargetError):
                     self.stop(plan.run_id, 0)
@@ -173,18 +187,25 @@ class HostsTarget(Target):
             # Leases before anything travels: it may take minutes, and the lines renew them.
             each(lambda node, session: nodes.take(plan, node, session))
             self._open_lines(plan)
-            each(
-                lambda node, session: nodes.prepare(plan, node, artifact.agent, self._code, session)
-            )
+            code = self._read_code(plan)
+            each(lambda node, session: nodes.prepare(plan, node, artifact.agent, code, session))
             if plan.image is not None:
                 image = self._image or read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
+            self.is_sending = False
             with self._late.starting(artifact.indices) as is_wanted:
                 # No rendezvous clock runs before every host is ready.
                 if is_wanted or not late:
                     each(launch)
                 else:
                     each(lambda node, session: nodes.take_back(plan, node, session))
+
+    def _read_code(self, plan: LaunchPlan) -> PackedCode | None:
+        if self.code is None and plan.code is not None:
+            from launcher.code.record import read_kept_code
+
+            self.code = read_kept_code(Path(plan.run_dir))
+        return self.code
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -343,8 +364,7 @@ class HostsTarget(Target):
                     # One elsewhere that follows the run would only start its nodes anew.
                     foreign = not self._lines
                     nodes.end_on(session, plan, host, None, grace_s, tell_launcher=foreign)
-                    copy_once(session, host, [index], plan.run_id, Path(plan.run_dir))
-                    self.notes += nodes.remove_on(session, plan, host)
+                    self.notes += nodes.bring_last(session, plan, host, index)
             except TargetError as error:
                 unreached.append(error.what)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -11,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from launcher.code.place import CodePlace
+from launcher.code.record import read_code
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets import repository
-from launcher.targets.code_archive import read_code
 from launcher.targets.docker.engine import _image_hint
 from launcher.targets.local.target import how_to_install
-from launcher.targets.preflight import check_here, check_in_code, check_in_mounts
+from launcher.targets.preflight import check_here, check_in_code, check_in_mounts, check_there
 from tests.launcher.runner import ROOT, Runner
 
 MakePlan = Callable[..., LaunchPlan]
@@ -157,13 +159,8 @@ def test_a_script_that_its_mount_lacks_ends_with_2_before_a_container_is_made(
         ("main.py", "link", True),
     ],
 )
-def test_a_script_outside_of_the_code_that_hosts_get_is_refused(
-    make_plan: MakePlan,
-    local_facts: TargetFacts,
-    tree: Path,
-    command: str,
-    workdir: str | None,
-    is_there: bool,
+def test_a_script_outside_of_the_code_that_nodes_get_is_refused(
+    tree: Path, command: str, workdir: str | None, is_there: bool
 ) -> None:
     (tree / "link").symlink_to("pkg")
     (tree / ".gitignore").write_text("ignored.py\n")
@@ -172,14 +169,43 @@ def test_a_script_outside_of_the_code_that_hosts_get_is_refused(
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
     subprocess.run(["git", "add", "."], cwd=tree, check=True)
     (tree / "deleted.py").unlink()
-    code = read_code(tree)
-    code_dir = "/home/me/.launcher/runs/digits-0a1b2c/code"
-    plan = make_plan(replace(local_facts, cwd=code_dir), command=[command], workdir=workdir)
+    place = CodePlace(root=tree, inner=workdir or "", command=(command,))
+    code = read_code(place, tree / "runs")
     if is_there:
-        check_in_code(plan.nodes[0], code_dir, code)
+        check_in_code(code)
     else:
-        with pytest.raises(InputError, match="in the code that hosts get"):
-            check_in_code(plan.nodes[0], code_dir, code)
+        with pytest.raises(InputError, match="in the code that nodes get"):
+            check_in_code(code)
+
+
+@pytest.mark.parametrize(
+    ("command", "workdir", "told"),
+    [
+        (["train.py"], None, ""),
+        (["tran.py"], None, "(?s)no such file in .*did you mean train.py"),
+        (["train.py"], "/shared", ""),
+        (["/shared/train.py"], None, ""),
+        (["-m", "pkg.main"], None, ""),
+    ],
+)
+def test_a_script_that_nodes_without_an_image_do_not_get_is_refused(
+    make_plan: MakePlan,
+    local_facts: TargetFacts,
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    workdir: str | None,
+    told: str,
+) -> None:
+    monkeypatch.chdir(tree)
+    run_dir = "/home/me/.launcher/runs/digits-0a1b2c"
+    node = make_plan(replace(local_facts, cwd=run_dir), command=command, workdir=workdir).nodes[0]
+    if not told:
+        check_there(node, run_dir)
+        return
+    with pytest.raises(InputError) as caught:
+        check_there(node, run_dir)
+    assert re.search(told, str(caught.value))
 
 
 # -- the same ending whatever started it -----------------------------------------------------------

@@ -169,12 +169,13 @@ class RemoveRun(HostRequest[int]):
     """Removes a run's folder, and its checkpoint folder if that is empty.
 
     Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named;
-    the answer is how many.
+    the answer is how many. Those that ``WatchRun`` sent with as many bytes are not.
     """
 
     run_dir: str
     checkpoint_dir: str
     outputs_dir: str
+    brought_bytes: int = 0
 
 
 class FindImage(HostRequest[str]):
@@ -231,7 +232,8 @@ class WatchRun(HostRequest["WatchEnd"]):
 
     ``have`` is the size of each file that the launcher has, by its path in the run folder. Each
     beat of the launcher renews the leases for ``ttl_s``, unless that is 0. ``once`` sends what is
-    there and ends; ``follows`` is set by the launcher that drives the run.
+    there and ends, also at most ``beside_code_bytes`` of what the training wrote beside its code;
+    ``follows`` is set by the launcher that drives the run.
     """
 
     run_id: str
@@ -241,6 +243,7 @@ class WatchRun(HostRequest["WatchEnd"]):
     have: Mapping[str, int]
     ttl_s: float = 0.0
     once: bool = False
+    beside_code_bytes: int = 0
     follows: bool = False
 
 

@@ -17,7 +17,7 @@ from launcher.targets.hosts.program import facts, keeper, messages, processes, r
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
 from launcher.targets.hosts.program.messages import Completed, RunOnHost, YesOrNo
 from launcher.targets.hosts.program.records import Record
-from launcher.targets.hosts.program.watch import is_followed
+from launcher.targets.hosts.program.watch import CODE_DIR, is_followed, split_outputs
 
 KEPT_ARCHIVES = 4
 ENGINE_LIMIT_S = 10.0
@@ -25,7 +25,6 @@ ENGINE_LIMIT_S = 10.0
 TAKE_UP_LIMIT_S = 30.0
 """Within which a launcher must take up a request."""
 RUNS_DIR = "runs"
-CODE_DIR = "code"
 
 
 class RequestError(Exception):
@@ -42,6 +41,15 @@ def take_lease(asked: messages.TakeLease) -> messages.LeaseTaken:
 
 def _archive(asked: messages.HasCode | messages.StoreCode) -> Path:
     return Path(asked.state_dir, "code", f"{asked.hash}.tar.gz")
+
+
+def has_code(asked: messages.HasCode) -> YesOrNo:
+    """Whether the archive is there; it then counts as new, so that none that is used is removed."""
+    try:
+        os.utime(_archive(asked))
+    except OSError:
+        return YesOrNo(yes=False)
+    return YesOrNo(yes=True)
 
 
 def store_code(asked: messages.StoreCode, archive: bytes) -> Completed:
@@ -89,8 +97,8 @@ def stop_nodes(asked: messages.StopNodes) -> Completed:
 
 def remove_run(asked: messages.RemoveRun) -> int:
     run_dir, outputs = Path(asked.run_dir), Path(asked.outputs_dir)
-    written = list(outputs_among(run_dir / CODE_DIR)) if asked.outputs_dir else []
-    for path in written:
+    kept = split_outputs(run_dir / CODE_DIR, asked.brought_bytes)[1] if asked.outputs_dir else []
+    for path in kept:
         target = outputs / path.relative_to(run_dir / CODE_DIR)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
@@ -98,16 +106,7 @@ def remove_run(asked: messages.RemoveRun) -> int:
     if asked.checkpoint_dir:
         with suppress(OSError):
             Path(asked.checkpoint_dir).rmdir()
-    return len(written)
-
-
-def outputs_among(code: Path) -> Iterator[Path]:
-    """Files written since the code was unpacked: the code's own have the time 0."""
-    for folder, folders, names in os.walk(code):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for path in (Path(folder, name) for name in names):
-            if path.is_file() and not path.is_symlink() and path.stat().st_mtime > 0:
-                yield path
+    return len(kept)
 
 
 def find_image(asked: messages.FindImage) -> str:
@@ -167,7 +166,7 @@ HANDLERS: Handlers = {
     messages.ReadEngine: facts.read_engine,
     messages.FindTokens: reach.find_tokens,
     messages.TakeLease: take_lease,
-    messages.HasCode: lambda asked: YesOrNo(yes=_archive(asked).exists()),
+    messages.HasCode: has_code,
     messages.StopNodes: stop_nodes,
     messages.RemoveRun: remove_run,
     messages.FindImage: find_image,

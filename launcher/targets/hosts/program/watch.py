@@ -28,7 +28,8 @@ SILENCE_LIMIT_S = 30
 FOLLOWED_S = 10.0
 """How long a run counts as followed after its launcher's last beat."""
 CHUNK_BYTES = 1 << 17
-LEFT_OUT = ("code", protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR)
+CODE_DIR = "code"
+LEFT_OUT = (CODE_DIR, protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR)
 """Only in the run folder itself: below it, folders with such names belong to the training."""
 REWRITTEN_BYTES = 1 << 16
 """A file of at most this size that changes without growing is sent whole."""
@@ -54,6 +55,8 @@ class Watch:
         beat_at = float("-inf")
         if self._asked.once:
             self.send_new()
+            for path in split_outputs(self._run_dir / CODE_DIR, self._asked.beside_code_bytes)[0]:
+                self._send_file(path)
             self._tell_done()
             return True
         self._stdin = stdin
@@ -157,6 +160,26 @@ def is_followed(run_dir: Path) -> bool:
         heard_s = (run_dir / protocol.FOLLOWED_FILE).stat().st_mtime_ns / 1e9
         return 0 <= time.monotonic() - heard_s < FOLLOWED_S
     return False
+
+
+def split_outputs(code: Path, limit_bytes: int) -> tuple[list[Path], list[Path]]:
+    """What was written beside the code: what the launcher gets, the smallest first, and the rest.
+
+    The launcher gets less than ``limit_bytes``. The code's own files have the time 0.
+    """
+    found = []
+    for folder, folders, names in os.walk(code):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for path in (Path(folder, name) for name in names):
+            if path.is_file() and not path.is_symlink() and path.stat().st_mtime > 0:
+                found.append((path.stat().st_size, path))
+    brought: list[Path] = []
+    left: list[Path] = []
+    total = 0
+    for size, path in sorted(found):
+        total += size
+        (brought if total < limit_bytes and os.access(path, os.R_OK) else left).append(path)
+    return brought, left
 
 
 def _files(folder: Path, left_out: tuple[str, ...] = ()) -> list[Path]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from launcher.code.place import CodePlace
+from launcher.code.record import pack_code
 from launcher.contract import protocol
 from launcher.contract.agent_settings import parse_task
 from launcher.contract.errors import InputError, TargetError
@@ -32,6 +34,7 @@ from launcher.targets.hosts.plan import (
     check_versions,
     decide_addresses,
     decide_hosts,
+    find_caller,
     plan_facts,
 )
 from launcher.targets.hosts.program.messages import Address, NodeSeen
@@ -111,15 +114,16 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
         found: tuple[HostFacts, ...] = TWO,
         *,
         image: str | None = None,
+        inner: str | None = None,
         run_root: str = "/home/me/runs",
         detached: bool = False,
         **fields: Any,
     ) -> LaunchPlan:
+        inner = inner if image or inner else "examples"
         given = {"nnodes": 2, "nproc_per_node": 1, "hosts": {"runtime": "python"}, **fields}
         job = make_job(**given)
         own = HostsSettings(
             hosts=found,
-            code=None if image else "c0de",
             ssh_config=None,
             containers=plan_containers(job, None),
         )
@@ -131,9 +135,17 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
             port=23456,
             run_root=run_root,
             cwd="/home/me",
-            inner="examples",
+            inner=inner,
         )
-        return plan_run(job, facts, run_id="digits-0a1b2c", detached=detached)
+        place = CodePlace(root=Path("/home/me"), inner=inner or "", command=job.command)
+        return plan_run(
+            job,
+            facts,
+            run_id="digits-0a1b2c",
+            detached=detached,
+            place=None if inner is None else place,
+            code_hash="" if inner is None else "c0de",
+        )
 
     return make
 
@@ -148,6 +160,29 @@ def test_each_node_has_the_address_interface_and_folders_of_its_host(
     assert second.workdir == "/home/gpu2/.launcher/runs/digits-0a1b2c/code/examples"
     assert second.log_dir == "/home/gpu2/.launcher/runs/digits-0a1b2c/nodes/1/0"
     assert dict(second.env)["LAUNCHER_RDZV_ENDPOINT"] == "10.1.0.1:23456"
+
+
+def test_a_container_has_the_code_where_it_has_it_on_docker(
+    make_host_plan: Callable[..., LaunchPlan],
+) -> None:
+    plan = make_host_plan(image="fabric-train:cpu", inner="examples", hosts={})
+    node = render_hosts(plan).nodes[1]
+    source = "/home/gpu2/.launcher/runs/digits-0a1b2c/code"
+    assert f"type=bind,source={source},target=/launcher/code" in node.spec.argv
+    words = list(node.spec.argv)
+    assert words[words.index("--workdir") + 1] == "/launcher/code/examples"
+
+
+@pytest.mark.parametrize(
+    ("called_in", "folder"), [(".", "."), ("my träining", "my träining"), ("..", "inner")]
+)
+def test_paths_of_a_job_start_at_the_callers_folder_in_the_code(
+    tmp_path: Path, called_in: str, folder: str
+) -> None:
+    root = tmp_path / "räpo"
+    (root / "my träining").mkdir(parents=True)
+    code = pack_code(CodePlace(root=root, inner="inner", command=("train.py",)), [])
+    assert find_caller(code.record, root / called_in) == folder
 
 
 def test_a_plan_on_hosts_is_read_back_equal(make_host_plan: Callable[..., LaunchPlan]) -> None:

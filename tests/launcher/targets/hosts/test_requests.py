@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -12,10 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from launcher.targets.code_archive import pack
+from launcher.code.archive import pack
+from launcher.code.files import list_files
+from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import requests
 from launcher.targets.hosts.program.leases import LeaseBook
-from launcher.targets.hosts.program.messages import KeeperSpec, Lease, RemoveRun
+from launcher.targets.hosts.program.messages import (
+    HasCode,
+    KeeperSpec,
+    Lease,
+    RemoveRun,
+    StoreCode,
+    WatchRun,
+)
+from launcher.targets.hosts.program.records import read_frame
+from launcher.targets.hosts.program.watch import Watch
 
 ROOT = Path(__file__).parents[4]
 LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
@@ -37,17 +49,40 @@ def run_dir(tmp_path: Path) -> Path:
     (source / "train.py").write_text("print(1)")
     run_dir = tmp_path / "runs/r"
     run_dir.mkdir(parents=True)
-    requests.unpack(pack(source, ["train.py"]), run_dir / "code")
+    requests.unpack(pack(source, list_files(source, tmp_path / "runs")), run_dir / "code")
     cache = run_dir / "code/__pycache__/train.pyc"
     cache.parent.mkdir()
     cache.write_bytes(b"0")
     return run_dir
 
 
-def remove(run_dir: Path) -> int:
-    outputs = run_dir.parents[1] / "outputs/r"
-    asked = RemoveRun(run_dir=str(run_dir), checkpoint_dir="", outputs_dir=str(outputs))
+def remove(run_dir: Path, brought_bytes: int = 0) -> int:
+    asked = RemoveRun(
+        run_dir=str(run_dir),
+        checkpoint_dir="",
+        outputs_dir=str(run_dir.parents[1] / "outputs/r"),
+        brought_bytes=brought_bytes,
+    )
     return requests.remove_run(asked)
+
+
+def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
+    """What a launcher copies at the end of a run."""
+    asked = WatchRun(
+        run_id="r",
+        run_dir=str(run_dir),
+        lease_dir=str(run_dir),
+        nodes=[0],
+        have={},
+        once=True,
+        beside_code_bytes=limit_bytes,
+    )
+    sent = io.BytesIO()
+    assert Watch(asked, sent, lambda: None).run(0)
+    sent.seek(0)
+    copy = HostCopy(here)
+    while (frame := read_frame(sent)) is not None:
+        copy.take(*frame)
 
 
 def test_a_run_goes_without_a_trace(run_dir: Path) -> None:
@@ -69,6 +104,46 @@ def test_what_a_training_wrote_beside_its_code_is_kept_and_named(run_dir: Path) 
     assert kept == ["lightning_logs/version_0/metrics.csv", "train.py"]
     assert answer == 2
     assert not run_dir.exists()
+
+
+def test_small_files_that_a_training_wrote_beside_its_code_are_brought(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    texts = {"out.txt": "", "checkpoints/ä b.json": "12345", ".hidden": "123456", "big": "1" * 12}
+    for name, text in texts.items():
+        path = run_dir / "code" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    bring(run_dir, here, 12)
+    brought = {p.relative_to(here / "code").as_posix() for p in here.rglob("*") if p.is_file()}
+    assert brought == {"out.txt", "checkpoints/ä b.json", ".hidden"}
+    assert (here / "code/checkpoints/ä b.json").read_text() == "12345"
+    assert remove(run_dir, 12) == 1
+    left = [path for path in (run_dir.parents[1] / "outputs").rglob("*") if path.is_file()]
+    assert [path.name for path in left] == ["big"]
+
+
+def test_without_a_limit_nothing_that_a_training_wrote_is_brought_or_lost(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    (run_dir / "code/empty").touch()
+    bring(run_dir, tmp_path / "here", 0)
+    assert not (tmp_path / "here").exists()
+    assert remove(run_dir) == 1
+
+
+def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path: Path) -> None:
+    def is_there(name: str) -> bool:
+        return requests.has_code(HasCode(state_dir=str(tmp_path), hash=name)).yes
+
+    for number in range(requests.KEPT_ARCHIVES):
+        requests.store_code(StoreCode(state_dir=str(tmp_path), hash=f"h{number}"), b"")
+        os.utime(tmp_path / f"code/h{number}.tar.gz", (number, number))
+    assert is_there("h0")
+    requests.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), b"")
+    assert is_there("h0")
+    assert not is_there("h1")
 
 
 @pytest.fixture

@@ -1,0 +1,205 @@
+"""A script of one's own on real hosts, in both runtimes: as it trains on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.folder import find_run
+from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.target import HostsTarget
+from tests.hosts.places import HOME, Network, sh, wait_until
+from tests.hosts.typist import STATE, Typist
+from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in, make_project
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
+RUNTIMES = ["python", pytest.param("docker", marks=pytest.mark.docker)]
+PYTHON = ("--nproc-per-node", "1", "--set", "hosts.runtime=python")
+LARGE_BYTES = 3 << 20
+"""More than a run sends besides its code."""
+SHORT = """
+import os, helper
+print(helper.NAME, os.path.basename(os.getcwd()), open("data.txt").readline().strip(), flush=True)
+"""
+
+
+@pytest.fixture
+def project(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Typist:
+    """A folder with a script, and large enough that it is seen on the network."""
+    if "docker" in request.node.name:
+        request.getfixturevalue("four_engines")
+    typist.folder = make_project(tmp_path)
+    typist.env["LAUNCHER_HOSTS"] = "../hosts.yaml"
+    (typist.folder / "large.bin").write_bytes(os.urandom(LARGE_BYTES))
+    return typist
+
+
+@pytest.fixture
+def sent(four_hosts: Network) -> Callable[[], int]:
+    """The bytes that this machine has sent to the hosts since the last call."""
+    counter = Path(f"/sys/class/net/{four_hosts.label}/statistics/tx_bytes")
+    seen = [int(counter.read_text())]
+
+    def read() -> int:
+        seen.append(int(counter.read_text()))
+        return seen[-1] - seen[-2]
+
+    return read
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_folder_with_a_script_trains_as_on_this_machine(
+    project: Typist, sent: Callable[[], int], runtime: str
+) -> None:
+    words = ("run", "train.py", *TWO_BY_TWO, "--set", f"hosts.runtime={runtime}", *ARGUMENTS)
+    done = project(*words)
+    assert done.returncode == 0, done.stderr
+    brought = project.folder / "runs" / project.outcome["run_id"] / "code"
+    assert os.listdir(brought) == ["out.txt"]
+    assert (brought / "out.txt").read_text().split() == losses_in(done.stdout)
+    assert (brought / "out.txt").stat().st_uid == os.getuid()
+    assert f"what the training wrote beside its code: {brought}" in done.stderr
+    assert sent() > 2 * LARGE_BYTES
+    here = project("run", "train.py", "--on", "local", *TWO_BY_TWO, *ARGUMENTS)
+    assert losses_in(here.stdout) == losses_in(done.stdout)
+    # It would be part of the code from now on.
+    (project.folder / "out.txt").unlink()
+    assert project(*words).returncode == 0
+    assert sent() < LARGE_BYTES
+
+
+def test_a_run_again_sends_nothing_and_can_be_started_by_hand(
+    project: Typist, sent: Callable[[], int]
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    # Plain torchrun copies to stdout what its workers print.
+    done = project("run", "train.py", "--nnodes", "1", "--set", "engine=torchrun", *PYTHON)
+    assert done.returncode == 0, done.stderr
+    assert sent() > LARGE_BYTES
+    first = project.outcome["run_id"]
+    (project.folder / "helper.py").write_text('NAME = "edited"\n')
+    again = project("run", "--again", first)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == "losses code 0.1 0.2 0.5\n"
+    assert sent() < LARGE_BYTES
+    by_hand = subprocess.run(
+        ["bash", project.folder / "runs" / first / "artifact.sh"],
+        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "losses code 0.1 0.2 0.5" in by_hand.stdout, by_hand.stderr
+    host = project.network.hosts[0]
+    host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
+
+
+def test_hosts_that_lost_the_code_get_it_from_the_runs_folder(project: Typist) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    assert project("run", "train.py", "--nnodes", "1", *PYTHON).returncode == 0
+    host = project.network.hosts[0]
+    host.run("rm", "-r", f"{STATE}/code")
+    (project.folder / "train.py").unlink()
+    run_root = project.folder / "runs"
+    plan = find_run(run_root, "latest").read_plan()
+    named = Inventory(hosts=(Host(name=host.name),), ssh_config=str(project.network.ssh_config))
+    target = HostsTarget(run_root, named)
+    target.submit(plan)
+    try:
+        wait_until(lambda: not any(node.is_alive for node in target.observe(plan).nodes), 60)
+        assert target.observe(plan).nodes[0].exit_code == 0
+    finally:
+        target.stop(plan.run_id, 0)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_module_in_a_folder_of_a_repository(project: Typist, runtime: str) -> None:
+    folder = project.folder
+    (folder / "pkg").mkdir()
+    (folder / "pkg/train.py").write_text(SHORT)
+    sh("git", "init", "-q", folder.parent)
+    done = project(
+        *("run", "-m", "pkg.train", "--nnodes", "2", "--set", f"hosts.runtime={runtime}"),
+        *("--nproc-per-node", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    for node in (0, 1):
+        assert f"[{node}/{node}] losses {folder.name} 0.1 0.2 0.5\n" in done.stdout
+
+
+def test_two_runs_at_once_from_one_folder(project: Typist) -> None:
+    (project.folder / "train.py").write_text(SHORT + 'open("out.txt", "w").write("done")\n')
+    words = ("run", "train.py", "--nnodes", "1", *PYTHON)
+    children = [project.start(*words) for _ in range(2)]
+    outputs = [child.communicate(timeout=project.limit_s) for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
+    for run_id in project.run_ids():
+        assert (project.folder / "runs" / run_id / "code/out.txt").read_text() == "done"
+
+
+@pytest.fixture
+def slow_network(four_hosts: Network) -> Iterator[None]:
+    """On which 60 MB take a minute to two hosts; what ssh holds back is through in seconds."""
+    tc = ("tc", "qdisc")
+    limits = ("tbf", "rate", "16mbit", "burst", "256kbit", "latency", "200ms")
+    sh(*tc, "add", "dev", four_hosts.label, "root", *limits)
+    try:
+        yield
+    finally:
+        sh(*tc, "del", "dev", four_hosts.label, "root")
+
+
+def test_an_interrupt_while_code_is_sent_leaves_nothing(
+    project: Typist, slow_network: None, four_hosts: Network
+) -> None:
+    (project.folder / "large.bin").write_bytes(os.urandom(60 << 20))
+    before = archives(four_hosts)
+    launcher = project.start("run", "train.py", "--nnodes", "2", *PYTHON)
+    wait_until(lambda: project.run_ids() and is_held(four_hosts), 60)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(30) == 130
+    assert archives(four_hosts) == before
+    assert project.outcome["reason"] == "interrupted"
+
+
+def archives(network: Network) -> list[str]:
+    return [host.run("ls", f"{STATE}/code", check=False) for host in network.hosts]
+
+
+def is_held(network: Network) -> bool:
+    return all("leases" in host.run("ls", "/dev/shm") for host in network.hosts[:2])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("tran.py",), "did you mean train.py?"),
+        (("train.py", "--code", "image", "--set", "workdir=/shared"), "/shared is not there"),
+    ],
+)
+def test_a_script_that_hosts_without_containers_would_not_find_is_told(
+    project: Typist, words: tuple[str, ...], told: str
+) -> None:
+    done = project("run", *words, "--nnodes", "1", *PYTHON)
+    assert done.returncode in (2, 3)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_is_in_place_on_the_hosts_is_started_there(project: Typist) -> None:
+    # Whoever shares a folder with the hosts need not have anything sent.
+    (project.folder / "train.py").write_text(SHORT)
+    done = project(
+        *("run", "train.py", "--code", "image", "--set", f"workdir={project.folder}"),
+        *("--nnodes", "1", *PYTHON),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"losses {project.folder.name} 0.1 0.2 0.5\n"
+    assert not (project.folder / "runs" / project.outcome["run_id"] / "code").exists()
