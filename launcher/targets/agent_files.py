@@ -139,7 +139,8 @@ def choose_agent(job: JobSpec, image: str, held: str | None) -> tuple[bool, str]
         raise KeyInputError(("agent", "in_image"), other, OTHER_AGENT_FIX)
     if held is None or wanted is False:
         return False, ""
-    return False, f"{other}: the launcher's is used; to bring both together, build the image again"
+    fix = "to bring both together: make image, or launcher build"
+    return False, f"{other}: the launcher's is used; {fix}"
 
 
 def is_own_image(image: str) -> bool:

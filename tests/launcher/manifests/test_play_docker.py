@@ -62,15 +62,16 @@ def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(
     printed = dict(re.findall(r"^\[([a-z]+-\d)\] ENV (\{.*\})$", played.text, re.MULTILINE))
     read = PyTorchJob(item=parse_manifest(json.dumps(manifest), "job.yaml")[0])
     pods = [(replica, index) for replica in read.replicas for index in range(replica.pods)]
-    assert set(printed) == {read.pod_name(*pod).removeprefix("foreign-") for pod in pods}
-    for replica, index in pods:
-        env = json.loads(printed[read.pod_name(replica, index).removeprefix("foreign-")])
+    names = [f"{replica.kind.lower()}-{index}" for replica, index in pods]
+    assert set(printed) == set(names)
+    for (replica, index), pod in zip(pods, names, strict=True):
+        env = json.loads(printed[pod])
         expected = {"MASTER_ADDR": "mine", "OWN": "x"} | dict(operator_env(read, replica, index))
         assert {name: env.get(name) for name in expected} == expected
         image_only = {"PYTHONUNBUFFERED"}
         ours = {n for n in env if n.startswith(("PET_", "MASTER_"))} | {"OWN"} | image_only
         assert ours == {n for n in expected if n not in ("RANK", "WORLD_SIZE")}
-        assert env["HOSTNAME"] == read.pod_name(replica, index)
+        assert env["HOSTNAME"] == f"foreign-{pod}"
     assert nothing_is_left(engine, played)
 
 

@@ -37,6 +37,7 @@ if rank == 0:
     print(helper.NAME, *losses, flush=True)
     with open("out.txt", "w") as file:
         file.write(" ".join(losses))
+dist.barrier()
 dist.destroy_process_group()
 """
 DATA = "0.1 0.2 0.5\n0.4 0.1 0.2\n0.9 0.3 0.1\n0.2 0.8 0.6\n"

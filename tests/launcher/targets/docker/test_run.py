@@ -83,7 +83,7 @@ def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launche
     named = (
         f"{OTHER_AGENT_IMAGE} holds agent {OTHER_AGENT}, the launcher has {read_agent_version()}"
     )
-    assert f"{named}: the launcher's is used; make image" in done.stderr
+    assert f"{named}: the launcher's is used" in done.stderr
     refused = launcher(*argv, "--set", "agent.in_image=true")
     assert refused.returncode == 2
     assert f"agent.in_image: image {named}" in refused.stderr
