@@ -62,7 +62,8 @@ def find_code(
             command = (os.path.relpath(script, start), *command[1:])
         return CodePlace(root=root, inner=_below(start, root), command=command)
     if script is None:
-        what = f"found {code}; the current folder, where -m finds {command[1]}, is not in it"
+        looked = f"-m finds {command[1]}" if command[0] == "-m" else f"{command[0]} is looked for"
+        what = f"found {code}; the current folder, where {looked}, is not in it"
         raise KeyInputError(("code",), what, "cd there, or name a folder around this one")
     note = (
         f"the current folder is not part of the code in {root}: where the code is sent, "

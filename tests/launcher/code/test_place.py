@@ -134,6 +134,22 @@ def test_a_folder_reached_by_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (("missing.py",), "where missing.py is looked for, is not in it"),
+        (("-m", "missing"), "where -m finds missing, is not in it"),
+    ],
+)
+def test_a_script_that_is_not_here_and_a_folder_elsewhere(
+    command: tuple[str, ...], what: str, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(KeyInputError, match=what):
+        find_code(command, "../elsewhere", None, tmp_path / "here")
+
+
+@pytest.mark.parametrize(
     ("code", "what"),
     [
         ("elsewhere", "is not in"),
