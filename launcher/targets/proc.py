@@ -72,6 +72,7 @@ class Conversation:
         """``env`` adds to this process' own. Raises ``OSError`` where the program is missing."""
         # A file, not a pipe: a full pipe that is not read would block the program.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
+        self._ending = threading.Lock()
         self._popen = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -102,7 +103,18 @@ class Conversation:
             timer.cancel()
 
     def end(self) -> tuple[int, str]:
-        """Ends it, by force if needed; its exit code, and at the first call its stderr."""
+        """Ends it, by force if needed; its exit code, and at the first call its stderr.
+
+        At an interrupt two threads may end the same one: whoever used it, and whoever opened it.
+        """
+        with self._ending:
+            said = self._end()
+        code = self._popen.returncode
+        return -signal.SIGKILL if code is None else code, said
+
+    def _end(self) -> str:
+        if self._said.closed:
+            return ""
         with contextlib.suppress(OSError, ValueError):
             self.stdin.close()
         try:
@@ -112,14 +124,11 @@ class Conversation:
             # One that hangs in the kernel outlives SIGKILL: it is left behind.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(timeout=KILL_LIMIT_S)
-        said = ""
-        if not self._said.closed:
-            self._said.seek(0)
-            said = self._said.read().decode(errors="replace")
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace")
         self.stdout.close()
         self._said.close()
-        code = self._popen.returncode
-        return -signal.SIGKILL if code is None else code, said
+        return said
 
     def interrupt(self) -> None:
         """Asks it to end, as Ctrl-C does."""

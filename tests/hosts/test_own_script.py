@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,13 +157,15 @@ def slow_network(four_hosts: Network) -> Iterator[None]:
         sh(*tc, "del", "dev", four_hosts.label, "root")
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.4])
 def test_an_interrupt_while_code_is_sent_leaves_nothing(
-    project: Typist, slow_network: None, four_hosts: Network
+    wait_s: float, project: Typist, slow_network: None, four_hosts: Network
 ) -> None:
     (project.folder / "large.bin").write_bytes(os.urandom(60 << 20))
     before = archives(four_hosts)
     launcher = project.start("run", "train.py", "--nnodes", "2", *PYTHON)
     wait_until(lambda: project.run_ids() and is_held(four_hosts), 60)
+    time.sleep(wait_s)
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(30) == 130
     assert archives(four_hosts) == before

@@ -139,7 +139,7 @@ TO_HOSTS = (
     Row(
         functions="""targets.hosts.ssh:Session.__init__
             targets.hosts.ssh:Session.send targets.hosts.ssh:Session.receive
-            targets.hosts.ssh:Session.say targets.proc:Conversation.end""",
+            targets.hosts.ssh:Session.say targets.proc:Conversation._end""",
         who="the launcher, for the program on a host, and the ssh client between them",
         ends="its answer; the end of the connection",
         limit="OPEN_LIMIT_S, then the request's own; a watch: SILENCE_LIMIT_S by its beats",

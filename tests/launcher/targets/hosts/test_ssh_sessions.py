@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,12 @@ def test_what_people_have_for_their_own_log_ins_does_not_reach_a_session(tmp_pat
     assert settings["hostname"] == "gpu1"
     assert settings["requesttty"] == "false"
     assert not {"remotecommand", "localforward", "remoteforward", "dynamicforward"} & set(settings)
+
+
+def test_a_conversation_may_be_ended_by_several_threads_at_once() -> None:
+    for _ in range(20):
+        talk = proc.Conversation(("sh", "-c", "echo why >&2; cat"))
+        talk.stdin.write(b"x")
+        with ThreadPoolExecutor(8) as pool:
+            ended = list(pool.map(lambda _, talk=talk: talk.end(), range(8)))
+        assert sorted(ended) == [(0, "")] * 7 + [(0, "why\n")]
