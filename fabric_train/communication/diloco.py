@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fabric_train.communication.local_sgd import Averaging
-from fabric_train.communication.mean import average
+from fabric_train.communication.mean import average, find_statistics, find_weights
 
 
 class Diloco(Averaging):
@@ -44,9 +44,7 @@ class Diloco(Averaging):
     ) -> None:
         super().__init__(model, every=every, after=after, share=share, group=group)
         self.lr, self.momentum = lr, momentum
-        self.weights = {
-            name: each.detach() for name, each in model.named_parameters() if each.requires_grad
-        }
+        self.weights = find_weights(model)
         self.anchor: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
         self.restart()
@@ -66,8 +64,7 @@ class Diloco(Averaging):
 
     def meet(self) -> None:
         """The outer step; blocks, and sends each weight once."""
-        buffers = [each for each in self.model.buffers() if each.is_floating_point()]
-        average(buffers, share=self.share, group=self.group)
+        average(find_statistics(self.model).values(), share=self.share, group=self.group)
         # In place of the weights, which are no longer needed: what each rank has moved by.
         for name, weight in self.weights.items():
             weight.neg_().add_(self.anchor[name])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from fabric_train.communication.mean import average, find_drifting
+from fabric_train.communication.mean import average, find_statistics, find_weights
 
 
 class Averaging:
@@ -63,8 +63,9 @@ class Averaging:
         return True
 
     def meet(self) -> None:
-        """Makes all ranks' weights equal; blocks, and sends each weight once."""
-        average(find_drifting(self.model).values(), share=self.share, group=self.group)
+        """Makes all ranks' weights and statistics equal; blocks, and sends each weight once."""
+        drifted = find_weights(self.model) | find_statistics(self.model)
+        average(drifted.values(), share=self.share, group=self.group)
 
     def restart(self) -> None:
         """After weights, equal on all ranks, have been loaded into the model."""

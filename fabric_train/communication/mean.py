@@ -71,9 +71,14 @@ def cut_buckets(tensors: Iterable[Tensor]) -> Iterator[Sequence[Tensor]]:
     yield from buckets.values()
 
 
-def find_drifting(model: nn.Module) -> dict[str, Tensor]:
-    """What differs between replicas that train alone, by name, without a graph: trained weights,
-    and buffers of floating-point numbers, such as BatchNorm's statistics."""
-    weights = {name: each.detach() for name, each in model.named_parameters() if each.requires_grad}
-    buffers = {name: each for name, each in model.named_buffers() if each.is_floating_point()}
-    return weights | buffers
+def find_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The trained weights by name, without a graph."""
+    return {name: each.detach() for name, each in model.named_parameters() if each.requires_grad}
+
+
+def find_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of floating-point numbers by name, such as BatchNorm's running mean.
+
+    They differ between replicas as soon as these have seen different samples.
+    """
+    return {name: each for name, each in model.named_buffers() if each.is_floating_point()}

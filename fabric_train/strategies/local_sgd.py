@@ -37,7 +37,8 @@ from fabric_train.communication.mean import (
     average,
     average_gradients,
     fill_gradients,
-    find_drifting,
+    find_statistics,
+    find_weights,
 )
 from fabric_train.memory import ready_to_save, share_row, take_row
 from fabric_train.sampler import plan_rank_shards
@@ -46,8 +47,8 @@ from fabric_train.strategies.strategy import Device, Strategy
 if TYPE_CHECKING:
     from fabric_train.worker_env import World
 
-WEIGHT, MOMENT = "weight.", "moment."
-"""Begin the names of what each rank has for itself: weights and buffers, and the optimizer's."""
+WEIGHT, STATISTIC, MOMENT = "weight.", "statistic.", "moment."
+"""Begin the names of what each rank has for itself: of the model, its buffers, the optimizer."""
 
 
 @dataclass
@@ -66,7 +67,7 @@ class LocalSgd(Strategy):
         super().__post_init__()
         self.meeting: Averaging
         self._drifted: set[str] = set()
-        """WEIGHT or MOMENT, where this rank's differ from the others'."""
+        """Which of these differ between the ranks."""
         self._own: dict[str, Tensor] = {}
         """This rank's, by name, while ``bare`` and ``optimizer`` hold the mean."""
 
@@ -98,8 +99,11 @@ class LocalSgd(Strategy):
     def step(self, number: int) -> None:
         super().step(number)
         met = self.meeting.after_step(number)
-        if self.meeting.is_local(number) and self.place.world_size > 1:
-            self._drifted = {MOMENT} if met else {MOMENT, WEIGHT}
+        if self.place.world_size > 1:
+            local = {MOMENT, WEIGHT} if self.meeting.is_local(number) else set()
+            self._drifted |= {STATISTIC, *local}
+        if met:
+            self._drifted -= {WEIGHT, STATISTIC}
 
     # -- checkpoints and tests ------------------------------------------------------------------
 
@@ -138,8 +142,10 @@ class LocalSgd(Strategy):
         }
 
     def _name_tensors(self) -> Iterator[tuple[str, str, Tensor]]:
-        for name, tensor in find_drifting(self.bare).items():
+        for name, tensor in find_weights(self.bare).items():
             yield WEIGHT, name, tensor
+        for name, tensor in find_statistics(self.bare).items():
+            yield STATISTIC, name, tensor
         for name, parameter in self.bare.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 # Counters of steps are equal, and their mean would be rounded.
