@@ -95,10 +95,12 @@ def end_early(pid: int) -> None:
     """Ends a process of ``start_early``; 0 is none."""
     if pid:
         child = _children.pop(pid)
-        child.kill()
-        child.wait()
         assert child.stdin is not None
         child.stdin.close()
+        child.kill()
+        # One that hangs in the kernel outlives SIGKILL: it is left behind.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(KILL_LIMIT_S)
 
 
 def poll(pid: int) -> int | None:

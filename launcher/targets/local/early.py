@@ -1,4 +1,4 @@
-"""Starts the agent's process while the run is still planned: importing torch takes longer than that.
+"""Starts the agent's process while the run is planned, as importing torch takes longer than that.
 
 Only for what the command line says alone, as a script: a job file may choose another interpreter,
 variables that torch reads at its import, or plain torchrun. The process gets its plan when that is

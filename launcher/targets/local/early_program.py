@@ -26,8 +26,9 @@ def main() -> None:
     here = str(Path(__file__).parent)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     can_fork = import_all()
-    # Blocks until the launcher has planned the run, or has ended.
-    if text := sys.stdin.buffer.read():
+    stdin = sys.stdin.buffer
+    # Until the launcher has planned the run, or has ended.
+    if text := stdin.read():
         order = json.loads(text)
         os.environ.update(order["env"])
         os.chdir(order["cwd"])
