@@ -24,7 +24,10 @@ from launcher.targets.shell import quote, render_line
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-MAKE_ARCHIVE = (sys.executable or "python3", "-P", "-m", "launcher.targets.agent_archive")
+MAKE_ARCHIVE = (
+    *(sys.executable or "python3", "-P", "-m"),
+    *("launcher.targets.agent_archive", "--compiled"),
+)
 """The command that prints the archive; -P: whatever folder it is called in."""
 OTHER_AGENT_FIX = "build the image again (make image, make push), or --set agent.in_image=false"
 TORCHRUN_MODULE = ("-m", "torch.distributed.run")

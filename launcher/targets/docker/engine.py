@@ -196,11 +196,14 @@ class Engine:
         """
         run_id = network_kwargs["labels"][self._label]
         with engine_errors(f"start {run_id}"), contextlib.ExitStack() as undo:
+            made: list[str] = []
+            # Undone last: a network goes after what is on it.
+            undo.callback(lambda: at_once(self._remove_network, made))
 
             def create_network() -> None:
                 if not self.list_networks(run_id):
                     network = self.api.create_network(check_duplicate=True, **network_kwargs)
-                    undo.callback(self._remove_network, network["Id"])
+                    made.append(network["Id"])
 
             def create(container: Creatable) -> str:
                 with engine_errors(f"create {container.name}", container.image):
