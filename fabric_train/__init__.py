@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from fabric_train.continuity import Continuity
     from fabric_train.environment import make_deterministic, read_environment
     from fabric_train.errors import DivergedError, InputError, WorldMismatchError
+    from fabric_train.fabric import check_world, launch_fabric, leave_world
     from fabric_train.ledger import Ledger, open_ledger
     from fabric_train.lineage import FencedError
     from fabric_train.manifest import CheckpointManifest
+    from fabric_train.memory import share_row, take_row
     from fabric_train.preemption import (
         EXIT_PREEMPTED,
         PreemptedError,
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from fabric_train.sampler import GlobalBatchSampler, ShardSampler, fingerprint_tensors
     from fabric_train.saver import Saver
     from fabric_train.state import TrainState, digest_weights
-    from fabric_train.strategies import check_world, launch_fabric, leave_world
+    from fabric_train.strategies import make_strategy
+    from fabric_train.strategies.strategy import Strategy
     from fabric_train.stream import SampleSource, StreamShards
     from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
 
@@ -59,6 +62,7 @@ __all__ = [
     "SaveResult",
     "Saver",
     "ShardSampler",
+    "Strategy",
     "StreamShards",
     "TrainState",
     "Wish",
@@ -75,10 +79,13 @@ __all__ = [
     "launch_fabric",
     "leave_world",
     "make_deterministic",
+    "make_strategy",
     "open_ledger",
     "parse_worker_env",
     "read_environment",
     "seed_generators",
+    "share_row",
+    "take_row",
 ]
 
 _NAMES = {
@@ -88,9 +95,11 @@ _NAMES = {
     "continuity": "Continuity",
     "environment": "make_deterministic read_environment",
     "errors": "DivergedError InputError WorldMismatchError",
+    "fabric": "check_world launch_fabric leave_world",
     "ledger": "Ledger open_ledger",
     "lineage": "FencedError",
     "manifest": "CheckpointManifest",
+    "memory": "share_row take_row",
     "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
     " exit_on_sigterm finish_before_exit",
     "randomness": "derive_seed seed_generators",
@@ -99,7 +108,8 @@ _NAMES = {
     "sampler": "GlobalBatchSampler ShardSampler fingerprint_tensors",
     "saver": "Saver",
     "state": "TrainState digest_weights",
-    "strategies": "check_world launch_fabric leave_world",
+    "strategies": "make_strategy",
+    "strategies.strategy": "Strategy",
     "stream": "SampleSource StreamShards",
     "worker_env": "WorkerEnv World parse_worker_env",
 }

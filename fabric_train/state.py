@@ -47,13 +47,15 @@ class TrainState:
         self.epoch_steps = values["epoch_steps"]
 
 
-def digest_weights(model: nn.Module) -> str:
-    """SHA-256 over a replicated model's weights and buffers: names, types, shapes and bytes.
+def digest_weights(model: nn.Module | Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over a model's whole weights and buffers: names, types, shapes and bytes.
 
-    Sorted by name, so that it depends on neither the world nor the strategy.
+    Sorted by name, so that it depends on neither the world nor the strategy. A model whose ranks
+    hold parts of it is given as what ``Strategy.gather_weights`` returns.
     """
+    weights = model.state_dict() if isinstance(model, nn.Module) else model
     digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
+    for name, weight in sorted(weights.items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)};".encode())
         digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fabric_train.augmentation import Augmented, shift
 from fabric_train.continuity import Continuity
-from fabric_train.environment import make_deterministic, read_environment
+from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
 from fabric_train.ledger import Ledger
-from fabric_train.reduction import ExactReduction, FastReduction
 from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
 from fabric_train.saver import Saver
 from fabric_train.state import TrainState
+from fabric_train.strategies import make_strategy
+from fabric_train.strategies.strategy import Strategy, find_place
 from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig, fingerprint
 from train.resume import plan_interval
@@ -33,7 +33,7 @@ from train.workloads import WORKLOADS, Workload
 class Run:
     """What one start of the training works with, on this rank.
 
-    ``state`` holds the model without wrappers; ``model`` is the one to call, which DDP may wrap.
+    ``state`` holds the model without wrappers; the strategy has the one to call.
     """
 
     config: TrainConfig
@@ -41,8 +41,7 @@ class Run:
     fabric: Fabric
     schedule: Schedule
     state: TrainState
-    model: nn.Module
-    reduction: FastReduction | ExactReduction
+    strategy: Strategy
     sampler: GlobalBatchSampler
     loader: DataLoader[list[torch.Tensor]]
     generator: torch.Generator
@@ -74,6 +73,7 @@ def build(
     fabric: Fabric,
     saver: Saver,
     ledger: Ledger,
+    strategy: Strategy,
     virtual_shards: int,
 ) -> Run:
     """Data and a new model, with the same weights on every rank."""
@@ -83,31 +83,32 @@ def build(
     workload = WORKLOADS[config.workload]
     with fabric.rank_zero_first(local=True):
         train_set, test_set = workload.load(config)
+    replicas = strategy.count_replicas(fabric.world_size)
     sampler = GlobalBatchSampler(
         size=len(train_set),
-        global_batch_size=plan_batch_size(config, fabric.world_size),
+        global_batch_size=plan_batch_size(config, replicas),
         virtual_shards=virtual_shards,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
+        rank=strategy.replica_of(fabric.global_rank, fabric.world_size),
+        world_size=replicas,
         seed=config.seed,
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
-    bare_model = fabric.to_device(workload.build_model(config))
-    optimizer = AdamW(
-        bare_model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+    _, optimizer = strategy.setup(
+        fabric.to_device(workload.build_model(config)),
+        lambda weights: AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True),
+        find_place(fabric.device, env.world),
+        virtual_shards=virtual_shards,
     )
-    model, reduction = build_reduction(config, fabric, bare_model, virtual_shards)
-    state = TrainState(model=bare_model, optimizer=optimizer)
+    state = TrainState(model=strategy.bare, optimizer=optimizer)
     saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set)}
     return Run(
         config=config,
         env=env,
         fabric=fabric,
-        schedule=plan_schedule(config, epoch_samples=len(train_set), world_size=fabric.world_size),
+        schedule=plan_schedule(config, epoch_samples=len(train_set), world_size=replicas),
         state=state,
-        model=model,
-        reduction=reduction,
+        strategy=strategy,
         sampler=sampler,
         loader=build_loader(
             fabric, augment(config, train_set), sampler, generator, config.num_workers
@@ -121,6 +122,7 @@ def build(
             saver,
             ledger,
             each_epoch=config.keep_best or plan_interval(config).is_chosen,
+            strategy=strategy,
         ),
         ledger=ledger,
     )
@@ -137,19 +139,17 @@ def augment(config: TrainConfig, dataset: TensorDataset) -> Dataset[Any]:
     return Augmented(dataset, shift, seed=config.seed)
 
 
-def build_reduction(
-    config: TrainConfig, fabric: Fabric, model: nn.Module, shards: int
-) -> tuple[nn.Module, FastReduction | ExactReduction]:
-    """The model to call, and the reduction of its gradients."""
-    world_size = fabric.world_size
-    if config.reduction == "exact":
-        make_deterministic()
-        return model, ExactReduction(
-            model, virtual_shards=shards, rank=fabric.global_rank, world_size=world_size
+def choose_strategy(config: TrainConfig) -> Strategy:
+    """The strategy of the options. Raises InputError where it does not go with the reduction."""
+    strategy = make_strategy(config.strategy, config.strategy_options)
+    if config.reduction != "exact":
+        return strategy
+    if not strategy.is_exact:
+        raise InputError(
+            f"--strategy {config.strategy}: its sums depend on the number of processes",
+            "--strategy ddp for reduction exact, or --reduction fast",
         )
-    # Not Fabric's wrapper, which expects one backward pass and one sync in each step.
-    model = fabric.strategy.setup_module(model)
-    return model, FastReduction(model, virtual_shards=shards, world_size=world_size)
+    return make_strategy(config.strategy, {**config.strategy_options, "exact": True})
 
 
 def read_facts(config: TrainConfig, fabric: Fabric, dataset: TensorDataset) -> dict[str, str]:

@@ -24,6 +24,7 @@ from jsonargparse.typing import (
 )
 
 from fabric_train.errors import InputError
+from fabric_train.strategies import check_name
 
 Dropout = restricted_number_type("Dropout", float, [(">=", 0), ("<", 1)])
 # What numpy accepts; Lightning turns a larger seed into 0 with only a warning.
@@ -58,6 +59,10 @@ class TrainConfig:
     random numbers of its own; processes take whole parts, not all the same number of them. The
     most processes there can ever be. Without it: that of the checkpoint, else 16 for `exact`, else
     the fewest that the job's largest number of processes can share."""
+    strategy: str = "ddp"
+    """How the processes train one model together; docs/strategies.md says which to choose."""
+    strategy_options: dict[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
+    """Options of the strategy, such as `--strategy_options.every 8`."""
     reduction: Literal["fast", "exact", "scaled"] = "fast"
     """How gradients are added up: `fast` is DDP's all-reduce, whose rounding depends on the number
     of processes; `exact` adds the virtual shards in one order, so that the weights are bit for bit
@@ -114,6 +119,8 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "max_steps",
         "accelerator",
         "num_workers",
+        "strategy",
+        "strategy_options",
         "checkpoint_dir",
         "checkpoint_every_steps",
         "checkpoint_every_s",
@@ -149,6 +156,7 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
         given = build_parser().parse_args(list(arguments))
     except ArgumentError as error:
         raise InputError(str(error), suggest_fix(str(error))) from error
+    check_name(given["strategy"])
     return TrainConfig(**{name: given[name] for name in FIELDS})
 
 

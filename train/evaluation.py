@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
 import torch
 from lightning.fabric import Fabric
-from torch import nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from fabric_train.sampler import ShardSampler
+from fabric_train.strategies.strategy import Strategy
 from train.metrics import Scores
 from train.workloads import Workload
 
 
 def evaluate(
-    fabric: Fabric, model: nn.Module, test_set: TensorDataset, workload: Workload
+    fabric: Fabric, strategy: Strategy, test_set: TensorDataset, workload: Workload
 ) -> Scores:
     """Accuracy and loss over the whole test set; each sample counts once over all ranks.
 
-    ``model`` must not be wrapped; all ranks must call it.
+    All ranks must call it.
     """
-    loader = DataLoader(
-        test_set,
-        batch_size=None,
-        sampler=ShardSampler(
-            size=len(test_set),
-            batch_size=workload.TEST_BATCH_SIZE,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
+    share = ShardSampler(
+        size=len(test_set),
+        batch_size=workload.TEST_BATCH_SIZE,
+        rank=strategy.replica,
+        world_size=strategy.replicas,
+    )
+    largest_share = -(-len(test_set) // strategy.replicas)
+    rounds = -(-largest_share // workload.TEST_BATCH_SIZE)
+    loader = cast(
+        "DataLoader[list[Tensor]]",
+        fabric.setup_dataloaders(
+            DataLoader(test_set, batch_size=None, sampler=share), use_distributed_sampler=False
         ),
     )
     accuracy = MulticlassAccuracy(workload.NUM_CLASSES, average="micro").to(fabric.device)
     loss = MeanMetric().to(fabric.device)
     samples = SumMetric().to(fabric.device)
-    model.eval()
+    strategy.bare.eval()
     with torch.no_grad():
-        for inputs, targets in fabric.setup_dataloaders(loader, use_distributed_sampler=False):
+        for inputs, targets, is_own in take_equally(strategy, loader, rounds):
             with fabric.autocast():
-                outputs = model(inputs).float().flatten(0, -2)
+                outputs = strategy.predict(inputs).float().flatten(0, -2)
+            if not is_own or not strategy.leads_replica:
+                continue
             labels = targets.flatten()
             accuracy.update(outputs, labels)
             loss.update(cross_entropy(outputs, labels), weight=len(labels))
@@ -51,3 +61,18 @@ def evaluate(
         **workload.describe_loss(test_loss),
         "test_samples": int(samples.compute().item()),
     }
+
+
+def take_equally(
+    strategy: Strategy, loader: Iterable[Sequence[Tensor]], rounds: int
+) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Each batch, and that it counts.
+
+    Where a forward pass waits for the other replicas', one with fewer batches repeats its last.
+    """
+    taken = 0
+    for inputs, targets in loader:
+        taken += 1
+        yield inputs, targets, True
+    if strategy.equal_rounds:
+        yield from ((inputs, targets, False) for _ in range(rounds - taken))

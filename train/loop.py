@@ -13,18 +13,18 @@ from typing import cast
 import torch
 from lightning.fabric import Fabric
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from fabric_train.continuity import check_finite
+from fabric_train.fabric import launch_fabric, leave_world
 from fabric_train.ledger import FirstStep, Ledger, TrainEnded, open_ledger
 from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.reduction import align
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.state import digest_weights
-from fabric_train.strategies import launch_fabric, leave_world
+from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
-from train.build import Run, build, say
+from train.build import Run, build, choose_strategy, say
 from train.config import TrainConfig
 from train.evaluation import evaluate
 from train.metrics import Metrics, format_summary, write_metrics
@@ -46,13 +46,25 @@ def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> 
 
 def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
     """The whole training; leaves the process group open."""
+    strategy = choose_strategy(config)
+    try:
+        return train_by(strategy, config, env, ledger)
+    finally:
+        strategy.close()
+
+
+def train_by(strategy: Strategy, config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
+    """The training with one strategy."""
     began_at = time.monotonic()
     # Before the process group, so that a wrong batch size is refused without waiting for nodes.
-    plan_rank_shards(choose_virtual_shards(config, env, None), 0, env.world_size)
-    fabric = launch_fabric(env, accelerator=config.accelerator, precision=config.precision)
+    replicas = strategy.count_replicas(env.world_size)
+    plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)
+    fabric = launch_fabric(
+        env, accelerator=config.accelerator, precision=config.precision, strategy=strategy
+    )
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
-    shards = choose_virtual_shards(config, env, saver.look())
-    run = build(config, env, fabric, saver, ledger, shards)
+    shards = choose_virtual_shards(config, env, strategy, saver.look())
+    run = build(config, env, fabric, saver, ledger, strategy, shards)
     show_hardware(run)
     meter = Meter()
     try:
@@ -61,7 +73,7 @@ def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metri
         checkpoint = fit(run, meter, build_progress(run, meter)) or checkpoint
     finally:
         run.continuity.close()
-    scores = evaluate(run.fabric, run.state.model, run.test_set, run.workload)
+    scores = evaluate(run.fabric, strategy, run.test_set, run.workload)
 
     metrics: Metrics = {
         **scores,
@@ -77,7 +89,7 @@ def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metri
         "world_size": run.fabric.world_size,
         "global_batch_size": run.schedule.batch_size,
         "checkpoint": str(checkpoint),
-        "weights_sha256": digest_weights(run.state.model),
+        "weights_sha256": digest_weights(strategy.gather_weights()),
     }
     if run.leads and env.run_dir:
         # A full disk must not make a finished training fail.
@@ -134,7 +146,7 @@ def build_progress(run: Run, meter: Meter) -> Progress:
 def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     """Trains up to the schedule's last step, and returns the last checkpoint."""
     state, schedule = run.state, run.schedule
-    run.model.train()
+    run.strategy.model.train()
     meter.start()
     while state.step < schedule.stop_step:
         epoch = schedule.epoch_of(state.step)
@@ -184,7 +196,7 @@ class EpochLoss:
         self._fabric, self._state = run.fabric, run.state
         self._loss_before, self._steps = run.state.epoch_loss, run.state.epoch_steps
         # Ranks may hold different numbers of shards, which weigh their means.
-        self._share = len(run.sampler.shards) * run.fabric.world_size / run.sampler.virtual_shards
+        self._share = len(run.sampler.shards) * run.strategy.replicas / run.sampler.virtual_shards
         self._sum = torch.zeros((), device=run.fabric.device)
 
     def add(self, loss: torch.Tensor) -> None:
@@ -200,26 +212,27 @@ class EpochLoss:
 
 def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
     """One optimizer step over this rank's virtual shards; returns the mean of their losses."""
-    config, shards = run.config, run.sampler.shards
-    loss_sum = torch.zeros((), device=run.fabric.device)
-    for shard in shards:
-        inputs, targets = next(batches)
-        if config.reduction == "exact":
-            inputs, targets = align((inputs, targets))
-        # Seeded for each shard, so that it drops the same units on every rank.
-        seed_generators(config.seed, run.state.step, shard)
-        with run.reduction.sync(last=shard == shards[-1]):
-            with run.fabric.autocast():
-                outputs = run.model(inputs)
-            loss = cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
-            run.reduction.backward(loss, shard)
-        loss_sum += loss.detach()
-    run.reduction.finish()
+    config, strategy = run.config, run.strategy
+    loss = strategy.run_step(
+        RankBatch(
+            shards=run.sampler.shards,
+            # Exact sums need inputs that start at the same places in memory.
+            batches=map(align, batches) if config.reduction == "exact" else batches,
+            loss=mean_loss,
+            # Seeded for each shard, so that it drops the same units on every rank.
+            begin=lambda shard: seed_generators(config.seed, run.state.step, shard),
+            autocast=run.fabric.autocast,
+        )
+    )
     if config.max_grad_norm:
-        clip_grad_norm_(run.state.model.parameters(), config.max_grad_norm)
-    run.state.optimizer.step()
-    run.state.optimizer.zero_grad(set_to_none=True)
-    return loss_sum / len(shards)
+        strategy.clip(config.max_grad_norm)
+    strategy.step(run.state.step)
+    return loss
+
+
+def mean_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean over a batch and, in a text, over its characters."""
+    return cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
 
 def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tensor]]:

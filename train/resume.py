@@ -10,27 +10,30 @@ from fabric_train.manifest import CheckpointManifest
 from fabric_train.retention import Interval, Keep
 from fabric_train.sampler import plan_virtual_shards
 from fabric_train.saver import Saver
+from fabric_train.strategies.strategy import Strategy
 from fabric_train.worker_env import CHECKPOINTS_DIR, WorkerEnv
 from train.config import TrainConfig
 from train.schedule import plan_batch_size
 
 
 def choose_virtual_shards(
-    config: TrainConfig, env: WorkerEnv, earlier: CheckpointManifest | None
+    config: TrainConfig, env: WorkerEnv, strategy: Strategy, earlier: CheckpointManifest | None
 ) -> int:
     """The option, else the checkpoint's number, else as many as the largest world may need.
 
     Raises InputError if the global batch cannot be cut into so many.
     """
+    replicas = strategy.count_replicas(env.world_size)
+    largest_world = max(env.world_size, env.max_world_size or 1)
     given = config.virtual_shards
     if given is None and config.reduction == "scaled":
-        given = env.world_size
+        given = replicas
     if given is None and earlier:
         given = earlier.config.get("virtual_shards")
     return plan_virtual_shards(
         given,
-        global_batch_size=plan_batch_size(config, env.world_size),
-        largest_world=max(env.world_size, env.max_world_size or 1),
+        global_batch_size=plan_batch_size(config, replicas),
+        largest_world=strategy.count_replicas(largest_world),
         exact=config.reduction == "exact",
     )
 

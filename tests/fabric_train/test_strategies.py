@@ -1,53 +1,37 @@
+"""What all strategies have in common: their names, options and refusals."""
+
 from __future__ import annotations
 
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
-import torch
 
 from fabric_train.errors import InputError
-from fabric_train.strategies import choose_accelerator
-from fabric_train.worker_env import World
+from fabric_train.strategies import STRATEGIES, make_strategy
 
-PROGRAMS = Path(__file__).parent / "programs"
-TWO_HERE = World(
-    rank=0, local_rank=0, world_size=4, local_world_size=2, master_addr="a", master_port=1
-)
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_name_makes_the_strategy_that_bears_it(name):
+    assert make_strategy(name).name == name
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "world", "chosen"),
+    ("name", "options", "told"),
     [
-        ("auto", 0, None, "cpu"),
-        ("auto", 1, None, "cuda"),
-        ("auto", 2, TWO_HERE, "cuda"),
-        ("cpu", 2, TWO_HERE, "cpu"),
-        ("cuda", 8, TWO_HERE, "cuda"),
+        ("dpp", {}, "did you mean ddp?"),
+        ("ddp", {"exat": True}, "did you mean exact?"),
+        ("ddp", {"exact": "yes"}, "exact='yes' of ddp is not true or false"),
     ],
 )
-def test_the_accelerator_follows_from_the_option_and_the_devices(
-    monkeypatch, asked, devices, world, chosen
-):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    assert choose_accelerator(asked, world) == chosen
+def test_what_is_wrong_is_told_with_what_to_write(name, options, told):
+    with pytest.raises(InputError) as caught:
+        make_strategy(name, options)
+    assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("asked", "devices", "world"), [("cuda", 0, None), ("cuda", 1, TWO_HERE), ("auto", 1, TWO_HERE)]
-)
-def test_fewer_devices_than_workers_are_refused_with_the_way_out(
-    monkeypatch, asked, devices, world
-):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    with pytest.raises(InputError, match=rf"(?s)but {devices} CUDA.*fix: --accelerator cpu"):
-        choose_accelerator(asked, world)
-
-
-def test_fabric_by_itself_would_train_two_separate_worlds_and_that_is_refused(processes, finish):
-    # The fact that check_world stands on: if this fails, Fabric has changed.
-    code, out, err = finish(processes.start_torchrun(2, str(PROGRAMS / "silent_worlds.py")))
-    assert code == 0, err
-    lines = sorted(line for line in out.splitlines() if line.startswith("worker "))
-    for rank, line in enumerate(lines):
-        assert line.startswith(f"worker {rank} of 2 is rank 0 of 1: refused: ")
-    assert len(lines) == 2
+def test_names_are_checked_without_torch():
+    code = "import sys, fabric_train.strategies as s; s.check_name('ddp'); "
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -5,7 +5,7 @@ import os
 from lightning.fabric import Fabric
 
 from fabric_train.errors import WorldMismatchError
-from fabric_train.strategies import check_world
+from fabric_train.fabric import check_world
 from fabric_train.worker_env import parse_worker_env
 
 world = parse_worker_env(os.environ).world

@@ -5,8 +5,8 @@ import os
 import weakref
 
 import train.loop
+from fabric_train.fabric import leave_world
 from fabric_train.ledger import open_ledger
-from fabric_train.strategies import leave_world
 from fabric_train.worker_env import parse_worker_env
 from train.config import parse_config
 
@@ -17,7 +17,7 @@ build = train.loop.build
 def build_watched(*arguments):
     """The run, its model watched without being held."""
     run = build(*arguments)
-    models.append(weakref.ref(run.model))
+    models.append(weakref.ref(run.strategy.model))
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Literal
 
 import torch
@@ -13,7 +14,8 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.strategies.ddp import DDPStrategy
 
 from fabric_train.errors import InputError, WorldMismatchError
-from fabric_train.worker_env import WorkerEnv, World
+from fabric_train.strategies.strategy import Strategy
+from fabric_train.worker_env import OMP_NUM_THREADS, WorkerEnv, World
 
 Accelerator = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32-true", "bf16-mixed"]
@@ -25,19 +27,27 @@ for package in ("lightning.fabric", "lightning.pytorch"):
 
 
 def launch_fabric(
-    env: WorkerEnv, *, accelerator: Accelerator = "auto", precision: Precision = "32-true"
+    env: WorkerEnv,
+    *,
+    accelerator: Accelerator = "auto",
+    precision: Precision = "32-true",
+    strategy: Strategy | None = None,
 ) -> Fabric:
     """Fabric with its process group; without torchrun Fabric for one device, and no group.
 
-    Blocks until all workers of the world are there. Raises WorldMismatchError if Fabric built
-    another world than ``env`` describes.
+    Blocks until all workers of the world are there. Raises InputError if ``strategy`` cannot run in
+    this world, and WorldMismatchError if Fabric built another world than ``env`` describes.
     """
     world = env.world
     chosen = choose_accelerator(accelerator, world)
+    strategy = strategy or Strategy()
+    strategy.check(world, chosen)
     if chosen == "cpu" and env.omp_num_threads is None:
         # As torchrun does for several workers: otherwise the result depends on the number of cores,
         # and on a busy machine waiting threads make small models several times slower.
         torch.set_num_threads(1)
+        # Fabric would set it to the node's cores otherwise, and their threads with it.
+        os.environ[OMP_NUM_THREADS] = "1"
     if world is None:
         # Explicit, because Fabric would follow variables that a batch system left behind.
         fabric = Fabric(
@@ -51,7 +61,7 @@ def launch_fabric(
             accelerator=chosen,
             devices=world.local_world_size,
             num_nodes=world.num_nodes,
-            strategy=build_ddp(chosen),
+            strategy=strategy.build_fabric_strategy(chosen),
             precision=precision,
             plugins=[TorchElasticEnvironment()],
         )
@@ -61,7 +71,7 @@ def launch_fabric(
 
 
 def build_ddp(accelerator: Literal["cpu", "cuda"]) -> DDPStrategy:
-    """DDP for a model that uses all its weights in every step."""
+    """Fabric's DDP, for its process group and for models that a loop sets up by Fabric."""
     return DDPStrategy(
         process_group_backend="nccl" if accelerator == "cuda" else "gloo",
         gradient_as_bucket_view=True,

@@ -1,0 +1,69 @@
+"""DistributedDataParallel: every process holds the model, and gradients are averaged.
+
+S. Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fabric_train.environment import make_deterministic
+from fabric_train.reduction import ExactReduction, FastReduction
+from fabric_train.strategies.strategy import Strategy
+
+
+@dataclass
+class Ddp(Strategy):
+    """Averages gradients while the backward pass of a rank's last micro-batch runs."""
+
+    name: ClassVar[str] = "ddp"
+    is_exact: ClassVar[bool] = True
+
+    exact: bool = False
+    """Add the virtual shards in one order, for the same bits at any number of processes."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._reduction: FastReduction | ExactReduction
+        if self.exact:
+            make_deterministic()
+            self._reduction = ExactReduction(
+                model,
+                virtual_shards=self.virtual_shards,
+                rank=self.place.rank,
+                world_size=self.place.world_size,
+            )
+            return model
+        wrapped = self.wrap_ddp(model) if self.place.world_size > 1 else model
+        self._reduction = FastReduction(
+            wrapped, virtual_shards=self.virtual_shards, world_size=self.place.world_size
+        )
+        return wrapped
+
+    def wrap_ddp(self, model: nn.Module) -> nn.Module:
+        """DDP for a model that uses all its weights in every step."""
+        device = self.place.device
+        # https://pytorch.org/docs/stable/notes/cuda.html#id5
+        with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
+            return DistributedDataParallel(
+                model,
+                device_ids=[device.index] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                # No static_graph: with it a first step under no_sync fails an assertion of torch.
+                # A broadcast would hang if the ranks' shares of the test set differ by a batch.
+                forward_sync_buffers=False,
+            )
+
+    def sync(self, *, last: bool) -> AbstractContextManager[object]:
+        return self._reduction.sync(last=last)
+
+    def backward(self, loss: Tensor, shard: int = 0, *, weight: float = 1.0) -> None:
+        self._reduction.backward(loss * weight if weight != 1.0 else loss, shard)
+
+    def finish(self) -> None:
+        self._reduction.finish()

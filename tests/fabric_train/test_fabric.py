@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fabric_train.errors import InputError
+from fabric_train.fabric import choose_accelerator
+from fabric_train.worker_env import World
+
+PROGRAMS = Path(__file__).parent / "programs"
+TWO_HERE = World(
+    rank=0, local_rank=0, world_size=4, local_world_size=2, master_addr="a", master_port=1
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "world", "chosen"),
+    [
+        ("auto", 0, None, "cpu"),
+        ("auto", 1, None, "cuda"),
+        ("auto", 2, TWO_HERE, "cuda"),
+        ("cpu", 2, TWO_HERE, "cpu"),
+        ("cuda", 8, TWO_HERE, "cuda"),
+    ],
+)
+def test_the_accelerator_follows_from_the_option_and_the_devices(
+    monkeypatch, asked, devices, world, chosen
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    assert choose_accelerator(asked, world) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "world"), [("cuda", 0, None), ("cuda", 1, TWO_HERE), ("auto", 1, TWO_HERE)]
+)
+def test_fewer_devices_than_workers_are_refused_with_the_way_out(
+    monkeypatch, asked, devices, world
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    with pytest.raises(InputError, match=rf"(?s)but {devices} CUDA.*fix: --accelerator cpu"):
+        choose_accelerator(asked, world)
+
+
+def test_fabric_by_itself_would_train_two_separate_worlds_and_that_is_refused(processes, finish):
+    # The fact that check_world stands on: if this fails, Fabric has changed.
+    code, out, err = finish(processes.start_torchrun(2, str(PROGRAMS / "silent_worlds.py")))
+    assert code == 0, err
+    lines = sorted(line for line in out.splitlines() if line.startswith("worker "))
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"worker {rank} of 2 is rank 0 of 1: refused: ")
+    assert len(lines) == 2
+
+
+def test_fabric_does_not_set_the_threads_to_the_number_of_cores(processes, finish):
+    # torchrun sets OMP_NUM_THREADS for several workers alone.
+    code, out, err = finish(processes.start_torchrun(1, str(PROGRAMS / "threads.py")))
+    assert code == 0, err
+    assert out == "threads 1, for others 1\n"
