@@ -113,7 +113,8 @@ class Saver:
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
         note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
-        if sharded or find_rows(name_memory(strategy)):
+        has_rows = strategy is not None and strategy.has_rows
+        if sharded or has_rows or find_rows(name_memory(strategy)):
             self.ranks.check_shared(note)
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
@@ -131,6 +132,7 @@ class Saver:
         taken = is_taken(found.manifest, strategy, say)
         memory = read_memory(found.path, found.manifest, self.ranks) if taken else {}
         if strategy is not None:
+            strategy.steps = found.manifest.step
             strategy.load_memory(memory)
         return found.manifest
 

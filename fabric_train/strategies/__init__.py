@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = {
     "ddp": "ddp:Ddp",
+    "local_sgd": "local_sgd:LocalSgd",
+    "diloco": "diloco:Diloco",
 }
 """Module and class by the name that ``--strategy`` takes."""
 
