@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from fabric_train.errors import InputError
 from fabric_train.sampler import plan_rank_shards
 
 if TYPE_CHECKING:
@@ -93,6 +94,16 @@ class Strategy:
 
     def check(self, world: World | None, device: Device) -> None:
         """Raises InputError where the strategy cannot run in this world, with what to do."""
+
+    def require(self, **least: float) -> None:
+        """Raises InputError for an option below the least value that is named here."""
+        for option, value in least.items():
+            given = getattr(self, option)
+            if given < value:
+                raise InputError(
+                    f"--strategy_options: {option}={given} of {self.name} is less than {value}",
+                    f"--strategy_options.{option} {value} or more",
+                )
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
         """Fabric's strategy, which makes the process group."""
