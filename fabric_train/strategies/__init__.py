@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 STRATEGIES = {
     "ddp": "ddp:Ddp",
+    "ddp2": "ddp2:Ddp2",
 }
 """Module and class by the name that ``--strategy`` takes."""
 
 INSTEAD: dict[str, str] = {
     "ddp_cpu": "--strategy ddp, which trains on CPUs where there is no GPU",
-    "ddp2": "",
 }
 """What to write for a name that current libraries have dropped."""
 

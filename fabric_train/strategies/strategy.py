@@ -206,6 +206,13 @@ class Strategy:
 
     # -- checkpoints and tests ------------------------------------------------------------------
 
+    def facts(self) -> dict[str, str]:
+        """What a checkpoint and the run that resumes it must share, besides the program's options.
+
+        Called after ``setup``.
+        """
+        return {}
+
     def before_save(self) -> None:
         """Brings ``bare`` and ``optimizer`` into the state to save; all ranks must call it."""
 
@@ -221,6 +228,16 @@ class Strategy:
         """The outputs for a test batch, without gradients."""
         outputs: Tensor = self.bare(inputs)
         return outputs
+
+    def gather_test(
+        self, outputs: Tensor, targets: Tensor, *, counts: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The rows of a test batch that this rank scores; without ``counts`` its own are left out.
+
+        Each row is scored by one rank. All ranks must call it equally often where ``equal_rounds``.
+        """
+        rows = len(targets) if counts and self.leads_replica else 0
+        return outputs[:rows], targets[:rows]
 
     def gather_weights(self) -> dict[str, Tensor]:
         """All weights and buffers, whole, under the names of a model that nothing wraps.
