@@ -67,9 +67,12 @@ def launch_fabric(
     return fabric
 
 
-def build_ddp(accelerator: Literal["cpu", "cuda"]) -> DDPStrategy:
+def build_ddp(
+    accelerator: Literal["cpu", "cuda"], start_method: Literal["popen", "spawn", "fork"] = "popen"
+) -> DDPStrategy:
     """Fabric's DDP, for its process group and for models that a loop sets up by Fabric."""
     return DDPStrategy(
+        start_method=start_method,
         process_group_backend="nccl" if accelerator == "cuda" else "gloo",
         gradient_as_bucket_view=True,
         # No static_graph: with it a first step under no_sync fails an assertion of torch.

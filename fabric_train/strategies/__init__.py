@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 STRATEGIES = {
     "ddp": "ddp:Ddp",
     "ddp2": "ddp2:Ddp2",
+    "ddp_fork": "ddp_spawn:DdpFork",
+    "ddp_notebook": "ddp_spawn:DdpNotebook",
+    "ddp_spawn": "ddp_spawn:DdpSpawn",
 }
 """Module and class by the name that ``--strategy`` takes."""
 
