@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 
 from fabric_train.errors import InputError, WorldMismatchError
 from fabric_train.strategies.strategy import Strategy
-from fabric_train.worker_env import WorkerEnv, World
+from fabric_train.worker_env import OMP_NUM_THREADS, WorkerEnv, World
 
 Accelerator = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32-true", "bf16-mixed"]
@@ -42,9 +43,7 @@ def launch_fabric(
     strategy = strategy or Strategy()
     strategy.check(world, chosen)
     if chosen == "cpu" and env.omp_num_threads is None:
-        # As torchrun does for several workers: otherwise the result depends on the number of cores,
-        # and on a busy machine waiting threads make small models several times slower.
-        torch.set_num_threads(1)
+        use_one_thread()
     if world is None:
         # Explicit, because Fabric would follow variables that a batch system left behind.
         fabric = Fabric(
@@ -65,6 +64,17 @@ def launch_fabric(
     fabric.launch()
     check_world(fabric, world)
     return fabric
+
+
+def use_one_thread() -> None:
+    """As torchrun does for several workers, on CPUs where OMP_NUM_THREADS is not set.
+
+    Otherwise the result depends on the number of cores, and on a busy machine waiting threads make
+    small models several times slower.
+    """
+    torch.set_num_threads(1)
+    # Fabric would set it to the node's cores otherwise, and their threads with it.
+    os.environ[OMP_NUM_THREADS] = "1"
 
 
 def build_ddp(

@@ -29,6 +29,7 @@ from fabric_train.fabric import (
     check_world,
     choose_accelerator,
     leave_world,
+    use_one_thread,
 )
 from fabric_train.lineage import FencedError
 from fabric_train.strategies.ddp_spawn import DdpSpawn
@@ -106,7 +107,7 @@ class Work:
     def run(self, fabric: Fabric) -> Result:
         """Called in a new process, after Fabric has made its process group."""
         if fabric.device.type == "cpu" and self._env.omp_num_threads is None:
-            torch.set_num_threads(1)  # as launch_fabric does
+            use_one_thread()
         world = describe_node(int(os.environ["LOCAL_RANK"]), self._count, self._port)
         try:
             check_world(fabric, world)
@@ -163,7 +164,7 @@ class OwnNode(LightningEnvironment):
 
 @contextmanager
 def no_process_left() -> Iterator[None]:
-    """Ends processes that were started inside and still run: after an interrupt they would train."""
+    """Ends processes that were started inside and still run, as they do after an interrupt."""
     before = set(multiprocessing.active_children())
     try:
         yield

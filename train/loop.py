@@ -24,7 +24,7 @@ from fabric_train.reduction import align
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.state import digest_weights
 from fabric_train.strategies.ddp_spawn import DdpSpawn
-from fabric_train.strategies.strategy import RankBatch
+from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
 from train.build import Run, build, choose_strategy, say
 from train.config import TrainConfig
@@ -65,8 +65,22 @@ def train_in_world(
     config: TrainConfig, env: WorkerEnv, ledger: Ledger, fabric: Fabric | None = None
 ) -> Metrics:
     """The whole training, with ``fabric`` if it is there; leaves the process group open."""
-    began_at = time.monotonic()
     strategy = choose_strategy(config)
+    try:
+        return train_by(strategy, config, env, ledger, fabric)
+    finally:
+        strategy.close()
+
+
+def train_by(
+    strategy: Strategy,
+    config: TrainConfig,
+    env: WorkerEnv,
+    ledger: Ledger,
+    fabric: Fabric | None,
+) -> Metrics:
+    """The training with one strategy."""
+    began_at = time.monotonic()
     # Before the process group, so that a wrong batch size is refused without waiting for nodes.
     replicas = strategy.count_replicas(env.world_size)
     plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)
