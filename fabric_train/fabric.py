@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -119,6 +119,29 @@ def check_world(fabric: Fabric, world: World | None) -> None:
             f"the environment says rank {expected[0]} of {expected[2]}, but Fabric built "
             f"rank {built[0]} of {built[2]} over a process group of {group[1]}: "
             "the workers would train separate models"
+        )
+    if dist.is_initialized():
+        check_nodes(expected[1], world.local_world_size if world else 1)
+
+
+def check_nodes(local_rank: int, local_world_size: int) -> None:
+    """Raises WorldMismatchError unless every node has the same number of workers.
+
+    Fabric cannot express another world, and a node's group would have the wrong members. Blocks;
+    all ranks must call it.
+    """
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (local_rank, local_world_size))
+    sizes = [size for _, size in told]
+    if len(set(sizes)) > 1:
+        raise WorldMismatchError(
+            f"nodes have different numbers of workers: {', '.join(map(str, sizes))} by rank. "
+            "Start each with the same nproc_per_node"
+        )
+    if any(local != rank % sizes[0] for rank, (local, _) in enumerate(told)):
+        raise WorldMismatchError(
+            "the ranks of a node are not neighbours: their local ranks are "
+            + ", ".join(str(local) for local, _ in told)
         )
 
 

@@ -94,8 +94,9 @@ def build(
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
+    model = workload.build_model(config)
     _, optimizer = strategy.setup(
-        fabric.to_device(workload.build_model(config)),
+        model if strategy.places_model else fabric.to_device(model),
         lambda weights: AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True),
         find_place(fabric.device, env.world),
         virtual_shards=virtual_shards,

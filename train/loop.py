@@ -91,6 +91,8 @@ def train_by(
     shards = choose_virtual_shards(config, env, strategy, saver.look())
     run = build(config, env, fabric, saver, ledger, strategy, shards)
     show_hardware(run)
+    if told := strategy.describe():
+        run.say(told)
     meter = Meter()
     try:
         resumed_from_step, checkpoint = resume(run)

@@ -78,6 +78,8 @@ class Strategy:
     """Whether the training may go on with another number of processes."""
     is_sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the weights, so that all of them write a checkpoint."""
+    places_model: ClassVar[bool] = False
+    """Whether ``setup`` moves the weights to their devices, and takes them wherever they are."""
     equal_rounds: ClassVar[bool] = False
     """Whether a forward or backward pass waits for the other replicas', so that all must make
     equally many: those with fewer shards repeat their last one with weight 0."""
@@ -150,6 +152,10 @@ class Strategy:
         """Whether this rank counts and reports for its replica."""
         rank, size = self.place.rank, self.place.world_size
         return rank == 0 or self.replica_of(rank - 1, size) != self.replica
+
+    def describe(self) -> str:
+        """A line about how the model is spread, after ``setup``; empty for nothing."""
+        return ""
 
     # -- a step ---------------------------------------------------------------------------------
 
