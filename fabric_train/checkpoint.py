@@ -72,6 +72,11 @@ class CheckpointStore:
             raise RuntimeError("call begin() first")
         return self._writer
 
+    @property
+    def note(self) -> Path:
+        """The file that tells of this start; only after ``begin``."""
+        return self._lineage.note_of(self.writer)
+
     def open(self) -> None:
         """Makes the folder; raises InputError if it cannot be written to."""
         try:

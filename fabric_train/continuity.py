@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fabric_train.agreement import Agreement
@@ -22,8 +22,9 @@ CLOSE_LIMIT_S = 10.0
 class Continuity:
     """Saves, resumes and stops one training; all ranks call the same methods in the same order.
 
-    With ``each_epoch`` a checkpoint follows each epoch, whatever the saver's interval. ``refresh``
-    arguments bring the state's ``epoch_loss`` up to date over all ranks, and may block.
+    With ``each_epoch`` a checkpoint follows each epoch, whatever the saver's interval. ``notes`` go
+    into each manifest, under ``trainer``. ``refresh`` arguments bring the state's ``epoch_loss`` up
+    to date over all ranks, and may block.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Continuity:
         ledger: Ledger,
         *,
         each_epoch: bool = True,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         self.saver = saver
+        self._notes = dict(notes or {})
         self._state, self._ledger, self._each_epoch = state, ledger, each_epoch
         speaks = env.world is None or env.world.local_rank == 0
         self._preemption = Preemption(env.node_dir if speaks else None)
@@ -81,7 +84,7 @@ class Continuity:
             state.step,
             state.model,
             state.optimizer,
-            trainer=state.to_json(),
+            trainer={**self._notes, **state.to_json()},
             score=score,
             block=block,
         )

@@ -43,6 +43,9 @@ from fabric_train.snapshot import (
 GROUP_TIMEOUT_S = 600.0
 """How long a rank waits for the others' files; a slow disk is not a failure."""
 
+SHARED_LIMIT_S = 5.0
+"""How long a network file system may take to show a rank another one's file."""
+
 
 class Saver:
     """The checkpoints of one training; every rank makes one, and calls the same methods.
@@ -96,13 +99,14 @@ class Saver:
         found = self._found = self._found or self._look()
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
-        self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
+        note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
+        if sharded:
+            self._check_shared(note)
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
             return None
         self.newest, self._committed_step = found.path, found.manifest.step
         if sharded:
-            self._check_shared(found.path)
             live = capture(model, optimizer, whole=True)
             read_shards(live.tensors, found.path, self.ranks.group)
             tensors = live.tensors
@@ -131,7 +135,7 @@ class Saver:
 
         return self.ranks.from_rank_zero(read)
 
-    def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> None:
+    def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> Path:
         if found:
             differences = find_differences(found.manifest.config, self.config)
             differences += find_differences(found.manifest.tensors, shapes)
@@ -142,15 +146,21 @@ class Saver:
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
         self.store.begin(self._generation, found)
+        return self.store.note
 
     def _observe_mtbf_s(self) -> float:
         return observe_mtbf_s(self.store.read_starts() if self._leads else (), time.time())
 
-    def _check_shared(self, path: Path) -> None:
-        seen = self.ranks.gather(path.is_dir())
+    def _check_shared(self, note: Path) -> None:
+        """Before the first step, because saves that fail later do not end a training."""
+        deadline = time.monotonic() + SHARED_LIMIT_S
+        while not note.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        seen = self.ranks.gather(note.exists())
         if not all(seen):
             raise InputError(
-                f"rank {seen.index(False)} does not see {path}, but all ranks read a sharded state",
+                f"rank {seen.index(False)} does not see {note}, which rank 0 wrote, but all ranks "
+                "read and write the checkpoints of a sharded model",
                 "set checkpoint_dir to a folder that all nodes share",
             )
 

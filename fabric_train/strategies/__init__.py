@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = {
     "ddp": "ddp:Ddp",
+    "fsdp": "fsdp:Fsdp",
 }
 """Module and class by the name that ``--strategy`` takes."""
 

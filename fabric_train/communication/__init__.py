@@ -1,0 +1,1 @@
+"""How processes exchange weights and gradients; for the strategies, and for any loop of torch."""
