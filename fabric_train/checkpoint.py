@@ -72,11 +72,6 @@ class CheckpointStore:
             raise RuntimeError("call begin() first")
         return self._writer
 
-    @property
-    def note(self) -> Path:
-        """The file that tells of this start; only after ``begin``."""
-        return self._lineage.note_of(self.writer)
-
     def open(self) -> None:
         """Makes the folder; raises InputError if it cannot be written to."""
         try:
@@ -129,6 +124,10 @@ class CheckpointStore:
             ) from error
         self._remove_leftovers()
         return self._writer
+
+    def note_of(self, writer: Writer) -> Path:
+        """The file that tells of this start; the newest in the folder after ``begin``."""
+        return self._lineage.note_of(writer)
 
     def check(self) -> None:
         """Raises FencedError if a later group has begun; lists two folders."""

@@ -90,7 +90,7 @@ class Lineage:
                 return writer
 
     def note_of(self, writer: Writer) -> Path:
-        """The file that tells of a start."""
+        """The file of the note that ``begin`` made for this writer."""
         return self._notes / f"{writer.generation:08d}-{writer.attempt:04d}.json"
 
     def check(self, writer: Writer) -> None:

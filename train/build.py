@@ -122,7 +122,7 @@ def build(
             saver,
             ledger,
             each_epoch=config.keep_best or plan_interval(config).is_chosen,
-            notes={"strategy": strategy.name},
+            strategy=strategy,
         ),
         ledger=ledger,
     )
