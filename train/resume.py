@@ -51,7 +51,7 @@ def check_resize(strategy: Strategy, env: WorkerEnv, earlier: CheckpointManifest
             f"--strategy {strategy.name} cannot go on with another number of processes: "
             f"{earlier.world_size} wrote the checkpoint of step {earlier.step}, "
             f"and now there are {env.world_size}",
-            f"start {earlier.world_size} processes, or go on with --strategy ddp",
+            f"start as many as {earlier.world_size}, or go on with --strategy ddp",
         )
 
 

@@ -94,11 +94,12 @@ def run(
     steps: int = STEPS,
     kill_in: int | None = None,
     options: tuple[str, ...] = (),
+    node_dir: Path | None = None,
 ) -> Ending:
     """A training up to ``steps``, from the newest checkpoint in ``folder``.
 
     With ``kill_in`` the last rank kills itself in the middle of that step, and ForkedError is
-    raised.
+    raised. ``node_dir``: where the agent asks for a stop.
     """
     arguments = [*OPTIONS, *row.options, *options, f"--strategy={row.name}", f"--max_steps={steps}"]
     told = run_forked(
@@ -108,6 +109,7 @@ def run(
         row is ONE,
         kill_in,
         group=False,
+        environ={"LAUNCHER_NODE_DIR": str(node_dir)} if node_dir else {},
         limit_s=LIMIT_S,
     )
     assert len({each.metrics["weights_sha256"] for each in told}) == 1

@@ -3,7 +3,9 @@ killed in the middle of a step. ``strategy_rows`` has the table."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,22 @@ def test_a_worker_killed_in_the_middle_of_a_step_leaves_no_trace_in_the_losses(
     check(ending.losses, undisturbed.losses, row.like_undisturbed)
     if not row.like_undisturbed:
         assert ending.metrics["weights_sha256"] == undisturbed.metrics["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.id, marks=slow_unless(row.id == "fsdp")) for row in ROWS]
+)
+def test_a_stop_commits_first_and_the_next_start_goes_on_from_there(trainings, tmp_path, row):
+    undisturbed = trainings.ending(row, row.world)
+    folder, node_dir = tmp_path / "checkpoints", tmp_path / "node"
+    node_dir.mkdir()
+    now = time.time()
+    request = {"reason": "preempted", "at": now, "deadline": now + 1}
+    (node_dir / "stop-request").write_text(json.dumps(request))
+    with pytest.raises(ForkedError, match="PreemptedError: stopped on request, after a commit"):
+        run(row, row.world, folder, node_dir=node_dir)
+    step = json.loads((node_dir / "stop-ack").read_text())["step"]
+    (node_dir / "stop-request").unlink()
+    ending = run(row, row.world, folder)
+    assert 0 < ending.metrics["resumed_from_step"] == step < STEPS
+    check(ending.losses, undisturbed.losses, row.like_undisturbed)
