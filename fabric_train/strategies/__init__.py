@@ -36,6 +36,7 @@ STRATEGIES = {
     "dp": "dp:Dp",
     "model_parallel": "model_parallel:ModelParallel",
     "xla": "xla:Xla",
+    "fsdp": "fsdp:Fsdp",
 }
 """Module and class by the name that ``--strategy`` takes."""
 

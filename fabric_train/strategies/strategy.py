@@ -95,6 +95,8 @@ class Strategy:
         self.virtual_shards = 1
         self.steps = 0
         """Optimizer steps so far, over all restarts; a Saver sets it when it has loaded them."""
+        self.precision = "32-true"
+        """The program's, for a strategy that chooses types itself."""
 
     # -- before a process group -----------------------------------------------------------------
 
