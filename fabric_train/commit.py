@@ -70,13 +70,28 @@ class Save:
                 if isinstance(part, Exception):
                     raise part  # on all ranks
                 files |= part
-            manifest = replace(self.manifest, files=files)
+            manifest = replace(self.merge_manifests(), files=files)
             path = self.ranks.from_rank_zero(lambda: self.store.commit(staging, manifest))
         except BaseException:
             if self.ranks.leads:
                 self.store.discard(staging)
             raise
         return path, manifest.total_bytes
+
+    def merge_manifests(self) -> CheckpointManifest:
+        """This rank's manifest with all ranks' names, of which those of a pipeline know a part."""
+        own = self.manifest
+        if self.ranks.group is None:
+            return own
+        known = self.ranks.gather((own.tensors, own.trainer.get("optimizer", {})))
+        return replace(
+            own,
+            tensors={name: shape for tensors, _ in known for name, shape in tensors.items()},
+            trainer={
+                **own.trainer,
+                "optimizer": {name: value for _, values in known for name, value in values.items()},
+            },
+        )
 
 
 def describe(error: BaseException) -> str:

@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.tensor import DTensor
 
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.commit import Save, SaveResult
 from fabric_train.errors import InputError
 from fabric_train.manifest import CheckpointManifest, find_differences
+from fabric_train.parts import as_pieces, is_sharded
 from fabric_train.ranks import Ranks
 from fabric_train.retention import Interval, Keep, Timer, observe_mtbf_s
 from fabric_train.snapshot import (
@@ -96,6 +96,8 @@ class Saver:
         found = self._found = self._found or self._look()
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
+        if sharded:
+            shapes = {name: shape for part in self.ranks.gather(shapes) for name, shape in part.items()}
         self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
@@ -104,7 +106,7 @@ class Saver:
         if sharded:
             self._check_shared(found.path)
             live = capture(model, optimizer, whole=True)
-            read_shards(live.tensors, found.path, self.ranks.group)
+            read_shards(as_pieces(live.tensors, live.cuts), found.path, self.ranks.group)
             tensors = live.tensors
         else:
             tensors = self._spread(read_tensors(found.path) if self._leads else {})
@@ -270,7 +272,8 @@ class Saver:
             versions={"torch": torch.__version__, "python": platform.python_version()},
             score=score,
         )
-        work = Save(self.store, self.ranks if sharded else Ranks(), manifest, staged)
+        parts = as_pieces(staged, snapshot.cuts)
+        work = Save(self.store, self.ranks if sharded else Ranks(), manifest, parts)
         blocked_s = self._clock() - began_at
 
         def run() -> None:
@@ -290,8 +293,3 @@ class Saver:
         for tensor in spread.values():
             dist.broadcast(tensor, src=0, group=self.ranks.group)
         return spread
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of the weights, as under FSDP2, instead of copies."""
-    return any(isinstance(weight, DTensor) for weight in model.parameters())

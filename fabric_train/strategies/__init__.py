@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 STRATEGIES = {
     "ddp": "ddp:Ddp",
+    "tp": "tp:Tp",
+    "fsdp+tp": "fsdp_tp:FsdpTp",
+    "pipeline": "pipeline:Pipeline",
 }
 """Module and class by the name that ``--strategy`` takes."""
 

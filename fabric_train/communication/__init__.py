@@ -1,0 +1,1 @@
+"""The mathematics of the strategies, one module each, for any loop."""
