@@ -215,10 +215,11 @@ def clip_over_ranks(
     """
     gradients = [local_part(weight.grad) for weight in weights if weight.grad is not None]
     own = [local_part(weight.grad) for weight in counted if weight.grad is not None]
-    device = (gradients or own or [torch.zeros(())])[0].device
-    squares = torch.zeros((), device=device, dtype=torch.float32)
-    for gradient in own:
-        squares += gradient.float().square().sum()
+    squares = torch.zeros(())
+    if gradients:
+        squares = squares.to(gradients[0].device, gradients[0].dtype)
+    if own:
+        squares += torch.stack(torch._foreach_norm(own)).square().sum()
     if group is not None:
         dist.all_reduce(squares, group=group)
     norm = squares.sqrt()

@@ -108,8 +108,8 @@ class AddOutputs(torch.autograd.Function):
 def add_up(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum over the ranks of ``group``, in the type of ``values``; blocks on gloo."""
     # Gloo has no sums of bfloat16.
-    wide = values.float() if values.device.type == "cpu" else values
-    total = wide.clone(memory_format=torch.contiguous_format)
+    is_wide = values.device.type != "cpu" or values.dtype != torch.bfloat16
+    total = (values if is_wide else values.float()).clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total.to(values.dtype)
 
