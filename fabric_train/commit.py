@@ -63,6 +63,8 @@ class Save:
     def _write(self) -> tuple[Path, int]:
         staging = self.ranks.from_rank_zero(lambda: self.store.stage(self.manifest.step))
         try:
+            # Otherwise each node would write its ranks' files into a folder of its own.
+            self.ranks.check_shared(staging)
             names = write_tensors(self.tensors, staging, self.ranks.group)
             parts = self.ranks.gather(attempt(lambda: describe_files(staging, names)))
             files: dict[str, FileEntry] = {}
@@ -81,16 +83,11 @@ class Save:
     def merge_manifests(self) -> CheckpointManifest:
         """This rank's manifest with all ranks' names, of which those of a pipeline know a part."""
         own = self.manifest
-        if self.ranks.group is None:
-            return own
-        known = self.ranks.gather((own.tensors, own.trainer.get("optimizer", {})))
+        values = self.ranks.merge(own.trainer.get("optimizer", {}))
         return replace(
             own,
-            tensors={name: shape for tensors, _ in known for name, shape in tensors.items()},
-            trainer={
-                **own.trainer,
-                "optimizer": {name: value for _, values in known for name, value in values.items()},
-            },
+            tensors=self.ranks.merge(own.tensors),
+            trainer={**own.trainer, "optimizer": values},
         )
 
 

@@ -209,13 +209,24 @@ class Strategy:
     def before_save(self) -> None:
         """Brings ``bare`` and ``optimizer`` into the state to save; all ranks must call it."""
 
+    def after_save(self) -> None:
+        """Brings them back into the state to train on; what was to be saved is copied by now."""
+
     def memory(self) -> dict[str, Tensor]:
-        """What the strategy itself has to remember in a checkpoint, by name: equal on all ranks,
-        or this rank's row of a DTensor that is sharded over the world."""
+        """What the strategy itself has to remember in a checkpoint, by name.
+
+        Equal on all ranks, or this rank's ``fabric_train.memory.share_row``. Every rank gives the
+        same names. Called from ``setup`` on, between ``before_save`` and ``after_save``.
+        """
         return {}
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
-        """The reverse of ``memory``, with whole tensors; the world may have another size."""
+        """The reverse of ``memory``; called after a checkpoint was loaded into the model.
+
+        ``saved`` is empty if it has no memory of this strategy. A tensor of which each rank has a
+        row is read by ``take_row``; in a world of another size it is whole. Tensors are in host
+        memory.
+        """
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The outputs for a test batch, without gradients."""
@@ -230,7 +241,10 @@ class Strategy:
         return dict(self.bare.state_dict())
 
     def close(self) -> None:
-        """Ends what runs beside the training, and drops what refers to the process group."""
+        """Ends what runs beside the training; called last, also after an error.
+
+        ``setup`` may not have been called. Waits for no other rank, which may be gone.
+        """
 
 
 def find_place(device: torch.device, world: World | None) -> Place:
