@@ -23,7 +23,9 @@ from tests.fabric_train.strategies.one_process import (
 )
 
 TOLERANCE = 1e-9
-"""Of losses and weights in float64; only the order of sums differs."""
+"""Of weights and outputs in float64, where only the order of sums differs."""
+LOSS_TOLERANCE = 1e-6
+"""Of losses, which are added up in float32."""
 
 
 def build() -> nn.Module:
@@ -51,7 +53,7 @@ def check_equal(name: str, options: dict[str, Any], processes: int, steps: int =
     model.load_state_dict(weights)
     expected = model.eval()(draw_text(99)[0][:5])
     for rank in (results := run_forked(train, processes, name, options, steps)):
-        assert rank["losses"] == pytest.approx(losses, abs=TOLERANCE)
+        assert rank["losses"] == pytest.approx(losses, abs=LOSS_TOLERANCE)
         assert differ(rank["weights"], weights) < TOLERANCE
         torch.testing.assert_close(rank["outputs"], expected, atol=TOLERANCE, rtol=0)
     return [rank["held"] for rank in results]
@@ -150,8 +152,8 @@ def test_a_checkpoint_of_one_way_goes_on_in_another(
     losses, weights = train_alone(4, build)
     name, options, processes = WAYS[first]
     for found in run_forked(train_and_save, processes, name, options, tmp_path):
-        assert found == pytest.approx(losses[:2], abs=TOLERANCE)
+        assert found == pytest.approx(losses[:2], abs=LOSS_TOLERANCE)
     name, options, processes = WAYS[then]
     for result in run_forked(load_and_train, processes, name, options, tmp_path):
-        assert result["losses"] == pytest.approx(losses[2:], abs=TOLERANCE)
+        assert result["losses"] == pytest.approx(losses[2:], abs=LOSS_TOLERANCE)
         assert differ(result["weights"], weights) < TOLERANCE
