@@ -52,7 +52,7 @@ class Cut:
     def take(self, whole: Tensor) -> Tensor:
         """This rank's part, as a tensor of its own."""
         parts = [whole.narrow(self.dim, start, length) for start, length in self.runs(self.rank)]
-        return torch.cat(parts, self.dim)
+        return torch.cat(parts, self.dim).contiguous()
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """The whole weight, of all ranks' parts in the order of ranks."""
@@ -168,6 +168,7 @@ def gather_parts(
     for name, tensor in tensors.items():
         local = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
         if name in cuts:
+            local = local.to(find_device(group))
             parts = [torch.empty_like(local) for _ in range(cuts[name].ranks)]
             dist.all_gather(parts, local.contiguous(), group=group)
             local = cuts[name].join(parts)

@@ -1,1 +1,1 @@
-"""The mathematics of the strategies, one module each, for any loop."""
+"""How processes exchange weights and gradients; for the strategies, and for any loop of torch."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = {
     "ddp": "ddp:Ddp",
+    "fsdp": "fsdp:Fsdp",
     "tp": "tp:Tp",
     "fsdp+tp": "fsdp_tp:FsdpTp",
     "pipeline": "pipeline:Pipeline",

@@ -54,6 +54,11 @@ class Pipeline(Strategy):
     pipeline_size: int = 0
     """How many processes share one copy of the model; 0 for all of them."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._stages: Stages | None = None
+        self._data: dist.ProcessGroup | None = None
+
     def check(self, world: World | None, device: Device) -> None:
         self.check_world(world.world_size if world else 1)
 
@@ -90,8 +95,6 @@ class Pipeline(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         world_size = self.place.world_size
         self.check_world(world_size)
-        self._stages: Stages | None = None
-        self._data: dist.ProcessGroup | None = None
         if world_size == 1:
             return model
         size = world_size // self.replicas

@@ -88,6 +88,8 @@ class Strategy:
         self.optimizer: Optimizer
         self.place: Place
         self.virtual_shards = 1
+        self.precision = "32-true"
+        """The program's, for a strategy that chooses types itself."""
 
     # -- before a process group -----------------------------------------------------------------
 

@@ -67,6 +67,10 @@ def check_equal(name: str, options: dict[str, Any], processes: int, steps: int =
         ("tp", {}, 4),
         ("tp", {"tensor_size": 2}, 4),
         ("tp", {"tensor_size": 1}, 2),
+        ("fsdp+tp", {}, 2),
+        ("fsdp+tp", {}, 4),
+        ("fsdp+tp", {"tensor_size": 4, "units": "whole"}, 4),
+        ("fsdp+tp", {"tensor_size": 2, "unit_elements": 1000}, 4),
         ("pipeline", {}, 1),
         ("pipeline", {}, 2),
         ("pipeline", {"schedule": "gpipe", "microbatches": 1}, 2),
@@ -120,6 +124,8 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
     "tp": ("tp", {}, 2),
     "tp of 4": ("tp", {}, 4),
     "copies of tp": ("tp", {"tensor_size": 2}, 4),
+    "fsdp": ("fsdp", {}, 2),
+    "fsdp+tp": ("fsdp+tp", {"unit_elements": 1000}, 4),
     "pipeline": ("pipeline", {}, 2),
     "pipeline of 4": ("pipeline", {}, 4),
     "interleaved": ("pipeline", {"schedule": "interleaved_1f1b"}, 2),
@@ -132,7 +138,10 @@ SHORT = {
     ("ddp", "pipeline"),
     ("tp", "interleaved"),
     ("interleaved", "tp of 4"),
-    ("copies of a pipeline", "copies of tp"),
+    ("copies of a pipeline", "fsdp+tp"),
+    ("fsdp+tp", "pipeline"),
+    ("fsdp+tp", "one"),
+    ("fsdp", "copies of tp"),
 }
 
 
