@@ -64,11 +64,27 @@ class Row:
         return next((each for each in (3, 1, 4, 2) if each in self.worlds and each != size), size)
 
 
+MICROBATCHES = ("--strategy_options.microbatches=4",)
 ROWS = (
     Row(name="ddp", fast=True),
     Row(name="fsdp", fast=True),
     Row(name="fsdp", options=("--strategy_options.reshard=false", "--strategy_options.units=size")),
     Row(name="fsdp", options=("--strategy_options.offload=true", "--strategy_options.units=whole")),
+    Row(name="tp", worlds=(1, 2, 4), fast=True),
+    Row(name="tp", options=("--strategy_options.tensor_size=2",), worlds=(2, 4)),
+    Row(name="fsdp+tp", worlds=(2, 4), fast=True),
+    Row(name="pipeline", options=MICROBATCHES, fast=True),
+    Row(name="pipeline", options=(*MICROBATCHES, "--strategy_options.schedule=gpipe")),
+    Row(
+        name="pipeline",
+        options=(*MICROBATCHES, "--strategy_options.schedule=interleaved_1f1b"),
+        worlds=(1, 2),
+    ),
+    Row(
+        name="pipeline",
+        options=("--strategy_options.pipeline_size=2", "--strategy_options.microbatches=2"),
+        worlds=(2, 4),
+    ),
 )
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
