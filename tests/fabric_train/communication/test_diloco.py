@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fabric_train.communication.diloco import OuterSteps
 from fabric_train.communication.local_sgd import Averaging
 from fabric_train.communication.mean import average_gradients
-from tests.fabric_train.communication.quadratic import SIZE, Weights, draw
+from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw
 from tests.fabric_train.forked import run_forked
 
 LR, STEPS = 0.05, 13
