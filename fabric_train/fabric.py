@@ -41,6 +41,7 @@ def launch_fabric(
     world = env.world
     chosen = choose_accelerator(accelerator, world)
     strategy = strategy or Strategy()
+    strategy.precision = precision
     strategy.check(world, chosen)
     if chosen == "cpu" and env.omp_num_threads is None:
         use_one_thread()
@@ -78,12 +79,17 @@ def use_one_thread() -> None:
 
 
 def build_ddp(
-    accelerator: Literal["cpu", "cuda"], start_method: Literal["popen", "spawn", "fork"] = "popen"
+    accelerator: Literal["cpu", "cuda"],
+    start_method: Literal["popen", "spawn", "fork"] = "popen",
+    backend: str | None = None,
 ) -> DDPStrategy:
-    """Fabric's DDP, for its process group and for models that a loop sets up by Fabric."""
+    """Fabric's DDP, for its process group and for models that a loop sets up by Fabric.
+
+    ``backend``: the group's, where the accelerator's usual one is not enough.
+    """
     return DDPStrategy(
         start_method=start_method,
-        process_group_backend="nccl" if accelerator == "cuda" else "gloo",
+        process_group_backend=backend or ("nccl" if accelerator == "cuda" else "gloo"),
         gradient_as_bucket_view=True,
         # No static_graph: with it a first step under no_sync fails an assertion of torch.
         # A broadcast would hang if the ranks' shares of the test set differ by a batch.

@@ -32,7 +32,7 @@ from train.evaluation import evaluate
 from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
-from train.resume import choose_virtual_shards, open_saver
+from train.resume import check_resize, choose_virtual_shards, open_saver
 
 
 def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> Metrics:
@@ -88,7 +88,9 @@ def train_by(
         env, accelerator=config.accelerator, precision=config.precision, strategy=strategy
     )
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
-    shards = choose_virtual_shards(config, env, strategy, saver.look())
+    earlier = saver.look()
+    check_resize(strategy, env, earlier)
+    shards = choose_virtual_shards(config, env, strategy, earlier)
     run = build(config, env, fabric, saver, ledger, strategy, shards)
     show_hardware(run)
     if told := strategy.describe():

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from fabric_train.errors import InputError
 from fabric_train.sampler import plan_rank_shards
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Strategy:
     """Whether the training may go on with another number of processes."""
     is_sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the weights, so that all of them write a checkpoint."""
+    has_rows: ClassVar[bool] = False
+    """Whether each rank writes a part of ``memory``, into a folder that all nodes share."""
     places_model: ClassVar[bool] = False
     """Whether ``setup`` moves the weights to their devices, and takes them wherever they are."""
     equal_rounds: ClassVar[bool] = False
@@ -90,11 +93,25 @@ class Strategy:
         self.optimizer: Optimizer
         self.place: Place
         self.virtual_shards = 1
+        self.steps = 0
+        """Optimizer steps so far, over all restarts; a Saver sets it when it has loaded them."""
+        self.precision = "32-true"
+        """The program's, for a strategy that chooses types itself."""
 
     # -- before a process group -----------------------------------------------------------------
 
     def check(self, world: World | None, device: Device) -> None:
         """Raises InputError where the strategy cannot run in this world, with what to do."""
+
+    def require(self, **least: float) -> None:
+        """Raises InputError for an option below the least value that is named here."""
+        for option, value in least.items():
+            given = getattr(self, option)
+            if given < value:
+                raise InputError(
+                    f"--strategy_options: {option}={given} of {self.name} is less than {value}",
+                    f"--strategy_options.{option} {value} or more",
+                )
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
         """Fabric's strategy, which makes the process group."""
@@ -182,6 +199,7 @@ class Strategy:
         """Updates the weights; ``number`` counts the optimizer steps before, over all restarts."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.steps = number + 1
 
     def run_step(self, batch: RankBatch) -> Tensor:
         """All micro-batches of a step, up to ``finish``: the mean of their losses, on the device.
@@ -220,10 +238,13 @@ class Strategy:
         return {}
 
     def before_save(self) -> None:
-        """Brings ``bare`` and ``optimizer`` into the state to save; all ranks must call it."""
+        """Brings ``bare`` and ``optimizer`` into the state to save, or ``bare`` to test.
+
+        All ranks must call it.
+        """
 
     def after_save(self) -> None:
-        """Brings them back into the state to train on; what was to be saved is copied by now."""
+        """Brings them back into the state to train on, after they were copied or tested."""
 
     def memory(self) -> dict[str, Tensor]:
         """What the strategy itself has to remember in a checkpoint, by name.

