@@ -13,13 +13,8 @@ import torch
 import torch.distributed as dist
 
 from fabric_train.horovod.collectives import Channel
-from fabric_train.horovod.engine import Engine
+from fabric_train.horovod.engine import Engine, read_stall_limit_s
 from fabric_train.horovod.starters import Starter, find_starter
-
-STALL_LIMIT_S = 24 * 3600.0
-"""How long a rank waits for the others in a collective; a dead rank is noticed at once."""
-FAREWELL_S = 1.0
-"""What a process that ends with an error takes to tell the others."""
 
 
 @dataclass(kw_only=True)
@@ -79,8 +74,7 @@ def _open_channel(starter: Starter) -> Channel:
     """Groups of its own, so that the script's own collectives do not mix with the engine's."""
     if starter.size == 1:
         return Channel()
-    limit = timedelta(seconds=float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0))
-    limit = limit or timedelta(seconds=STALL_LIMIT_S)
+    limit = timedelta(seconds=read_stall_limit_s())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     return Channel(
         rank=starter.rank,
@@ -107,21 +101,15 @@ def shutdown() -> None:
 
     Their requests fail from then on. ``init`` may be called again after all have left.
     """
-    _leave(None)
-
-
-def _leave(limit_s: float | None) -> bool:
     global _context
     context, _context = _context, None
     if context is None:
-        return True
-    if not context.engine.leave(limit_s):
-        return False
+        return
+    context.engine.leave()
     if context.owns_group and context.engine.agreed_to_leave:
         # A group that is freed while another rank still talks to it may abort that process.
         dist.barrier()
         dist.destroy_process_group()
-    return True
 
 
 def _watch_the_end() -> None:
@@ -140,10 +128,13 @@ def _watch_the_end() -> None:
 
 def _end() -> None:
     """Called at the end of the interpreter."""
-    if _leave(FAREWELL_S if _exit_code else None):
+    if not _exit_code:
+        shutdown()
         return
-    # The engine's thread is inside a collective. It would abort the process if it came back to an
-    # interpreter that has ended.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_exit_code)
+    # The others see the connections close, and so they fail after this process, not before it.
+    if _context is not None and not _context.engine.is_resting:
+        # The engine's thread is inside a collective. It would abort the process if it came back to
+        # an interpreter that has ended.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)

@@ -1,9 +1,9 @@
 """The thread that performs collectives, in one order on all ranks.
 
 Horovod matches requests by name, whatever order each rank makes them in. So do we: before each
-collective the ranks tell each other in a few bytes what is first in their queues. If that differs,
-the lowest rank's comes first and the others look for the same name. A rank that has joined takes
-part with zeros; one that leaves ends the engine on all ranks.
+collective the ranks tell each other in 16 bytes what is first in their queues. Only if that differs
+they tell each other all that they wait for, and perform the first request that all have made. A
+rank that has joined takes part with zeros; one that leaves ends the engine on all ranks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from torch import Tensor
 from fabric_train.horovod.collectives import PERFORM, Channel, ReduceOp, Request
 from fabric_train.horovod.errors import HorovodInternalError
 
+STALL_LIMIT_S = 24 * 3600.0
+"""How long ranks wait for each other; a dead rank is noticed at once."""
+MIN_POLL_S, MAX_POLL_S = 0.001, 0.05
 ROWS_MAY_DIFFER = ("allgather", "alltoall")
 
 
@@ -97,6 +100,11 @@ def _record(tensors: Sequence[Tensor]) -> Any:
     return torch.cuda.current_stream(tensors[0].device).record_event() if on_gpu else None
 
 
+def read_stall_limit_s() -> float:
+    """HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, a day unless it is set."""
+    return float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0) or STALL_LIMIT_S
+
+
 class Engine:
     """The queue of this rank's requests, and the thread that works on it."""
 
@@ -109,6 +117,9 @@ class Engine:
         self._joining: Handle | None = None
         self._last_joined = channel.rank
         self._error: HorovodInternalError | None = None
+        self._resting = False
+        self._looking_since = 0.0
+        self._stall_limit_s = read_stall_limit_s()
         self.agreed_to_leave = channel.size == 1
         """Whether all ranks have left together, so that none waits for another."""
         self._thread = threading.Thread(target=self._work, name="horovod", daemon=True)
@@ -149,14 +160,19 @@ class Engine:
             self._changed.notify_all()
         return int(joining.wait())
 
-    def leave(self, limit_s: float | None) -> bool:
-        """Ends the engine on all ranks; False if it has not ended after ``limit_s``."""
+    def leave(self) -> None:
+        """Ends the engine on all ranks; blocks until they leave too, or ask for something."""
         with self._changed:
             self._presence = Presence.LEAVING
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(limit_s)
-        return not self._thread.is_alive()
+        if self.channel.size > 1:
+            self._thread.join()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the thread is in no collective, so that the process may end."""
+        with self._changed:
+            return self._resting or not self._thread.is_alive()
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -170,7 +186,9 @@ class Engine:
     def _round(self) -> bool:
         """Performs one request together with all ranks; False after the last."""
         with self._changed:
+            self._resting = True
             self._changed.wait_for(lambda: self._queue or self._presence)
+            self._resting = False
             head = next(iter(self._queue.values()), None)
             # Requests that are queued come before a join, and not before an end.
             leaving = self._presence is Presence.LEAVING
@@ -189,36 +207,47 @@ class Engine:
         elif len({tuple(ticket) for ticket in tickets}) == 1 and head:
             self._perform(head)
         else:
-            self._perform_leaders(presences, head if mine is Presence.ACTIVE else None)
+            return self._perform_common(presences)
         return True
 
-    def _perform_leaders(self, presences: list[Presence], head: Handle | None) -> None:
-        """Performs what the lowest active rank asks for."""
-        asked = self.channel.gather_objects(head and head.signature)
-        wanted = asked[presences.index(Presence.ACTIVE)]
-        found = self._find(wanted)
-        answers = self.channel.gather_objects(
-            found and (found.signature, isinstance(found, _StandIn))
-        )
-        problem = _find_problem(wanted, answers)
-        if found is None:
-            return
-        if problem:
+    def _perform_common(self, presences: list[Presence]) -> bool:
+        """Performs the first request that all active ranks have made; False if they gave up."""
+        with self._changed:
+            mine = {name: handle.signature for name, handle in self._queue.items()}
+        since_s = time.monotonic() - self._looking_since if self._looking_since else 0.0
+        told = self.channel.gather_objects((mine, since_s > self._stall_limit_s))
+        active = [rank for rank, presence in enumerate(presences) if presence is Presence.ACTIVE]
+        wishes = {rank: told[rank][0] for rank in active}
+        common = [n for n in wishes[active[0]] if all(n in wish for wish in wishes.values())]
+        if common:
+            self._looking_since = 0.0
+            self._perform_one(common[0], wishes, presences)
+            return True
+        if any(gave_up for _, gave_up in told):
+            firsts = (f"rank {r} for {next(iter(w), 'nothing')}" for r, w in wishes.items())
+            self._fail(f"the ranks waited for different requests: {', '.join(firsts)}")
+            return False
+        self._looking_since = self._looking_since or time.monotonic()
+        with self._changed:
+            # The others tell of theirs in the next round only, so this is a poll.
+            self._changed.wait(min(max(since_s, MIN_POLL_S), MAX_POLL_S))
+        return True
+
+    def _perform_one(
+        self, name: str, wishes: dict[int, dict[str, Any]], presences: list[Presence]
+    ) -> None:
+        wanted = next(iter(wishes.values()))[name]
+        joined = [rank for rank in range(len(presences)) if rank not in wishes]
+        problem = _find_problem({rank: wish[name] for rank, wish in wishes.items()}, joined)
+        with self._changed:
+            found = self._queue.get(name)
+        if self.channel.rank in joined:
+            found = _StandIn(*wanted) if not problem else None
+        if found is not None and problem:
             self._drop(found)
             found.finish(error=HorovodInternalError(problem))
-        else:
+        elif found is not None:
             self._perform(found)
-
-    def _find(self, wanted: tuple[Any, ...]) -> Handle | None:
-        """This rank's request of the wanted name; waits for it. None if the rank leaves instead."""
-        name, request, shapes = wanted
-        with self._changed:
-            self._changed.wait_for(lambda: name in self._queue or self._presence)
-            if name in self._queue:
-                return self._queue[name]
-            if self._presence is Presence.LEAVING:
-                return None
-        return _StandIn(name, request, shapes)
 
     def _perform(self, handle: Handle) -> None:
         self._drop(handle)
@@ -269,27 +298,22 @@ def _fingerprint(signature: tuple[Any, ...]) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _find_problem(wanted: tuple[Any, ...], answers: list[Any]) -> str:
+def _find_problem(signatures: dict[int, tuple[Any, ...]], joined: list[int]) -> str:
     """Why the ranks cannot perform this request together; empty if they can."""
+    first, wanted = next(iter(signatures.items()))
     name, request, _ = wanted
-    for rank, answer in enumerate(answers):
-        if answer is None:
-            return f"{name}: rank {rank} ends without having asked for it"
-    described = [describe(signature) for signature, _ in answers]
-    for rank, text in enumerate(described):
-        if answers[rank][0] != wanted:
+    for rank, signature in signatures.items():
+        if signature != wanted:
             return (
-                f"Mismatched requests for {name}: one rank asks for {describe(wanted)}, "
-                f"rank {rank} for {text}"
+                f"Mismatched requests for {name}: rank {first} asks for {describe(wanted)}, "
+                f"rank {rank} for {describe(signature)}"
             )
-    joined = [rank for rank, (_, stands_in) in enumerate(answers) if stands_in]
     can_stand_in = request.kind in ("allgather", "barrier") or (
         request.kind in ("allreduce", "reducescatter")
         and request.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
     )
-    if joined and not (
-        can_stand_in or (request.kind == "broadcast" and request.root not in joined)
-    ):
+    can_stand_in |= request.kind == "broadcast" and request.root not in joined
+    if joined and not can_stand_in:
         return f"{name}: {describe(wanted)} is not possible after rank {joined[0]} has joined"
     return ""
 

@@ -110,8 +110,11 @@ class _Distributed(Optimizer):
                 f"the gradient of {self._names[parameter]} is sparse: give "
                 "DistributedOptimizer(..., sparse_as_dense=True)"
             )
-        assert parameter.grad is not None
-        parameter.grad = parameter.grad.to_dense()
+        grad = parameter.grad
+        assert grad is not None
+        # torch 2.13 makes zeros of values that share one element, as after sum().backward().
+        values = grad._values().clone(memory_format=torch.contiguous_format)
+        parameter.grad = torch.sparse_coo_tensor(grad._indices(), values, grad.shape).to_dense()
 
     def _reduce(self, name: str, grads: list[Tensor]) -> _Waiting:
         before, after = 1.0, 1.0

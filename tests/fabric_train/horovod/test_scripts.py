@@ -1,0 +1,130 @@
+"""Scripts written for Horovod whose import was changed, against loops without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils.data.distributed import DistributedSampler
+
+ROOT = Path(__file__).parents[3]
+BATCH = 64
+"""Of both processes together."""
+
+
+def load_example(name: str) -> object:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def digits_alone(epochs: int) -> dict[str, torch.Tensor]:
+    """The weights of ``horovod_digits.py`` on two processes, from a plain loop."""
+    example = load_example("horovod_digits")
+    torch.manual_seed(42)
+    model = example.Net()
+    data, _ = example.load()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.04, momentum=0.5)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    for epoch in range(1, epochs + 1):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for start in range(0, len(order), BATCH):
+            images, labels = data[order[start : start + BATCH]]
+            optimizer.zero_grad()
+            F.nll_loss(model(images), labels).backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+def elastic_alone(epochs: int) -> dict[str, torch.Tensor]:
+    """The weights of ``horovod_elastic.py`` on two processes, from a plain loop."""
+    data, _ = load_example("horovod_digits").load()
+    torch.manual_seed(42)
+    model = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.04, momentum=0.5)
+    for epoch in range(epochs):
+        order = list(range(len(data)))
+        random.Random(epoch).shuffle(order)
+        for start in range(0, len(order), BATCH):
+            images, labels = data[order[start : start + BATCH]]
+            optimizer.zero_grad()
+            F.cross_entropy(model(images.flatten(1)), labels).backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+def same_weights(saved: Path, expected: dict[str, torch.Tensor]) -> None:
+    found = torch.load(saved)
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["horovod_digits", "horovod_elastic"])
+def test_nothing_but_the_import_is_ours(name):
+    lines = (ROOT / f"examples/{name}.py").read_text().splitlines()
+    ours = [line for line in lines if "fabric_train" in line]
+    assert ours == ["import fabric_train.horovod as hvd  # was: import horovod.torch as hvd"]
+
+
+@pytest.mark.slow  # in CI it runs under mpirun
+def test_the_example_trains_under_torchrun_as_in_one_process(processes, finish):
+    script = str(ROOT / "examples/horovod_digits.py")
+    code, out, err = finish(
+        processes.start_torchrun(2, script, "--epochs", "2", "--save", "weights.pt")
+    )
+    assert code == 0, err
+    assert "epoch 2: accuracy 0." in out
+    same_weights(processes.folder / "weights.pt", digits_alone(epochs=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [["--fp16-allreduce"], ["--use-adasum"], ["--gradient-predivide-factor", "2"]],
+    ids=lambda options: options[0],
+)
+def test_the_examples_options_train(processes, finish, options):
+    script = str(ROOT / "examples/horovod_digits.py")
+    code, out, err = finish(processes.start_torchrun(2, script, "--epochs", "6", *options))
+    assert code == 0, err
+    assert float(out.split()[-1]) > 0.6
+
+
+def launch(
+    folder: Path, clean: dict[str, str], *arguments: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    program = Path(__file__).parent / "programs" / "elastic_faulty.py"
+    (folder / "job.yaml").write_text(
+        f"name: elastic\ncommand: [{program}, --save, {folder / 'weights.pt'}]\n"
+        "nproc_per_node: 2\nmax_restarts: 5\ncheckpoint_dir: checkpoints\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "local", *arguments],
+        cwd=folder,
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("rank", ["1", pytest.param("0", marks=pytest.mark.slow)])
+def test_a_killed_worker_costs_the_elastic_example_nothing_but_time(tmp_path, clean, rank):
+    done = launch(tmp_path, clean, KILL_RANK=rank, KILL_AT="33")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs/latest/killed").read_text() == rank
+    assert "continues after batch" in done.stdout
+    same_weights(tmp_path / "weights.pt", elastic_alone(epochs=3))
