@@ -181,7 +181,9 @@ class Engine:
             while self._round():
                 pass
         except Exception as error:
-            self._fail(f"a collective failed, as another rank has ended or lost its way: {error}")
+            # gloo adds advice and a greeting.
+            cause = str(error).partition(" This is typically")[0]
+            self._fail(f"another rank has ended, or waited for too long: {cause}")
 
     def _round(self) -> bool:
         """Performs one request together with all ranks; False after the last."""

@@ -112,9 +112,11 @@ class _Distributed(Optimizer):
             )
         grad = parameter.grad
         assert grad is not None
-        # torch 2.13 makes zeros of values that share one element, as after sum().backward().
-        values = grad._values().clone(memory_format=torch.contiguous_format)
-        parameter.grad = torch.sparse_coo_tensor(grad._indices(), values, grad.shape).to_dense()
+        # Not to_dense(): torch 2.13 makes zeros of values that share one element, as those after
+        # sum().backward().
+        places = tuple(grad._indices())
+        dense = torch.zeros_like(parameter)
+        parameter.grad = dense.index_put_(places, grad._values(), accumulate=True)
 
     def _reduce(self, name: str, grads: list[Tensor]) -> _Waiting:
         before, after = 1.0, 1.0

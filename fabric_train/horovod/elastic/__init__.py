@@ -6,7 +6,7 @@ processes start again, so a commit is also written into CHECKPOINT_DIR, and ``ru
 
 from __future__ import annotations
 
-from fabric_train.horovod.elastic.run import run
+from fabric_train.horovod.elastic.running import run
 from fabric_train.horovod.elastic.sampler import ElasticSampler
 from fabric_train.horovod.elastic.state import ObjectState, State, TorchState
 from fabric_train.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
