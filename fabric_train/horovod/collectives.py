@@ -53,7 +53,7 @@ class Channel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Collective:
     """What must be the same on all ranks, besides the shapes."""
 
     kind: str
@@ -74,7 +74,7 @@ _WIDER = {torch.bfloat16: torch.float32, torch.int16: torch.int32, torch.bool: t
 """gloo does not add these."""
 
 
-def allreduce(channel: Channel, tensors: Sequence[Tensor], request: Request) -> Any:
+def allreduce(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
     """Reduces the tensors in place, those of one type in one transfer."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         same = [tensor for tensor in tensors if tensor.dtype == dtype]
@@ -88,7 +88,7 @@ def allreduce(channel: Channel, tensors: Sequence[Tensor], request: Request) -> 
     return list(tensors)
 
 
-def _reduce(channel: Channel, flat: Tensor, request: Request, parts: list[Tensor]) -> None:
+def _reduce(channel: Channel, flat: Tensor, request: Collective, parts: list[Tensor]) -> None:
     """Reduces ``flat`` in place; ``parts`` are its tensors, which Adasum takes one by one."""
     _scale(flat, request.prescale)
     if channel.size > 1 and request.op is ReduceOp.ADASUM:
@@ -111,7 +111,7 @@ def _scale(tensor: Tensor, factor: float) -> None:
         tensor.copy_(tensor * factor)
 
 
-def allgather(channel: Channel, tensors: Sequence[Tensor], request: Request) -> Any:
+def allgather(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
     """The ranks' tensors below each other; their first dimensions may differ."""
     return [_gather_one(channel, tensor) for tensor in tensors]
 
@@ -136,17 +136,19 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def broadcast(channel: Channel, tensors: Sequence[Tensor], request: Request) -> Any:
+def broadcast(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
     """Replaces the tensors by the root's, in place."""
     for tensor in tensors if channel.size > 1 else ():
         whole = tensor.contiguous()
-        dist.broadcast(as_bytes(whole), group=channel.data, group_src=request.root)
+        assert channel.data is not None
+        source = dist.get_global_rank(channel.data, request.root)
+        dist.broadcast(as_bytes(whole), source, group=channel.data)
         if whole is not tensor:
             tensor.copy_(whole)
     return list(tensors)
 
 
-def alltoall(channel: Channel, tensors: Sequence[Tensor], request: Request) -> Any:
+def alltoall(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
     """Sends the k-th part of the rows to rank k: the rows received, and how many from each.
 
     ``tensors``: the rows, and how many of them go to each rank.
@@ -168,7 +170,7 @@ def alltoall(channel: Channel, tensors: Sequence[Tensor], request: Request) -> A
     return [output, torch.tensor(received, dtype=torch.int32)]
 
 
-def reducescatter(channel: Channel, tensors: Sequence[Tensor], request: Request) -> Any:
+def reducescatter(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
     """This rank's rows of the reduced tensors; the first ranks have one more if they differ."""
     allreduce(channel, tensors, request)
     return [tensor[rows_of(channel.rank, channel.size, len(tensor))].clone() for tensor in tensors]
@@ -181,11 +183,11 @@ def rows_of(rank: int, size: int, count: int) -> slice:
     return slice(start, start + each + (rank < more))
 
 
-def barrier(channel: Channel, tensors: Sequence[Tensor], request: Request) -> Any:
+def barrier(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
     """Nothing: all ranks are there."""
     return []
 
 
-PERFORM: dict[str, Callable[[Channel, Sequence[Tensor], Request], Any]] = {
+PERFORM: dict[str, Callable[[Channel, Sequence[Tensor], Collective], Any]] = {
     act.__name__: act for act in (allreduce, allgather, broadcast, alltoall, reducescatter, barrier)
 }

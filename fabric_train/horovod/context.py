@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fabric_train.horovod.collectives import Channel
-from fabric_train.horovod.engine import Engine, read_stall_limit_s
+from fabric_train.horovod.engine import Conductor, read_stall_limit_s
 from fabric_train.horovod.starters import Starter, find_starter
 
 
@@ -22,7 +22,7 @@ class Context:
     """What ``init`` built."""
 
     starter: Starter
-    engine: Engine
+    engine: Conductor
     owns_group: bool
     names: dict[str, int]
     """How many requests without a name were made, by kind."""
@@ -51,7 +51,7 @@ def init(comm: object = None, process_sets: object = None) -> None:
     if owns_group:
         _make_group(starter)
     _context = Context(
-        starter=starter, engine=Engine(_open_channel(starter)), owns_group=owns_group, names={}
+        starter=starter, engine=Conductor(_open_channel(starter)), owns_group=owns_group, names={}
     )
     _watch_the_end()
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fabric_train.horovod.collectives import PERFORM, Channel, ReduceOp, Request
+from fabric_train.horovod.collectives import PERFORM, Channel, Collective, ReduceOp
 from fabric_train.horovod.errors import HorovodInternalError
 
 STALL_LIMIT_S = 24 * 3600.0
@@ -40,7 +40,7 @@ class Presence(enum.IntEnum):
 class Handle:
     """A request that was made; give it to ``synchronize`` or ``poll``."""
 
-    def __init__(self, name: str, request: Request, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, name: str, request: Collective, tensors: Sequence[Tensor]) -> None:
         self.name, self.request, self.tensors = name, request, tensors
         self._done = threading.Event()
         self._result: Any = None
@@ -105,7 +105,7 @@ def read_stall_limit_s() -> float:
     return float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0) or STALL_LIMIT_S
 
 
-class Engine:
+class Conductor:
     """The queue of this rank's requests, and the thread that works on it."""
 
     def __init__(self, channel: Channel) -> None:
@@ -155,7 +155,7 @@ class Engine:
         with self._changed:
             if self._error is not None:
                 raise HorovodInternalError(str(self._error))
-            self._joining = joining = Handle("join", Request(kind="barrier"), ())
+            self._joining = joining = Handle("join", Collective(kind="barrier"), ())
             self._presence = Presence.JOINED
             self._changed.notify_all()
         return int(joining.wait())
@@ -285,7 +285,7 @@ class Engine:
 class _StandIn(Handle):
     """What a rank that has joined contributes: zeros, or no rows."""
 
-    def __init__(self, name: str, request: Request, shapes: Sequence[Any]) -> None:
+    def __init__(self, name: str, request: Collective, shapes: Sequence[Any]) -> None:
         super().__init__(name, request, [])
         free = (0,) if request.kind in ROWS_MAY_DIFFER else ()
         self.tensors = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fabric_train.horovod import context
-from fabric_train.horovod.collectives import ReduceOp, Request
+from fabric_train.horovod.collectives import Collective, ReduceOp
 from fabric_train.horovod.operations import (
     Sum,
     _Waiting,
@@ -54,7 +54,7 @@ def alltoall_async(
         raise ValueError(
             f"splits {counts.tolist()} are not {size} numbers that add up to {len(tensor)} rows"
         )
-    return submit(name, [tensor, counts], Request(kind="alltoall"), single=False)
+    return submit(name, [tensor, counts], Collective(kind="alltoall"), single=False)
 
 
 def alltoall(
@@ -75,7 +75,7 @@ def alltoall(
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, request: Request, name: str | None, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, request: Collective, name: str | None, *tensors: Tensor) -> Any:
         ctx.request = request
         copies = [tensor.detach().clone() for tensor in tensors]
         return tuple(submit(name, copies, request, single=False).wait())

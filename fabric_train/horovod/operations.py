@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fabric_train.communication.adasum import check_power_of_two
 from fabric_train.horovod import context
-from fabric_train.horovod.collectives import ReduceOp, Request
+from fabric_train.horovod.collectives import Collective, ReduceOp
 from fabric_train.horovod.compression import Compression
 from fabric_train.horovod.engine import Handle
 
@@ -35,7 +35,7 @@ class _Waiting:
 
 
 def submit(
-    name: str | None, tensors: Sequence[Tensor], request: Request, *, single: bool
+    name: str | None, tensors: Sequence[Tensor], request: Collective, *, single: bool
 ) -> _Waiting:
     """Hands a request to the engine, under the name of its kind and its own."""
     here = context.get()
@@ -78,7 +78,7 @@ def join(device: int = -1) -> int:
 def barrier(process_set: object = None) -> None:
     """Returns when all ranks have called it."""
     refuse_process_set(process_set)
-    submit(None, [], Request(kind="barrier"), single=False).wait()
+    submit(None, [], Collective(kind="barrier"), single=False).wait()
 
 
 def refuse_process_set(process_set: object) -> None:
@@ -110,7 +110,7 @@ def plan_reduce(
     op: ReduceOp | None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Request:
+) -> Collective:
     """The request; raises ValueError, NotImplementedError or InputError for what cannot be."""
     if average is not None:
         if op is not None:
@@ -123,7 +123,7 @@ def plan_reduce(
             raise NotImplementedError("Adasum needs floating-point tensors")
     if any(tensor.is_sparse for tensor in tensors):
         raise NotImplementedError("a sparse tensor cannot be reduced: give tensor.to_dense()")
-    return Request(kind=kind, op=op, prescale=prescale_factor, postscale=postscale_factor)
+    return Collective(kind=kind, op=op, prescale=prescale_factor, postscale=postscale_factor)
 
 
 # -- allreduce ---------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def plan_reduce(
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, request: Request, name: str | None, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, request: Collective, name: str | None, *tensors: Tensor) -> Any:
         ctx.request = request
         copies = [tensor.detach().clone() for tensor in tensors]
         return tuple(submit(name, copies, request, single=False).wait())
@@ -249,7 +249,7 @@ def grouped_allgather_async(
     refuse_process_set(process_set)
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError("a tensor without dimensions cannot be gathered: give tensor.reshape(1)")
-    return submit(name, tensors, Request(kind="allgather"), single=single)
+    return submit(name, tensors, Collective(kind="allgather"), single=single)
 
 
 def grouped_allgather(
@@ -295,7 +295,7 @@ def broadcast_async_(
     refuse_process_set(process_set)
     if not 0 <= root_rank < context.get().starter.size:
         raise ValueError(f"root_rank {root_rank} is not one of {context.get().starter.size} ranks")
-    return submit(name, [tensor], Request(kind="broadcast", root=root_rank), single=True)
+    return submit(name, [tensor], Collective(kind="broadcast", root=root_rank), single=True)
 
 
 def broadcast_async(

@@ -17,13 +17,13 @@ GLOBAL_SCOPE, STRING_TYPE, NAME_BYTES = 3, 3, 256
 LIBRARIES = ("libpmix.so.2", "libpmix.so")
 
 
-class Process(ctypes.Structure):
+class PmixProcess(ctypes.Structure):
     """``pmix_proc_t``: a rank of a job."""
 
     _fields_ = (("job", ctypes.c_char * NAME_BYTES), ("rank", ctypes.c_uint32))
 
 
-class Value(ctypes.Structure):
+class PmixValue(ctypes.Structure):
     """``pmix_value_t`` with a text in it; its union is not larger than what is reserved."""
 
     _fields_ = (
@@ -39,7 +39,7 @@ def exchange(key: str, text: str | None, fix: str) -> str:
     Raises InputError, with ``fix``, where the library or the server is not there.
     """
     library = _load(fix)
-    me = Process()
+    me = PmixProcess()
 
     def call(function: str, *arguments: Any) -> None:
         status = getattr(library, function)(*arguments)
@@ -49,13 +49,13 @@ def exchange(key: str, text: str | None, fix: str) -> str:
     call("PMIx_Init", ctypes.byref(me), None, ctypes.c_size_t(0))
     try:
         if text is not None:
-            value = Value(STRING_TYPE, text.encode(), b"")
+            value = PmixValue(STRING_TYPE, text.encode(), b"")
             scope = ctypes.c_uint8(GLOBAL_SCOPE)
             call("PMIx_Put", scope, ctypes.c_char_p(key.encode()), ctypes.byref(value))
             call("PMIx_Commit")
         call("PMIx_Fence", None, ctypes.c_size_t(0), None, ctypes.c_size_t(0))
-        found = ctypes.POINTER(Value)()
-        root = Process(me.job, 0)
+        found = ctypes.POINTER(PmixValue)()
+        root = PmixProcess(me.job, 0)
         name = ctypes.c_char_p(key.encode())
         call("PMIx_Get", ctypes.byref(root), name, None, ctypes.c_size_t(0), ctypes.byref(found))
         answer: str = found.contents.text.decode()

@@ -20,7 +20,7 @@ from fabric_train.horovod.objects import (
 )
 
 
-class State:
+class ElasticState:
     """The base class; ``save``, ``restore`` and ``sync`` are the subclass's.
 
     What ``to_commit`` returns is written to disk, and ``load_commit`` gets it after a restart.
@@ -84,7 +84,7 @@ class State:
         """Goes on from what ``to_commit`` returned in another process."""
 
 
-class ObjectState(State):
+class ObjectState(ElasticState):
     """Plain values, which are attributes of the state under the names that they are given by."""
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
@@ -117,7 +117,7 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
-class Handler:
+class Member:
     """One member of a ``TorchState`` that has a ``state_dict``."""
 
     def __init__(self, value: Any) -> None:
@@ -152,43 +152,43 @@ class TorchState(ObjectState):
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
         values = {"model": model, "optimizer": optimizer, **values}
         values = {name: value for name, value in values.items() if value is not None}
-        self._handlers = {
-            name: Handler(value) for name, value in values.items() if isinstance(value, HANDLED)
+        self._members = {
+            name: Member(value) for name, value in values.items() if isinstance(value, HANDLED)
         }
-        for name, handler in self._handlers.items():
-            super().__setattr__(name, handler.value)
-        super().__init__(**{n: v for n, v in values.items() if n not in self._handlers})
+        for name, member in self._members.items():
+            super().__setattr__(name, member.value)
+        super().__init__(**{n: v for n, v in values.items() if n not in self._members})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        handlers = self.__dict__.get("_handlers", {})
-        if name in handlers:
-            handlers[name] = Handler(value)
+        members = self.__dict__.get("_members", {})
+        if name in members:
+            members[name] = Member(value)
         super().__setattr__(name, value)
 
     def save(self) -> None:
-        for handler in self._handlers.values():
-            handler.save()
+        for member in self._members.values():
+            member.save()
         super().save()
 
     def restore(self) -> None:
-        for handler in self._handlers.values():
-            handler.restore()
+        for member in self._members.values():
+            member.restore()
         super().restore()
 
     def sync(self) -> None:
-        for handler in self._handlers.values():
-            handler.sync()
+        for member in self._members.values():
+            member.sync()
         super().sync()
 
     def to_commit(self) -> Any:
-        parts = {name: handler.saved for name, handler in self._handlers.items()}
+        parts = {name: member.saved for name, member in self._members.items()}
         return {**super().to_commit(), "parts": parts}
 
     def load_commit(self, content: Any) -> None:
         for name, saved in content["parts"].items():
-            if name in self._handlers:
-                self._handlers[name].saved = saved
-                self._handlers[name].restore()
+            if name in self._members:
+                self._members[name].saved = saved
+                self._members[name].restore()
         super().load_commit(content)
 
 

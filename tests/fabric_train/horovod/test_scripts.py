@@ -6,6 +6,7 @@ import importlib.util
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,14 @@ def digits_alone(epochs: int) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def elastic_alone(epochs: int) -> dict[str, torch.Tensor]:
-    """The weights of ``horovod_elastic.py`` on two processes, from a plain loop."""
+def elastic_alone(
+    epochs: int, alone_from: tuple[int, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """The weights of ``horovod_elastic.py`` on two processes, from a plain loop.
+
+    ``alone_from``: the epoch and its samples after which one process goes on, with half the batch
+    and half the learning rate.
+    """
     data, _ = load_example("horovod_digits").load()
     torch.manual_seed(42)
     model = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
@@ -56,8 +63,13 @@ def elastic_alone(epochs: int) -> dict[str, torch.Tensor]:
     for epoch in range(epochs):
         order = list(range(len(data)))
         random.Random(epoch).shuffle(order)
-        for start in range(0, len(order), BATCH):
-            images, labels = data[order[start : start + BATCH]]
+        start, batch = 0, BATCH
+        while start < len(order):
+            if alone_from and (epoch, start) >= alone_from:
+                batch = BATCH // 2
+                optimizer.param_groups[0]["lr"] = 0.02
+            images, labels = data[order[start : start + batch]]
+            start += batch
             optimizer.zero_grad()
             F.cross_entropy(model(images.flatten(1)), labels).backward()
             optimizer.step()
@@ -102,14 +114,18 @@ def test_the_examples_options_train(processes, finish, options):
     assert float(out.split()[-1]) > 0.6
 
 
-def launch(
-    folder: Path, clean: dict[str, str], *arguments: str, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def write_job(folder: Path, size: str) -> None:
     program = Path(__file__).parent / "programs" / "elastic_faulty.py"
     (folder / "job.yaml").write_text(
         f"name: elastic\ncommand: [{program}, --save, {folder / 'weights.pt'}]\n"
-        "nproc_per_node: 2\nmax_restarts: 5\ncheckpoint_dir: checkpoints\n"
+        f"{size}max_restarts: 5\ncheckpoint_dir: checkpoints\n"
     )
+
+
+def launch(
+    folder: Path, clean: dict[str, str], *arguments: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    write_job(folder, "nproc_per_node: 2\n")
     return subprocess.run(
         [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "local", *arguments],
         cwd=folder,
@@ -121,10 +137,47 @@ def launch(
     )
 
 
-@pytest.mark.parametrize("rank", ["1", pytest.param("0", marks=pytest.mark.slow)])
-def test_a_killed_worker_costs_the_elastic_example_nothing_but_time(tmp_path, clean, rank):
-    done = launch(tmp_path, clean, KILL_RANK=rank, KILL_AT="33")
+@pytest.mark.parametrize(
+    ("rank", "start"),
+    [
+        ("1", "fork"),
+        pytest.param("0", "fork", marks=pytest.mark.slow),
+        pytest.param("0", "fresh", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_worker_costs_the_elastic_example_nothing_but_time(tmp_path, clean, rank, start):
+    done = launch(tmp_path, clean, "--set", f"start={start}", KILL_RANK=rank, KILL_AT="33")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/latest/killed").read_text() == rank
-    assert "continues after batch" in done.stdout
+    assert "continues " in done.stdout
     same_weights(tmp_path / "weights.pt", elastic_alone(epochs=3))
+
+
+@pytest.mark.slow
+def test_the_elastic_example_goes_on_in_a_smaller_world(tmp_path, clean):
+    launcher = [sys.executable, "-m", "launcher"]
+    write_job(tmp_path, "nnodes: '1:2'\nnproc_per_node: 1\n")
+    run = subprocess.Popen(
+        [*launcher, "run", "job.yaml", "--on", "local"],
+        cwd=tmp_path,
+        env={**clean, "STEP_S": "0.1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("checkpoints/step-*")):
+            assert time.monotonic() < deadline
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.05)
+        scale = [*launcher, "scale", "1"]
+        subprocess.run(scale, cwd=tmp_path, env=clean, check=True, capture_output=True)
+        out, err = run.communicate(timeout=200)
+    finally:
+        run.kill()
+    assert run.returncode == 0, out + err
+    (line,) = (line for line in out.splitlines() if "continues " in line)
+    epoch, processed = map(int, line.split("continues ")[1].split()[:2])
+    assert line.endswith("size 1")
+    same_weights(tmp_path / "weights.pt", elastic_alone(epochs=3, alone_from=(epoch, processed)))

@@ -1,10 +1,11 @@
-"""``examples/horovod_elastic.py``, one worker of which kills itself once, in a backward pass."""
+"""``examples/horovod_elastic.py``, slowed down, or with a worker that kills itself."""
 
 from __future__ import annotations
 
 import os
 import runpy
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -20,8 +21,9 @@ send = optimizer.Bucket.send
 def send_or_die(bucket: optimizer.Bucket, *arguments: object) -> None:
     global sent
     sent += 1
-    is_it = (os.environ["RANK"], str(sent)) == (os.environ["KILL_RANK"], os.environ["KILL_AT"])
-    if is_it and not KILLED.exists():
+    time.sleep(float(os.environ.get("STEP_S", "0")))
+    mine = os.environ["RANK"], str(sent)
+    if mine == (os.environ.get("KILL_RANK"), os.environ.get("KILL_AT")) and not KILLED.exists():
         KILLED.write_text(os.environ["RANK"])
         os.kill(os.getpid(), signal.SIGKILL)
     send(bucket, *arguments)
@@ -33,8 +35,8 @@ load = hvd.elastic.TorchState.load_commit
 
 def tell(state: hvd.elastic.TorchState, content: object) -> None:
     load(state, content)
-    done = state.epoch * 22 + state.sampler.processed_num // 64
-    print(f"continues after batch {done}", flush=True)
+    sampler = state.sampler
+    print(f"continues {state.epoch} {sampler.processed_num} size {hvd.size()}", flush=True)
 
 
 hvd.elastic.TorchState.load_commit = tell
