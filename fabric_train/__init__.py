@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fabric_train.ledger import Ledger, open_ledger
     from fabric_train.lineage import FencedError
     from fabric_train.manifest import CheckpointManifest
+    from fabric_train.memory import share_row, take_row
     from fabric_train.preemption import (
         EXIT_PREEMPTED,
         PreemptedError,
@@ -83,6 +84,8 @@ __all__ = [
     "parse_worker_env",
     "read_environment",
     "seed_generators",
+    "share_row",
+    "take_row",
 ]
 
 _NAMES = {
@@ -96,6 +99,7 @@ _NAMES = {
     "ledger": "Ledger open_ledger",
     "lineage": "FencedError",
     "manifest": "CheckpointManifest",
+    "memory": "share_row take_row",
     "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
     " exit_on_sigterm finish_before_exit",
     "randomness": "derive_seed seed_generators",

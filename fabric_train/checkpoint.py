@@ -125,6 +125,10 @@ class CheckpointStore:
         self._remove_leftovers()
         return self._writer
 
+    def note_of(self, writer: Writer) -> Path:
+        """The file that tells of this start; the newest in the folder after ``begin``."""
+        return self._lineage.note_of(writer)
+
     def check(self) -> None:
         """Raises FencedError if a later group has begun; lists two folders."""
         self._lineage.check(self.writer)

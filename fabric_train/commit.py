@@ -63,6 +63,8 @@ class Save:
     def _write(self) -> tuple[Path, int]:
         staging = self.ranks.from_rank_zero(lambda: self.store.stage(self.manifest.step))
         try:
+            # Otherwise each node would write its ranks' files into a folder of its own.
+            self.ranks.check_shared(staging)
             names = write_tensors(self.tensors, staging, self.ranks.group)
             parts = self.ranks.gather(attempt(lambda: describe_files(staging, names)))
             files: dict[str, FileEntry] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fabric_train.agreement import Agreement
 from fabric_train.commit import SaveResult
@@ -15,6 +16,9 @@ from fabric_train.saver import Saver
 from fabric_train.state import TrainState
 from fabric_train.worker_env import WorkerEnv
 
+if TYPE_CHECKING:
+    from fabric_train.strategies.strategy import Strategy
+
 CLOSE_LIMIT_S = 10.0
 """What a save in flight gets when the training ends with an error."""
 
@@ -22,8 +26,9 @@ CLOSE_LIMIT_S = 10.0
 class Continuity:
     """Saves, resumes and stops one training; all ranks call the same methods in the same order.
 
-    With ``each_epoch`` a checkpoint follows each epoch, whatever the saver's interval. ``refresh``
-    arguments bring the state's ``epoch_loss`` up to date over all ranks, and may block.
+    With ``each_epoch`` a checkpoint follows each epoch, whatever the saver's interval.
+    ``strategy`` has a memory of its own in checkpoints. ``refresh`` arguments bring the state's
+    ``epoch_loss`` up to date over all ranks, and may block.
     """
 
     def __init__(
@@ -34,8 +39,9 @@ class Continuity:
         ledger: Ledger,
         *,
         each_epoch: bool = True,
+        strategy: Strategy | None = None,
     ) -> None:
-        self.saver = saver
+        self.saver, self._strategy = saver, strategy
         self._state, self._ledger, self._each_epoch = state, ledger, each_epoch
         speaks = env.world is None or env.world.local_rank == 0
         self._preemption = Preemption(env.node_dir if speaks else None)
@@ -45,7 +51,7 @@ class Continuity:
     def resume(self) -> Path | None:
         """Loads the newest checkpoint, and tells the agent that stop requests will be answered."""
         state = self._state
-        found = self.saver.resume(state.model, state.optimizer)
+        found = self.saver.resume(state.model, state.optimizer, self._strategy)
         if found:
             state.step = found.step
             state.load_json(found.trainer)
@@ -84,6 +90,7 @@ class Continuity:
             trainer=state.to_json(),
             score=score,
             block=block,
+            strategy=self._strategy,
         )
         self._ledger.on_stall(self.saver.blocked_s)
         self._tell(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 
 from fabric_train.errors import InputError, WorldMismatchError
 from fabric_train.strategies.strategy import Strategy
-from fabric_train.worker_env import WorkerEnv, World
+from fabric_train.worker_env import OMP_NUM_THREADS, WorkerEnv, World
 
 Accelerator = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32-true", "bf16-mixed"]
@@ -45,6 +46,8 @@ def launch_fabric(
         # As torchrun does for several workers: otherwise the result depends on the number of cores,
         # and on a busy machine waiting threads make small models several times slower.
         torch.set_num_threads(1)
+        # Fabric would set it to the node's cores otherwise, and their threads with it.
+        os.environ[OMP_NUM_THREADS] = "1"
     if world is None:
         # Explicit, because Fabric would follow variables that a batch system left behind.
         fabric = Fabric(

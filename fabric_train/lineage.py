@@ -86,9 +86,12 @@ class Lineage:
             writer = Writer(generation, self._newest_attempt(generation) + 1)
             self.check(writer)
             start = Start(writer=writer, base=base, at=time.time())
-            name = f"{writer.generation:08d}-{writer.attempt:04d}.json"
-            if _create(self._notes / name, _render_start(start)):
+            if _create(self.note_of(writer), _render_start(start)):
                 return writer
+
+    def note_of(self, writer: Writer) -> Path:
+        """The file of the note that ``begin`` made for this writer."""
+        return self._notes / f"{writer.generation:08d}-{writer.attempt:04d}.json"
 
     def check(self, writer: Writer) -> None:
         """Raises FencedError unless ``writer`` is the newest there is."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from fabric_train.errors import InputError
 
@@ -53,6 +56,34 @@ class Ranks:
             raise result
         value: T = result
         return value
+
+    def spread(self, read: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors that ``read`` gives on rank 0, on all ranks; all ranks must call it."""
+        if self.group is None:
+            return dict(read())
+        own: dict[str, Tensor] = {}
+
+        def describe() -> dict[str, tuple[torch.Size, torch.dtype]]:
+            own.update(read())
+            return {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+
+        known = self.from_rank_zero(describe)
+        tensors = own or {
+            name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in known.items()
+        }
+        for tensor in tensors.values():
+            dist.broadcast(tensor, src=0, group=self.group)
+        return tensors
+
+    def check_shared(self, path: Path) -> None:
+        """Raises InputError, on all ranks, unless all see ``path``, which rank 0 has made."""
+        seen = self.gather(path.exists())
+        if not all(seen):
+            raise InputError(
+                f"rank {seen.index(False)} does not see {path}, but all ranks read and write parts "
+                "of the state",
+                "set checkpoint_dir to a folder that all nodes share",
+            )
 
 
 def attempt(act: Callable[[], T]) -> T | Exception:

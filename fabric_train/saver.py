@@ -17,11 +17,11 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
@@ -30,15 +30,27 @@ from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.commit import Save, SaveResult
 from fabric_train.errors import InputError
 from fabric_train.manifest import CheckpointManifest, find_differences
+from fabric_train.memory import (
+    describe_memory,
+    find_rows,
+    is_taken,
+    name_memory,
+    read_memory,
+    ready_to_save,
+)
 from fabric_train.ranks import Ranks
 from fabric_train.retention import Interval, Keep, Timer, observe_mtbf_s
 from fabric_train.snapshot import (
     Snapshot,
     capture,
+    is_state,
     read_shards,
     read_tensors,
     restore,
 )
+
+if TYPE_CHECKING:
+    from fabric_train.strategies.strategy import Strategy
 
 GROUP_TIMEOUT_S = 600.0
 """How long a rank waits for the others' files; a slow disk is not a failure."""
@@ -49,8 +61,8 @@ class Saver:
 
     ``config``: what a run must have in common with the checkpoint that it resumes. ``generation``:
     as the node agent assigned it. Rank 0 alone reads and writes a replicated state, so the other
-    nodes need not see the folder; all ranks read and write a sharded one. Takes host memory for one
-    copy of the state.
+    nodes need not see the folder; all ranks read and write a sharded one, and a strategy's memory
+    of which each rank has its own. Takes host memory for one copy of what a rank writes.
     """
 
     def __init__(
@@ -86,30 +98,42 @@ class Saver:
     # -- resuming ------------------------------------------------------------------------------
 
     def resume(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy | None = None,
     ) -> CheckpointManifest | None:
         """Loads the newest checkpoint of the history; None if there is none.
 
-        Blocks; prints which checkpoints were skipped, and why. Raises, on all ranks, InputError for
-        a checkpoint of another training, and FencedError if a later group has begun.
+        ``strategy`` gets its memory back. Blocks; prints which checkpoints were skipped, and why.
+        Raises, on all ranks, InputError for a checkpoint of another training or a folder that the
+        nodes have to share and do not, and FencedError if a later group has begun.
         """
         found = self._found = self._found or self._look()
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
-        self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
+        note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
+        has_rows = strategy is not None and strategy.has_rows
+        if sharded or has_rows or find_rows(name_memory(strategy)):
+            self.ranks.check_shared(note)
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
             return None
         self.newest, self._committed_step = found.path, found.manifest.step
         if sharded:
-            self._check_shared(found.path)
             live = capture(model, optimizer, whole=True)
             read_shards(live.tensors, found.path, self.ranks.group)
             tensors = live.tensors
         else:
-            tensors = self._spread(read_tensors(found.path) if self._leads else {})
+            tensors = self.ranks.spread(lambda: read_tensors(found.path, is_state))
         values = found.manifest.trainer["optimizer"]
         restore(Snapshot(tensors=tensors, values=values), model, optimizer)
+        say = self._say if self._leads else lambda text: None
+        taken = is_taken(found.manifest, strategy, say)
+        memory = read_memory(found.path, found.manifest, self.ranks) if taken else {}
+        if strategy is not None:
+            strategy.steps = found.manifest.step
+            strategy.load_memory(memory)
         return found.manifest
 
     def look(self) -> CheckpointManifest | None:
@@ -131,7 +155,7 @@ class Saver:
 
         return self.ranks.from_rank_zero(read)
 
-    def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> None:
+    def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> Path:
         if found:
             differences = find_differences(found.manifest.config, self.config)
             differences += find_differences(found.manifest.tensors, shapes)
@@ -141,18 +165,10 @@ class Saver:
                     + "; ".join(differences),
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
-        self.store.begin(self._generation, found)
+        return self.store.note_of(self.store.begin(self._generation, found))
 
     def _observe_mtbf_s(self) -> float:
         return observe_mtbf_s(self.store.read_starts() if self._leads else (), time.time())
-
-    def _check_shared(self, path: Path) -> None:
-        seen = self.ranks.gather(path.is_dir())
-        if not all(seen):
-            raise InputError(
-                f"rank {seen.index(False)} does not see {path}, but all ranks read a sharded state",
-                "set checkpoint_dir to a folder that all nodes share",
-            )
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -191,25 +207,26 @@ class Saver:
         trainer: Mapping[str, Any] | None = None,
         score: float | None = None,
         block: bool = False,
+        strategy: Strategy | None = None,
     ) -> SaveResult | None:
         """Commits the state after ``step`` steps, in the background unless ``block``.
 
-        Waits for the save before it, and returns how that one ended if no call has returned it yet;
-        with ``block`` how this one ended. Does not save a step twice. Prints a full disk, and does
-        not raise it. All ranks must call it. Raises FencedError if a later group has begun.
+        ``strategy`` brings its memory, of which all ranks may write parts. Waits for the save
+        before it, and returns how that one ended if no call has returned it yet; with ``block`` how
+        this one ended. Does not save a step twice. Prints a full disk, and does not raise it. All
+        ranks must call it. Raises FencedError if a later group has begun.
         """
         began_at = self._clock()
         before = self.wait()
-        if step == self._committed_step:
-            self.blocked_s = self._clock() - began_at
-            return before
-        sharded = is_sharded(model)
-        if sharded or self._leads:
-            self._begin_save(step, capture(model, optimizer), sharded, trainer or {}, score)
-            if block or not self._asynchronous:
-                before = self.wait()
+        is_new, begun = step != self._committed_step, False
+        with ready_to_save(strategy):
+            if is_new:
+                begun = self._begin_save(step, model, optimizer, strategy, trainer or {}, score)
+        if begun and (block or not self._asynchronous):
+            before = self.wait()
         self.blocked_s = self._clock() - began_at
-        self._timer.on_saved(self.blocked_s)
+        if is_new:
+            self._timer.on_saved(self.blocked_s)
         return before
 
     def wait(self) -> SaveResult | None:
@@ -241,11 +258,22 @@ class Saver:
     def _begin_save(
         self,
         step: int,
-        snapshot: Snapshot,
-        sharded: bool,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy | None,
         trainer: Mapping[str, Any],
         score: float | None,
-    ) -> None:
+    ) -> bool:
+        """Copies what this rank writes, and starts to write it; False if it writes nothing."""
+        memory = name_memory(strategy)
+        rows = find_rows(memory)
+        sharded = is_sharded(model)
+        if not (sharded or rows or self._leads):
+            return False
+        snapshot = Snapshot(tensors=rows, values={})
+        if sharded or self._leads:
+            state = capture(model, optimizer)
+            snapshot = replace(state, tensors={**state.tensors, **memory})
         began_at = self._clock()
         if self._stager is None:
             self._stager = DefaultStager(
@@ -265,12 +293,17 @@ class Saver:
             world_size=self.ranks.size,
             files={},
             tensors=snapshot.shapes,
-            trainer={**trainer, "optimizer": dict(snapshot.values)},
+            trainer={
+                **trainer,
+                "optimizer": dict(snapshot.values),
+                **describe_memory(strategy, memory),
+            },
             config=self.config,
             versions={"torch": torch.__version__, "python": platform.python_version()},
             score=score,
         )
-        work = Save(self.store, self.ranks if sharded else Ranks(), manifest, staged)
+        ranks = self.ranks if sharded or rows else Ranks()
+        work = Save(self.store, ranks, manifest, staged)
         blocked_s = self._clock() - began_at
 
         def run() -> None:
@@ -278,18 +311,7 @@ class Saver:
 
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
-
-    def _spread(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if self.ranks.group is None:
-            return dict(tensors)
-        known = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        known = self.ranks.from_rank_zero(lambda: known)
-        spread = dict(tensors) or {
-            name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in known.items()
-        }
-        for tensor in spread.values():
-            dist.broadcast(tensor, src=0, group=self.ranks.group)
-        return spread
+        return True
 
 
 def is_sharded(model: nn.Module) -> bool:

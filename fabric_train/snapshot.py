@@ -10,7 +10,7 @@ import enum
 import io
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,11 @@ class Snapshot:
             for name, tensor in self.tensors.items()
             if name.startswith(MODEL)
         }
+
+
+def is_state(name: str) -> bool:
+    """Whether a checkpoint's tensor is the model's or the optimizer's."""
+    return name.startswith((MODEL, OPTIMIZER))
 
 
 def capture(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> Snapshot:
@@ -105,17 +110,22 @@ def write_tensors(
     return sorted(mine + ([".metadata"] if rank == 0 else []))
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, unsharded, in CPU memory; one rank may call it alone."""
-    reader = SafeReader(folder)
-    entries = reader.read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    load(tensors, storage_reader=reader, no_dist=True)
+def read_tensors(
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, torch.Tensor]:
+    """The wanted tensors of a checkpoint, unsharded, in CPU memory; a rank may call it alone."""
+    tensors = allocate_tensors(folder, wanted)
+    load(tensors, storage_reader=SafeReader(folder), no_dist=True)
     return tensors
+
+
+def allocate_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """Tensors of the shapes and types of a checkpoint's, with any content."""
+    return {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in SafeReader(folder).read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata) and wanted(name)
+    }
 
 
 def read_shards(

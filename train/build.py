@@ -122,6 +122,7 @@ def build(
             saver,
             ledger,
             each_epoch=config.keep_best or plan_interval(config).is_chosen,
+            strategy=strategy,
         ),
         ledger=ledger,
     )

@@ -22,7 +22,7 @@ from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.reduction import align
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.state import digest_weights
-from fabric_train.strategies.strategy import RankBatch
+from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
 from train.build import Run, build, choose_strategy, say
 from train.config import TrainConfig
@@ -46,8 +46,16 @@ def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> 
 
 def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
     """The whole training; leaves the process group open."""
-    began_at = time.monotonic()
     strategy = choose_strategy(config)
+    try:
+        return train_by(strategy, config, env, ledger)
+    finally:
+        strategy.close()
+
+
+def train_by(strategy: Strategy, config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
+    """The training with one strategy."""
+    began_at = time.monotonic()
     # Before the process group, so that a wrong batch size is refused without waiting for nodes.
     replicas = strategy.count_replicas(env.world_size)
     plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)

@@ -1,1 +1,4 @@
-"""The mathematics of what ranks send each other; each module can be used in a loop of one's own."""
+"""How processes reduce gradients or weights, for any training loop; one algorithm in each module.
+
+Nothing here knows of strategies: a plain loop with a process group can use every class.
+"""

@@ -18,12 +18,39 @@ if TYPE_CHECKING:
 
 STRATEGIES = {
     "ddp": "ddp:Ddp",
+    "local_sgd": "local_sgd:LocalSgd",
+    "diloco": "diloco:Diloco",
+    "fp16": "half:Fp16",
+    "bf16": "half:Bf16",
+    "powersgd": "powersgd:PowerSgd",
+    "bagua:gradient_allreduce": "gradient_allreduce:GradientAllreduce",
+    "bagua:bytegrad": "bytegrad:ByteGrad",
+    "bagua:decentralized": "decentralized:Decentralized",
+    "bagua:low_precision_decentralized": "decentralized:LowPrecisionDecentralized",
+    "bagua:qadam": "qadam:QAdam",
+    "bagua:async": "asynchronous:Asynchronous",
 }
 """Module and class by the name that ``--strategy`` takes."""
 
 INSTEAD: dict[str, str] = {
     "ddp_cpu": "--strategy ddp, which trains on CPUs where there is no GPU",
     "ddp2": "",
+    "bagua": "--strategy bagua:ALGORITHM with gradient_allreduce, bytegrad, decentralized, "
+    "low_precision_decentralized, qadam or async, which need no bagua installed",
+    "gradient_allreduce": "--strategy bagua:gradient_allreduce, or ddp, which is the same",
+    "bytegrad": "--strategy bagua:bytegrad",
+    "decentralized": "--strategy bagua:decentralized",
+    "low_precision_decentralized": "--strategy bagua:low_precision_decentralized",
+    "qadam": "--strategy bagua:qadam",
+    "async": "--strategy bagua:async",
+    "onebit_adam": "--strategy bagua:qadam --strategy_options.bits 1",
+    "fp16_compress": "--strategy fp16",
+    "bf16_compress": "--strategy bf16",
+    "fp16_compress_hook": "--strategy fp16",
+    "bf16_compress_hook": "--strategy bf16",
+    "powersgd_hook": "--strategy powersgd",
+    "powerSGD_hook": "--strategy powersgd",
+    "powerSGD": "--strategy powersgd",
 }
 """What to write for a name that current libraries have dropped."""
 

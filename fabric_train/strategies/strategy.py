@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from fabric_train.errors import InputError
 from fabric_train.sampler import plan_rank_shards
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Strategy:
     """Whether the training may go on with another number of processes."""
     is_sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the weights, so that all of them write a checkpoint."""
+    has_rows: ClassVar[bool] = False
+    """Whether each rank writes a part of ``memory``, into a folder that all nodes share."""
     equal_rounds: ClassVar[bool] = False
     """Whether a forward or backward pass waits for the other replicas', so that all must make
     equally many: those with fewer shards repeat their last one with weight 0."""
@@ -88,11 +91,23 @@ class Strategy:
         self.optimizer: Optimizer
         self.place: Place
         self.virtual_shards = 1
+        self.steps = 0
+        """Optimizer steps so far, over all restarts; a Saver sets it when it has loaded them."""
 
     # -- before a process group -----------------------------------------------------------------
 
     def check(self, world: World | None, device: Device) -> None:
         """Raises InputError where the strategy cannot run in this world, with what to do."""
+
+    def require(self, **least: float) -> None:
+        """Raises InputError for an option below the least value that is named here."""
+        for option, value in least.items():
+            given = getattr(self, option)
+            if given < value:
+                raise InputError(
+                    f"--strategy_options: {option}={given} of {self.name} is less than {value}",
+                    f"--strategy_options.{option} {value} or more",
+                )
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
         """Fabric's strategy, which makes the process group."""
@@ -176,6 +191,7 @@ class Strategy:
         """Updates the weights; ``number`` counts the optimizer steps before, over all restarts."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.steps = number + 1
 
     def run_step(self, batch: RankBatch) -> Tensor:
         """All micro-batches of a step, up to ``finish``: the mean of their losses, on the device.
@@ -207,15 +223,29 @@ class Strategy:
     # -- checkpoints and tests ------------------------------------------------------------------
 
     def before_save(self) -> None:
-        """Brings ``bare`` and ``optimizer`` into the state to save; all ranks must call it."""
+        """Brings ``bare`` and ``optimizer`` into the state to save, or ``bare`` to test.
+
+        All ranks must call it.
+        """
+
+    def after_save(self) -> None:
+        """Brings them back into the state to train on, after they were copied or tested."""
 
     def memory(self) -> dict[str, Tensor]:
-        """What the strategy itself has to remember in a checkpoint, by name: equal on all ranks,
-        or this rank's row of a DTensor that is sharded over the world."""
+        """What the strategy itself has to remember in a checkpoint, by name.
+
+        Equal on all ranks, or this rank's ``fabric_train.memory.share_row``. Every rank gives the
+        same names. Called from ``setup`` on, between ``before_save`` and ``after_save``.
+        """
         return {}
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
-        """The reverse of ``memory``, with whole tensors; the world may have another size."""
+        """The reverse of ``memory``; called after a checkpoint was loaded into the model.
+
+        ``saved`` is empty if it has no memory of this strategy. A tensor of which each rank has a
+        row is read by ``take_row``; in a world of another size it is whole. Tensors are in host
+        memory.
+        """
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The outputs for a test batch, without gradients."""
@@ -230,7 +260,10 @@ class Strategy:
         return dict(self.bare.state_dict())
 
     def close(self) -> None:
-        """Ends what runs beside the training, and drops what refers to the process group."""
+        """Ends what runs beside the training; called last, also after an error.
+
+        ``setup`` may not have been called. Waits for no other rank, which may be gone.
+        """
 
 
 def find_place(device: torch.device, world: World | None) -> Place:

@@ -51,3 +51,10 @@ def test_fabric_by_itself_would_train_two_separate_worlds_and_that_is_refused(pr
     for rank, line in enumerate(lines):
         assert line.startswith(f"worker {rank} of 2 is rank 0 of 1: refused: ")
     assert len(lines) == 2
+
+
+def test_fabric_does_not_set_the_threads_to_the_number_of_cores(processes, finish):
+    # torchrun sets OMP_NUM_THREADS for several workers alone.
+    code, out, err = finish(processes.start_torchrun(1, str(PROGRAMS / "threads.py")))
+    assert code == 0, err
+    assert out == "threads 1, for others 1\n"

@@ -20,6 +20,11 @@ def test_each_name_makes_the_strategy_that_bears_it(name):
     ("name", "options", "told"),
     [
         ("dpp", {}, "did you mean ddp?"),
+        ("bagua", {}, "--strategy bagua:ALGORITHM with gradient_allreduce, bytegrad"),
+        ("fp16_compress_hook", {}, "--strategy fp16"),
+        ("powerSGD", {}, "--strategy powersgd"),
+        ("bagua:asynch", {}, "did you mean bagua:async?"),
+        ("bagua:qadam", {"bits": 4}, "bits=4 of bagua:qadam is not one of 8, 1"),
         ("ddp", {"exat": True}, "did you mean exact?"),
         ("ddp", {"exact": "yes"}, "exact='yes' of ddp is not true or false"),
     ],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from fabric_train.errors import DivergedError, InputError
 from fabric_train.manifest import read_manifest
 from fabric_train.snapshot import read_tensors
+from fabric_train.strategies.ddp import Ddp
 from fabric_train.worker_env import WorkerEnv, World
 from train.config import TrainConfig
 from train.loop import train
@@ -65,6 +67,49 @@ def test_what_train_returns_is_what_metrics_json_holds(env):
 def test_there_is_a_checkpoint_at_every_epochs_end_and_at_the_end(env):
     train(TrainConfig(max_steps=34, keep_checkpoints=9), env)
     assert {15, 30, 34} <= set(steps(env))
+
+
+@dataclass
+class Watched(Ddp):
+    """Tells what the training calls beside its steps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.calls: list[str] = []
+
+    def before_save(self) -> None:
+        self.calls.append("before")
+
+    def after_save(self) -> None:
+        self.calls.append("after")
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        return {"kept": torch.tensor([1.5])}
+
+    def load_memory(self, saved: Mapping[str, torch.Tensor]) -> None:
+        self.calls.append(f"load {saved['kept'].tolist()}")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_a_strategy_is_asked_for_each_save_gets_its_memory_back_and_is_closed(env, monkeypatch):
+    made = []
+
+    def choose(config):
+        made.append(Watched())
+        return made[-1]
+
+    monkeypatch.setattr("train.loop.choose_strategy", choose)
+    options = {"checkpoint_every_steps": 2, "keep_checkpoints": 9}
+    train(TrainConfig(max_steps=5, **options), env)
+    assert steps(env) == [2, 4, 5]
+    assert made[0].calls == [*["before", "after"] * 3, "close"]
+    train(TrainConfig(max_steps=5, **options), env)
+    assert made[1].calls == ["load [1.5]", "before", "after", "close"]
+    with pytest.raises(InputError):
+        train(TrainConfig(max_steps=9, seed=1), env)
+    assert made[2].calls == ["close"]
 
 
 def test_an_interrupted_training_ends_with_the_same_bits_as_an_uninterrupted_one(env, tmp_path):
