@@ -60,18 +60,21 @@ class Handle:
         self._result, self._error = result, error
         self._done.set()
 
-    def perform(self, channel: Channel) -> None:
-        """Takes part in the collective; on a GPU in a stream of its own."""
+    def perform(self, channel: Channel) -> Any:
+        """Takes part in the collective, on a GPU in a stream of its own; its result."""
         act = PERFORM[self.request.kind]
         if self._began is None:
-            self.finish(act(channel, self.tensors, self.request))
-            return
+            return act(channel, self.tensors, self.request)
         device = self.tensors[0].device
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-            torch.cuda.current_stream().wait_event(self._began)
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self._began)
+            for tensor in self.tensors:
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
             result = act(channel, self.tensors, self.request)
-            self._ended = torch.cuda.current_stream().record_event()
-        self.finish(result)
+            self._ended = stream.record_event()
+        return result
 
     def is_done(self) -> bool:
         """Whether ``wait`` would return at once."""
@@ -91,7 +94,11 @@ class Handle:
         if self._error is not None:
             raise self._error
         if self._ended is not None:
-            torch.cuda.current_stream(self.tensors[0].device).wait_event(self._ended)
+            stream = torch.cuda.current_stream(self.tensors[0].device)
+            stream.wait_event(self._ended)
+            for tensor in self._result:
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
         return self._result
 
 
@@ -134,7 +141,7 @@ class Conductor:
     def submit(self, handle: Handle) -> Handle:
         """Queues a request; raises ValueError while one of the same name is not done yet."""
         if self.channel.size == 1:
-            handle.perform(self.channel)
+            handle.finish(handle.perform(self.channel))
             return handle
         with self._changed:
             if self._error is not None:
@@ -252,8 +259,10 @@ class Conductor:
             self._perform(found)
 
     def _perform(self, handle: Handle) -> None:
+        # It stays in the queue until then, where an error of another rank's end finds it.
+        result = handle.perform(self.channel)
         self._drop(handle)
-        handle.perform(self.channel)
+        handle.finish(result)
 
     def _drop(self, handle: Handle) -> None:
         with self._changed:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fabric_train.horovod as hvd
+from fabric_train.horovod import collectives
 from fabric_train.horovod.errors import HorovodInternalError
 from tests.fabric_train.forked import ForkedError, run_forked
 from tests.fabric_train.horovod.test_operations import run
@@ -101,6 +102,18 @@ def test_a_peer_that_is_killed_is_an_error_in_the_others():
     with pytest.raises(ForkedError, match=r"rank 0 has seen it") as told:
         run(lose)
     assert "rank 1 died: exit code -9" in str(told.value)
+
+
+def test_a_peer_that_is_killed_in_the_middle_of_a_collective_is_an_error_too():
+    def lose() -> None:
+        if hvd.rank() == 1:
+            collectives.PERFORM["allreduce"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(HorovodInternalError, match="another rank has ended"):
+            hvd.allreduce(torch.ones(1))
+        raise KeyError("rank 0 has seen it")
+
+    with pytest.raises(ForkedError, match=r"rank 0 has seen it"):
+        run(lose)
 
 
 def test_a_peer_that_has_shut_down_is_an_error_in_the_others():
