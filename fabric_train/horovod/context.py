@@ -50,9 +50,9 @@ def init(comm: object = None, process_sets: object = None) -> None:
     owns_group = not dist.is_initialized() and starter.size > 1
     if owns_group:
         _make_group(starter)
-    _context = Context(
-        starter=starter, engine=Conductor(_open_channel(starter)), owns_group=owns_group, names={}
-    )
+    channel = _open_channel(starter)
+    starter = starter.settle(channel.gather_objects)
+    _context = Context(starter=starter, engine=Conductor(channel), owns_group=owns_group, names={})
     _watch_the_end()
 
 

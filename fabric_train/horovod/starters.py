@@ -9,10 +9,10 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
@@ -47,6 +47,10 @@ class Starter:
     def open_store(self) -> Store | None:
         """The store of all ranks; None where torch reads the environment itself. Blocks."""
         return None
+
+    def settle(self, gather: Callable[[object], list[Any]]) -> Starter:
+        """The same with what only all ranks together know; ``gather`` gives every rank's value."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +139,8 @@ class Mpirun(Starter):
     VARIABLES: ClassVar = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     master: tuple[str, int] | None = None
     has_pmix: bool = False
+    node: str = ""
+    """What the ranks of a node have in common."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self | None:
@@ -152,12 +158,16 @@ class Mpirun(Starter):
             size=size,
             local_rank=local_rank,
             local_size=local_size,
-            # Ranks fill one node after the other, as mpirun does by itself.
-            cross_rank=(rank - local_rank) // local_size,
-            cross_size=-(-size // local_size),
             master=master,
             has_pmix="PMIX_NAMESPACE" in environ and "PMIX_RANK" in environ,
+            node=environ.get("OMPI_MCA_orte_local_daemon_uri") or environ.get("PMIX_HOSTNAME", ""),
         )
+
+    def settle(self, gather: Callable[[object], list[Any]]) -> Starter:
+        # mpirun maps ranks to nodes in any order, and sets no variable that numbers the nodes.
+        places = gather((self.local_rank, self.node))
+        peers = [node for local_rank, node in places if local_rank == self.local_rank]
+        return replace(self, cross_rank=peers.index(self.node), cross_size=len(peers))
 
     def open_store(self) -> Store | None:
         if self.size == 1:
@@ -190,7 +200,7 @@ def find_starter(environ: Mapping[str, str]) -> Starter:
     return found
 
 
-def serve_store(size: int, addresses: Sequence[str], publish: object) -> Store:
+def serve_store(size: int, addresses: Sequence[str], publish: Callable[[str], object]) -> Store:
     """Rank 0's store on a free port, after ``publish`` was called with where it is."""
     store = TCPStore(
         "0.0.0.0" if addresses != ["127.0.0.1"] else "127.0.0.1",
@@ -199,7 +209,6 @@ def serve_store(size: int, addresses: Sequence[str], publish: object) -> Store:
         is_master=True,
         wait_for_workers=False,
     )
-    assert callable(publish)
     publish(f"{store.port} {' '.join(addresses)}")
     return store
 

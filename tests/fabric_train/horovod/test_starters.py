@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -54,6 +55,8 @@ PLACE = {
     "cross_rank": 1,
     "cross_size": 2,
 }
+BEFORE = {**PLACE, "cross_rank": 0, "cross_size": 1}
+"""Before the ranks have told each other their nodes."""
 
 
 @pytest.mark.parametrize(
@@ -63,14 +66,14 @@ PLACE = {
         ({"MASTER_ADDR": "left", "MASTER_PORT": "1"}, Starter()),
         (TORCHRUN, Torchrun(**PLACE)),
         (HOROVODRUN, Horovodrun(**PLACE, address="10.0.0.1", port=4242)),
-        (MPIRUN, Mpirun(**PLACE)),
+        (MPIRUN, Mpirun(**BEFORE)),
         (
             {**MPIRUN, "MASTER_ADDR": "host", "MASTER_PORT": "29500"},
-            Mpirun(**PLACE, master=("host", 29500)),
+            Mpirun(**BEFORE, master=("host", 29500)),
         ),
         (
-            {**MPIRUN, "PMIX_NAMESPACE": "1", "PMIX_RANK": "3"},
-            Mpirun(**PLACE, has_pmix=True),
+            {**MPIRUN, "PMIX_NAMESPACE": "1", "PMIX_RANK": "3", "PMIX_HOSTNAME": "b"},
+            Mpirun(**BEFORE, has_pmix=True, node="b"),
         ),
         ({**MPIRUN, **TORCHRUN}, Torchrun(**PLACE)),
     ],
@@ -97,6 +100,15 @@ def test_the_starter_is_read_from_the_environment(environ, starter):
 def test_an_environment_that_lacks_something_is_refused_with_its_name(environ, told):
     with pytest.raises(InputError, match=told):
         find_starter(environ)
+
+
+def test_mpiruns_nodes_are_numbered_by_their_first_ranks_however_ranks_are_mapped():
+    nodes = [(0, "a"), (0, "b"), (1, "a"), (1, "b"), (2, "a")]
+    for (local_rank, node), cross in zip(
+        nodes, [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)], strict=True
+    ):
+        settled = Mpirun(local_rank=local_rank, local_size=3, node=node).settle(lambda _: nodes)
+        assert (settled.cross_rank, settled.cross_size) == cross
 
 
 def test_without_an_address_and_without_pmix_mpirun_is_told_how_to_give_one():
@@ -166,15 +178,19 @@ PROGRAM = """
 import os, torch, fabric_train.horovod as hvd
 hvd.init()
 total = hvd.allreduce(torch.tensor(float(hvd.rank())), op=hvd.Sum).item()
-place = f"{hvd.rank()} {hvd.size()} {hvd.local_rank()} {hvd.local_size()} {total}"
+places = hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size
+place = " ".join(str(place()) for place in places) + f" {total}"
 os.write(1, (place + "\\n").encode())  # at once, because mpirun does not keep lines whole
 """
+
+
+TWO = ("-np", "2")
 
 
 def mpirun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
     return subprocess.run(
-        ["mpirun", *root, "--oversubscribe", "-np", "2", *arguments],
+        ["mpirun", *root, "--oversubscribe", *arguments],
         env=clean_environment(**environ),
         capture_output=True,
         text=True,
@@ -187,10 +203,25 @@ def mpirun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow  # the example below meets in the same way
 def test_ranks_of_mpirun_meet_through_its_pmix_server(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = mpirun(sys.executable, str(tmp_path / "program.py"))
+    done = mpirun(*TWO, sys.executable, str(tmp_path / "program.py"))
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 2 0 2 1.0", "1 2 1 2 1.0"]
+    assert sorted(done.stdout.splitlines()) == ["0 2 0 2 0 1 1.0", "1 2 1 2 0 1 1.0"]
     assert not done.stderr.strip()
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_ranks_on_two_nodes_of_mpirun_meet_too(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    agent = tmp_path / "agent"  # starts the other node's daemon on this machine
+    agent.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    agent.chmod(0o755)
+    nodes = ("--mca", "plm_rsh_agent", str(agent), "--host", f"{socket.gethostname()}:2,other:2")
+    mapped = (*nodes, "--map-by", "node", "-np", "3")
+    done = mpirun(*mapped, sys.executable, str(tmp_path / "program.py"))
+    assert done.returncode == 0, done.stderr
+    places = ["0 3 0 2 0 2 3.0", "1 3 0 1 1 2 3.0", "2 3 1 2 0 1 3.0"]
+    assert sorted(done.stdout.splitlines()) == places
 
 
 @pytest.mark.mpi
@@ -200,7 +231,7 @@ def test_a_rank_that_fails_ends_mpirun_with_its_error(tmp_path):
         "hvd.init()", "hvd.init()\nif hvd.rank(): raise KeyError('rank 1')", 1
     )
     (tmp_path / "program.py").write_text(failing)
-    done = mpirun(sys.executable, str(tmp_path / "program.py"))
+    done = mpirun(*TWO, sys.executable, str(tmp_path / "program.py"))
     assert done.returncode == 1
     assert "KeyError: 'rank 1'" in done.stderr
     assert "terminate called" not in done.stderr
@@ -212,6 +243,6 @@ def test_the_example_trains_under_mpirun_as_in_one_process(tmp_path):
 
     script = str(ROOT / "examples/horovod_digits.py")
     saved = tmp_path / "weights.pt"
-    done = mpirun(sys.executable, script, "--epochs", "1", "--save", str(saved))
+    done = mpirun(*TWO, sys.executable, script, "--epochs", "1", "--save", str(saved))
     assert done.returncode == 0, done.stderr
     same_weights(saved, digits_alone(epochs=1))
