@@ -87,7 +87,7 @@ class Continuity:
             state.step,
             state.model,
             state.optimizer,
-            trainer=state.to_json(),
+            trainer={**state.to_json(), "strategy": self._strategy and self._strategy.name},
             score=score,
             block=block,
             strategy=self._strategy,

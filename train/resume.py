@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from fabric_train.errors import InputError
 from fabric_train.manifest import CheckpointManifest
 from fabric_train.retention import Interval, Keep
 from fabric_train.sampler import plan_virtual_shards
@@ -36,6 +37,22 @@ def choose_virtual_shards(
         largest_world=strategy.count_replicas(largest_world),
         exact=config.reduction == "exact",
     )
+
+
+def check_resize(strategy: Strategy, env: WorkerEnv, earlier: CheckpointManifest | None) -> None:
+    """Raises InputError where the strategy cannot go on from a checkpoint of another world size.
+
+    Another strategy's checkpoint does not bind it.
+    """
+    if earlier is None or strategy.can_resize or earlier.world_size == env.world_size:
+        return
+    if earlier.trainer.get("strategy") == strategy.name:
+        raise InputError(
+            f"--strategy {strategy.name} cannot go on with another number of processes: "
+            f"{earlier.world_size} wrote the checkpoint of step {earlier.step}, "
+            f"and now there are {env.world_size}",
+            f"start as many as {earlier.world_size}, or go on with --strategy ddp",
+        )
 
 
 def open_saver(config: TrainConfig, env: WorkerEnv, say: Callable[[str], None]) -> Saver:

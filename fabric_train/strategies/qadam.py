@@ -64,7 +64,7 @@ class QAdam(Strategy):
             model, build_optimizer, place, virtual_shards=virtual_shards
         )
         try:
-            self.steps = Steps(
+            self.adam = Steps(
                 optimizer,
                 warmup_steps=self.warmup_steps,
                 bits=self.bits,
@@ -78,29 +78,29 @@ class QAdam(Strategy):
         return wrapped, optimizer
 
     def finish(self) -> None:
-        self.steps.average_gradients()
+        self.adam.average_gradients()
 
     def step(self, number: int) -> None:
-        self.steps.step()
+        self.adam.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, Tensor]:
-        steps, mean = self.steps, self.steps.mean
+        adam, mean = self.adam, self.adam.mean
         found: dict[str, Tensor] = {}
-        if steps.frozen_at is not None:
-            found["frozen_at"] = torch.tensor(steps.frozen_at)
+        if adam.frozen_at is not None:
+            found["frozen_at"] = torch.tensor(adam.frozen_at)
         if mean is not None and mean.error is not None and mean.mean_error is not None:
             found["error"] = share_row(mean.error)
             found["mean_error"] = share_row(mean.mean_error)
         return found
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
-        self.steps.forget()
+        self.adam.forget()
         if "frozen_at" in saved:
-            self.steps.frozen_at = int(saved["frozen_at"])
+            self.adam.frozen_at = int(saved["frozen_at"])
         if "error" not in saved or self.place.world_size == 1:
             return
-        mean = self.steps.make_mean()
+        mean = self.adam.make_mean()
         own, own_mean = take_row(saved["error"]), take_row(saved["mean_error"])
         if own is None or own_mean is None:
             mean.spread_errors(saved["error"].mean(0), saved["mean_error"].flatten(0, 1))

@@ -81,6 +81,8 @@ class Strategy:
     """Whether ranks hold parts of the weights, so that all of them write a checkpoint."""
     has_rows: ClassVar[bool] = False
     """Whether each rank writes a part of ``memory``, into a folder that all nodes share."""
+    places_model: ClassVar[bool] = False
+    """Whether ``setup`` moves the weights to their devices, and takes them wherever they are."""
     equal_rounds: ClassVar[bool] = False
     """Whether a forward or backward pass waits for the other replicas', so that all must make
     equally many: those with fewer shards repeat their last one with weight 0."""
@@ -93,6 +95,8 @@ class Strategy:
         self.virtual_shards = 1
         self.steps = 0
         """Optimizer steps so far, over all restarts; a Saver sets it when it has loaded them."""
+        self.precision = "32-true"
+        """The program's, for a strategy that chooses types itself."""
 
     # -- before a process group -----------------------------------------------------------------
 
@@ -166,6 +170,10 @@ class Strategy:
         rank, size = self.place.rank, self.place.world_size
         return rank == 0 or self.replica_of(rank - 1, size) != self.replica
 
+    def describe(self) -> str:
+        """A line about how the model is spread, after ``setup``; empty for nothing."""
+        return ""
+
     # -- a step ---------------------------------------------------------------------------------
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
@@ -222,6 +230,13 @@ class Strategy:
 
     # -- checkpoints and tests ------------------------------------------------------------------
 
+    def facts(self) -> dict[str, str]:
+        """What a checkpoint and the run that resumes it must share, besides the program's options.
+
+        Called after ``setup``.
+        """
+        return {}
+
     def before_save(self) -> None:
         """Brings ``bare`` and ``optimizer`` into the state to save, or ``bare`` to test.
 
@@ -251,6 +266,16 @@ class Strategy:
         """The outputs for a test batch, without gradients."""
         outputs: Tensor = self.bare(inputs)
         return outputs
+
+    def gather_test(
+        self, outputs: Tensor, targets: Tensor, *, counts: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The rows of a test batch that this rank scores; without ``counts`` its own are left out.
+
+        Each row is scored by one rank. All ranks must call it equally often where ``equal_rounds``.
+        """
+        rows = len(targets) if counts and self.leads_replica else 0
+        return outputs[:rows], targets[:rows]
 
     def gather_weights(self) -> dict[str, Tensor]:
         """All weights and buffers, whole, under the names of a model that nothing wraps.

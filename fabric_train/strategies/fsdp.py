@@ -1,0 +1,142 @@
+"""Fully sharded data parallel (FSDP2): every process holds a part of each weight.
+
+What it does: weights, gradients and the optimizer's state are cut along their first dimension, one
+part for each process. A unit's weights are gathered before its forward pass and again before its
+backward pass; its gradients are averaged and cut in the last backward pass of a step. Weights and
+losses are those of one process up to rounding. The same code runs on GPUs and on CPUs.
+
+Options: ``reshard``, ``offload``, ``units``, ``unit_elements``. With ``--precision bf16-mixed``
+weights are gathered and used in bfloat16; gradients are averaged, and weights updated, in 32 bits.
+
+Memory of a process, for P weights of 4 bytes under AdamW and W processes: 16 P / W for its part of
+weights, gradients and moments, 4 for each weight of the largest two units and of what is in no
+unit, and the activations; one process alone takes 16 P. ``reshard: false`` adds 4 P. With m > 1
+micro-batches in a step gradients are kept whole until the last: 4 P more. Each process builds the
+whole model before it is cut. With ``offload`` the 16 P / W lie in host memory.
+
+Bytes that a process sends in a step, with m micro-batches (those of the process with most of them):
+(W - 1) / W * 4 P * (2 m + 1): two gatherings for each, one averaging. What is in no unit is
+gathered once for each. ``reshard: false``: (W - 1) / W * 4 P * 2, as much as DDP. Weights gathered
+as bfloat16 count 2 P instead of 4 P.
+
+What it cannot: ``reduction: exact``; weights without a dimension; weights of several types in one
+unit; a unit that the model uses otherwise than by calling it (``units: whole`` can).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+from fabric_train.communication.sharding import (
+    LEAST_ELEMENTS,
+    Units,
+    drop_gathered,
+    gather_whole,
+    plan_units,
+    shard,
+    sync_gradients,
+)
+from fabric_train.errors import InputError
+from fabric_train.strategies.strategy import Device, RankBatch, Strategy
+
+if TYPE_CHECKING:
+    from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
+
+    from fabric_train.worker_env import World
+
+
+@dataclass
+class Fsdp(Strategy):
+    """Cuts the model over all processes. One process without a process group holds all of it."""
+
+    name: ClassVar[str] = "fsdp"
+    is_sharded: ClassVar[bool] = True
+    equal_rounds: ClassVar[bool] = True
+
+    reshard: bool = True
+    """Drop the other processes' weights after each unit's forward pass, and gather them anew for
+    its backward pass. Without it they stay until the step's last backward pass: more memory, fewer
+    bytes."""
+    offload: bool = False
+    """Keep weights, gradients and the optimizer's state in host memory, and update them there."""
+    units: Units = "blocks"
+    """What is gathered in one piece: `blocks` are the members of the model's outermost Sequentials
+    and lists, `size` any modules that are large enough, `whole` is the model at once."""
+    unit_elements: int = LEAST_ELEMENTS
+    """Modules with fewer weights are no units of their own."""
+
+    def check(self, world: World | None, device: Device) -> None:
+        if self.offload and world is None and device == "cuda":
+            raise InputError(
+                "--strategy fsdp: offload needs a process group, and one process was started alone",
+                "torchrun --nproc-per-node=1 -m train ..., or leave --strategy_options.offload out",
+            )
+
+    def build_fabric_strategy(self, device: Device) -> FabricStrategy:
+        from fabric_train.fabric import build_ddp
+
+        # The length of gradients in host memory is added up there.
+        both = device == "cuda" and self.offload
+        return build_ddp(device, backend="cpu:gloo,cuda:nccl" if both else None)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if not dist.is_initialized():
+            return model
+        return shard(
+            model,
+            plan_units(model, self.units, least_elements=self.unit_elements),
+            mesh=self.build_mesh(),
+            reshard=self.reshard,
+            mixed=self.plan_precision(),
+            offload=self.plan_offload(),
+        )
+
+    def build_mesh(self) -> DeviceMesh:
+        """All processes in one row, whatever device torch would choose."""
+        return init_device_mesh(self.place.device.type, (self.place.world_size,))
+
+    def plan_precision(self) -> MixedPrecisionPolicy | None:
+        """The types to gather, compute and average in."""
+        if self.precision != "bf16-mixed":
+            return None
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+    def plan_offload(self) -> CPUOffloadPolicy | None:
+        """Where the parts lie between uses."""
+        if not self.offload:
+            return None
+        return CPUOffloadPolicy(pin_memory=self.place.device.type == "cuda")
+
+    def sync(self, *, last: bool) -> AbstractContextManager[object]:
+        return sync_gradients(self.model, last=last, reshard=self.reshard)
+
+    def run_step(self, batch: RankBatch) -> Tensor:
+        if self.plan_precision() and dist.is_initialized():
+            # The policy chooses the types; autocast would choose others for some operations.
+            batch = replace(batch, autocast=self.without_autocast)
+        return super().run_step(batch)
+
+    def without_autocast(self) -> AbstractContextManager[object]:
+        """Types as the weights and inputs have them."""
+        return torch.autocast(self.place.device.type, enabled=False)
+
+    def before_save(self) -> None:
+        drop_gathered(self.bare)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        with self.without_autocast() if self.plan_precision() else nullcontext():
+            outputs: Tensor = self.bare(inputs)
+        # No backward pass will.
+        drop_gathered(self.bare)
+        return outputs
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        return gather_whole(self.bare)
