@@ -117,7 +117,7 @@ class ObjectState(ElasticState):
             setattr(self, name, value)
 
 
-class Member:
+class KeptPart:
     """One member of a ``TorchState`` that has a ``state_dict``."""
 
     def __init__(self, value: Any) -> None:
@@ -153,7 +153,7 @@ class TorchState(ObjectState):
         values = {"model": model, "optimizer": optimizer, **values}
         values = {name: value for name, value in values.items() if value is not None}
         self._members = {
-            name: Member(value) for name, value in values.items() if isinstance(value, HANDLED)
+            name: KeptPart(value) for name, value in values.items() if isinstance(value, HANDLED)
         }
         for name, member in self._members.items():
             super().__setattr__(name, member.value)
@@ -162,7 +162,7 @@ class TorchState(ObjectState):
     def __setattr__(self, name: str, value: Any) -> None:
         members = self.__dict__.get("_members", {})
         if name in members:
-            members[name] = Member(value)
+            members[name] = KeptPart(value)
         super().__setattr__(name, value)
 
     def save(self) -> None:
