@@ -40,6 +40,8 @@ class Row:
     """Further options of ``python -m train``."""
     worlds: tuple[int, ...] = (1, 2, 3, 4)
     """The numbers of processes, of these, in which it can train the model."""
+    processes_per_node: int | None = None
+    """In how large nodes the processes are; without it all are in one."""
     like_one: float | None = 2e-5
     """How far each step's loss may be from one process' without a strategy; None if it computes
     something else."""
@@ -69,6 +71,9 @@ ROWS = (
     Row(name="fsdp", fast=True),
     Row(name="fsdp", options=("--strategy_options.reshard=false", "--strategy_options.units=size")),
     Row(name="fsdp", options=("--strategy_options.offload=true", "--strategy_options.units=whole")),
+    Row(
+        name="fsdp", options=("--strategy_options.span=node",), worlds=(2, 4), processes_per_node=2
+    ),
 )
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
@@ -109,6 +114,7 @@ def run(
         row is ONE,
         kill_in,
         group=False,
+        nodes=world // (row.processes_per_node or world),
         environ={"LAUNCHER_NODE_DIR": str(node_dir)} if node_dir else {},
         limit_s=LIMIT_S,
     )
