@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         exit_on_sigterm,
         finish_before_exit,
     )
+    from fabric_train.processes import launch_processes
     from fabric_train.randomness import derive_seed, seed_generators
     from fabric_train.reduction import ExactReduction, FastReduction, align
     from fabric_train.retention import Interval, Keep
@@ -77,6 +78,7 @@ __all__ = [
     "fingerprint_tensors",
     "finish_before_exit",
     "launch_fabric",
+    "launch_processes",
     "leave_world",
     "make_deterministic",
     "make_strategy",
@@ -102,6 +104,7 @@ _NAMES = {
     "memory": "share_row take_row",
     "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
     " exit_on_sigterm finish_before_exit",
+    "processes": "launch_processes",
     "randomness": "derive_seed seed_generators",
     "reduction": "ExactReduction FastReduction align",
     "retention": "Interval Keep",

@@ -72,13 +72,23 @@ class Save:
                 if isinstance(part, Exception):
                     raise part  # on all ranks
                 files |= part
-            manifest = replace(self.manifest, files=files)
+            manifest = replace(self.merge_manifests(), files=files)
             path = self.ranks.from_rank_zero(lambda: self.store.commit(staging, manifest))
         except BaseException:
             if self.ranks.leads:
                 self.store.discard(staging)
             raise
         return path, manifest.total_bytes
+
+    def merge_manifests(self) -> CheckpointManifest:
+        """This rank's manifest with all ranks' names, of which those of a pipeline know a part."""
+        own = self.manifest
+        values = self.ranks.merge(own.trainer.get("optimizer", {}))
+        return replace(
+            own,
+            tensors=self.ranks.merge(own.tensors),
+            trainer={**own.trainer, "optimizer": values},
+        )
 
 
 def describe(error: BaseException) -> str:

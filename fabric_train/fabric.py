@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -44,11 +44,7 @@ def launch_fabric(
     strategy.precision = precision
     strategy.check(world, chosen)
     if chosen == "cpu" and env.omp_num_threads is None:
-        # As torchrun does for several workers: otherwise the result depends on the number of cores,
-        # and on a busy machine waiting threads make small models several times slower.
-        torch.set_num_threads(1)
-        # Fabric would set it to the node's cores otherwise, and their threads with it.
-        os.environ[OMP_NUM_THREADS] = "1"
+        use_one_thread()
     if world is None:
         # Explicit, because Fabric would follow variables that a batch system left behind.
         fabric = Fabric(
@@ -71,12 +67,28 @@ def launch_fabric(
     return fabric
 
 
-def build_ddp(accelerator: Literal["cpu", "cuda"], backend: str | None = None) -> DDPStrategy:
+def use_one_thread() -> None:
+    """As torchrun does for several workers, on CPUs where OMP_NUM_THREADS is not set.
+
+    Otherwise the result depends on the number of cores, and on a busy machine waiting threads make
+    small models several times slower.
+    """
+    torch.set_num_threads(1)
+    # Fabric would set it to the node's cores otherwise, and their threads with it.
+    os.environ[OMP_NUM_THREADS] = "1"
+
+
+def build_ddp(
+    accelerator: Literal["cpu", "cuda"],
+    start_method: Literal["popen", "spawn", "fork"] = "popen",
+    backend: str | None = None,
+) -> DDPStrategy:
     """Fabric's DDP, for its process group and for models that a loop sets up by Fabric.
 
     ``backend``: the group's, where the accelerator's usual one is not enough.
     """
     return DDPStrategy(
+        start_method=start_method,
         process_group_backend=backend or ("nccl" if accelerator == "cuda" else "gloo"),
         gradient_as_bucket_view=True,
         # No static_graph: with it a first step under no_sync fails an assertion of torch.
@@ -113,6 +125,29 @@ def check_world(fabric: Fabric, world: World | None) -> None:
             f"the environment says rank {expected[0]} of {expected[2]}, but Fabric built "
             f"rank {built[0]} of {built[2]} over a process group of {group[1]}: "
             "the workers would train separate models"
+        )
+    if dist.is_initialized():
+        check_nodes(expected[1], world.local_world_size if world else 1)
+
+
+def check_nodes(local_rank: int, local_world_size: int) -> None:
+    """Raises WorldMismatchError unless every node has the same number of workers.
+
+    Fabric cannot express another world, and a node's group would have the wrong members. Blocks;
+    all ranks must call it.
+    """
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (local_rank, local_world_size))
+    sizes = [size for _, size in told]
+    if len(set(sizes)) > 1:
+        raise WorldMismatchError(
+            f"nodes have different numbers of workers: {', '.join(map(str, sizes))} by rank. "
+            "Start each with the same nproc_per_node"
+        )
+    if any(local != rank % sizes[0] for rank, (local, _) in enumerate(told)):
+        raise WorldMismatchError(
+            "the ranks of a node are not neighbours: their local ranks are "
+            + ", ".join(str(local) for local, _ in told)
         )
 
 

@@ -65,7 +65,7 @@ def world_size() -> int:
 
 @contextmanager
 def ready_to_save(strategy: Strategy | None) -> Iterator[None]:
-    """Model and optimizer as they are to be saved; all ranks must enter it."""
+    """Model and optimizer as they are to be saved or tested; all ranks must enter it."""
     if strategy is None:
         yield
         return

@@ -40,6 +40,10 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def merge(self, values: Mapping[str, T]) -> dict[str, T]:
+        """All ranks' values by name; all ranks must call it."""
+        return {name: value for part in self.gather(values) for name, value in part.items()}
+
     def from_rank_zero(self, decide: Callable[[], T]) -> T:
         """What ``decide`` returns or raises on rank 0, on all ranks; all ranks must call it.
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.tensor import DTensor
 
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.commit import Save, SaveResult
@@ -38,6 +37,7 @@ from fabric_train.memory import (
     read_memory,
     ready_to_save,
 )
+from fabric_train.parts import as_pieces, is_sharded
 from fabric_train.ranks import Ranks
 from fabric_train.retention import Interval, Keep, Timer, observe_mtbf_s
 from fabric_train.snapshot import (
@@ -112,8 +112,11 @@ class Saver:
         found = self._found = self._found or self._look()
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
+        if sharded:
+            shapes = self.ranks.merge(shapes)
         note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
-        if sharded or find_rows(name_memory(strategy)):
+        has_rows = strategy is not None and strategy.has_rows
+        if sharded or has_rows or find_rows(name_memory(strategy)):
             self.ranks.check_shared(note)
         self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
         if found is None:
@@ -121,7 +124,7 @@ class Saver:
         self.newest, self._committed_step = found.path, found.manifest.step
         if sharded:
             live = capture(model, optimizer, whole=True)
-            read_shards(live.tensors, found.path, self.ranks.group)
+            read_shards(as_pieces(live.tensors, live.cuts), found.path, self.ranks.group)
             tensors = live.tensors
         else:
             tensors = self.ranks.spread(lambda: read_tensors(found.path, is_state))
@@ -131,6 +134,7 @@ class Saver:
         taken = is_taken(found.manifest, strategy, say)
         memory = read_memory(found.path, found.manifest, self.ranks) if taken else {}
         if strategy is not None:
+            strategy.steps = found.manifest.step
             strategy.load_memory(memory)
         return found.manifest
 
@@ -301,7 +305,7 @@ class Saver:
             score=score,
         )
         ranks = self.ranks if sharded or rows else Ranks()
-        work = Save(self.store, ranks, manifest, staged)
+        work = Save(self.store, ranks, manifest, as_pieces(staged, snapshot.cuts))
         blocked_s = self._clock() - began_at
 
         def run() -> None:
@@ -310,8 +314,3 @@ class Saver:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
         return True
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of the weights, as under FSDP2, instead of copies."""
-    return any(isinstance(weight, DTensor) for weight in model.parameters())

@@ -11,7 +11,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from fabric_train.manifest import DamagedError
+from fabric_train.parts import Cut, find_cuts
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -38,16 +39,22 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """``tensors`` by name, live or staged; ``values``: the optimizer's numbers, as JSON values."""
+    """``tensors`` by name, live or staged; ``values``: the optimizer's numbers, as JSON values;
+    ``cuts``: of those tensors that are parts of whole ones."""
 
     tensors: Mapping[str, torch.Tensor]
     values: Mapping[str, Any]
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, list[int]]:
         """The model's shapes, unsharded."""
         return {
-            name: list(tensor.shape)
+            name: (
+                self.cuts[name].whole_shape(tensor.shape)
+                if name in self.cuts
+                else list(tensor.shape)
+            )
             for name, tensor in self.tensors.items()
             if name.startswith(MODEL)
         }
@@ -73,7 +80,22 @@ def capture(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool =
     return Snapshot(
         tensors=tensors,
         values={name: value for name, value in flat.items() if name not in tensors},
+        cuts=name_cuts(model, tensors),
     )
+
+
+def name_cuts(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Cut]:
+    """The cuts of a model's parts, and of the optimizer's tensors that are cut as these."""
+    named: dict[str, Cut] = {}
+    for weight, cut in find_cuts(model).items():
+        shape, state = tensors[MODEL + weight].shape, f"{OPTIMIZER}state.{weight}."
+        named[MODEL + weight] = cut
+        named |= {
+            name: cut
+            for name, tensor in tensors.items()
+            if name.startswith(state) and tensor.shape == shape
+        }
+    return named
 
 
 def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

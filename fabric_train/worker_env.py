@@ -38,6 +38,9 @@ TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 
 ProgressMode = Literal["bar", "lines"]
 
+MOST_DIGITS = 20
+"""Of a number in a variable; leading zeros count."""
+
 WORLD_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -146,8 +149,11 @@ class _Variables:
     def required(self, name: str, *, least: int = 0, most: int = 2**31) -> int:
         """The number of a variable that is set; ``least`` if it is a problem."""
         text = self.values[name]
-        # int() also takes "1_0" and other scripts' digits, which no launcher writes.
-        number = int(text) if text.isascii() and text.strip().isdigit() else None
+        digits = text.strip()
+        # int() also takes "1_0" and other scripts' digits, which no launcher writes, and it raises
+        # for more digits than 4300.
+        is_number = text.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS
+        number = int(digits) if is_number else None
         if number is None or not least <= number <= most:
             self.problems.append(f"{name}={text!r} is not a whole number from {least} to {most}")
             return least

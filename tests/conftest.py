@@ -44,6 +44,13 @@ def why_no_cc() -> str:
     return "" if shutil.which("cc") else "no program cc: apt-get install gcc libc6-dev"
 
 
+def why_no_gpu() -> str:
+    """Empty where torch sees a CUDA device."""
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA device"
+
+
 def why_no_kubectl() -> str:
     """Empty where the client is there; what it builds needs no cluster."""
     return (
@@ -105,6 +112,7 @@ ENGINES: dict[str, Callable[[], str]] = {
     "etcd": why_no_etcd,
     "cc": why_no_cc,
     "cluster": why_no_cluster,
+    "gpu": why_no_gpu,
     "kubectl": why_no_kubectl,
     "hosts": why_no_hosts,
     "mount": why_no_mount,

@@ -94,14 +94,15 @@ def build(
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
+    model = workload.build_model(config)
     _, optimizer = strategy.setup(
-        fabric.to_device(workload.build_model(config)),
+        model if strategy.places_model else fabric.to_device(model),
         lambda weights: AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True),
         find_place(fabric.device, env.world),
         virtual_shards=virtual_shards,
     )
     state = TrainState(model=strategy.bare, optimizer=optimizer)
-    saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set)}
+    saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set, strategy)}
     return Run(
         config=config,
         env=env,
@@ -152,9 +153,11 @@ def choose_strategy(config: TrainConfig) -> Strategy:
     return make_strategy(config.strategy, {**config.strategy_options, "exact": True})
 
 
-def read_facts(config: TrainConfig, fabric: Fabric, dataset: TensorDataset) -> dict[str, str]:
+def read_facts(
+    config: TrainConfig, fabric: Fabric, dataset: TensorDataset, strategy: Strategy
+) -> dict[str, str]:
     """What a checkpoint and the run that resumes it must share besides the options."""
-    facts = {"dataset": fingerprint_tensors(dataset.tensors)}
+    facts = {"dataset": fingerprint_tensors(dataset.tensors), **strategy.facts()}
     if config.reduction == "exact":
         facts |= read_environment(fabric.device)
     return facts

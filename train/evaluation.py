@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from fabric_train.memory import ready_to_save
 from fabric_train.sampler import ShardSampler
 from fabric_train.strategies.strategy import Strategy
 from train.metrics import Scores
@@ -44,13 +45,14 @@ def evaluate(
     loss = MeanMetric().to(fabric.device)
     samples = SumMetric().to(fabric.device)
     strategy.bare.eval()
-    with torch.no_grad():
+    with ready_to_save(strategy), torch.no_grad():
         for inputs, targets, is_own in take_equally(strategy, loader, rounds):
             with fabric.autocast():
-                outputs = strategy.predict(inputs).float().flatten(0, -2)
-            if not is_own or not strategy.leads_replica:
+                outputs = strategy.predict(inputs)
+            outputs, targets = strategy.gather_test(outputs.float(), targets, counts=is_own)
+            if not len(targets):
                 continue
-            labels = targets.flatten()
+            outputs, labels = outputs.flatten(0, -2), targets.flatten()
             accuracy.update(outputs, labels)
             loss.update(cross_entropy(outputs, labels), weight=len(labels))
             samples.update(len(targets))

@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader
 from fabric_train.continuity import check_finite
 from fabric_train.fabric import launch_fabric, leave_world
 from fabric_train.ledger import FirstStep, Ledger, TrainEnded, open_ledger
+from fabric_train.processes import launch_processes
 from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.reduction import align
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.state import digest_weights
+from fabric_train.strategies.ddp_spawn import DdpSpawn
 from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
 from train.build import Run, build, choose_strategy, say
@@ -38,28 +40,51 @@ def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> 
 
     Blocks; all ranks return the same scores. Raises InputError on all ranks for wrong input.
     """
+    strategy = choose_strategy(config)
+    if isinstance(strategy, DdpSpawn):
+        return launch_processes(
+            train_in_process,
+            env,
+            config,
+            strategy=strategy,
+            accelerator=config.accelerator,
+            precision=config.precision,
+        )
     metrics = train_in_world(config, env, ledger or open_ledger(env))
     # Called here, because every reference to the process group must be gone before.
     leave_world()
     return metrics
 
 
-def train_in_world(config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
-    """The whole training; leaves the process group open."""
+def train_in_process(fabric: Fabric, env: WorkerEnv, config: TrainConfig) -> Metrics:
+    """The training in a process that ``launch_processes`` has started."""
+    return train_in_world(config, env, open_ledger(env), fabric)
+
+
+def train_in_world(
+    config: TrainConfig, env: WorkerEnv, ledger: Ledger, fabric: Fabric | None = None
+) -> Metrics:
+    """The whole training, with ``fabric`` if it is there; leaves the process group open."""
     strategy = choose_strategy(config)
     try:
-        return train_by(strategy, config, env, ledger)
+        return train_by(strategy, config, env, ledger, fabric)
     finally:
         strategy.close()
 
 
-def train_by(strategy: Strategy, config: TrainConfig, env: WorkerEnv, ledger: Ledger) -> Metrics:
+def train_by(
+    strategy: Strategy,
+    config: TrainConfig,
+    env: WorkerEnv,
+    ledger: Ledger,
+    fabric: Fabric | None,
+) -> Metrics:
     """The training with one strategy."""
     began_at = time.monotonic()
     # Before the process group, so that a wrong batch size is refused without waiting for nodes.
     replicas = strategy.count_replicas(env.world_size)
     plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)
-    fabric = launch_fabric(
+    fabric = fabric or launch_fabric(
         env, accelerator=config.accelerator, precision=config.precision, strategy=strategy
     )
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
@@ -68,6 +93,8 @@ def train_by(strategy: Strategy, config: TrainConfig, env: WorkerEnv, ledger: Le
     shards = choose_virtual_shards(config, env, strategy, earlier)
     run = build(config, env, fabric, saver, ledger, strategy, shards)
     show_hardware(run)
+    if told := strategy.describe():
+        run.say(told)
     meter = Meter()
     try:
         resumed_from_step, checkpoint = resume(run)

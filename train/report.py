@@ -55,7 +55,7 @@ def format_hardware_table(
     rows = [
         ("accelerator", devices[0].device.partition(":")[0]),
         *(("devices", line) for line in format_devices(devices)),
-        ("strategy", format_strategy(devices[0], env, config.reduction)),
+        ("strategy", format_strategy(devices[0], env, config)),
         ("precision", config.precision),
         ("world size", str(world_size)),
         (
@@ -69,11 +69,13 @@ def format_hardware_table(
     return "\n".join(f"  {name:<13} {value}" for name, value in rows)
 
 
-def format_strategy(device: RankDevice, env: WorkerEnv, reduction: str) -> str:
+def format_strategy(device: RankDevice, env: WorkerEnv, config: TrainConfig) -> str:
     """How gradients are combined."""
-    method = "exact reduction" if reduction == "exact" else "ddp"
+    named = [] if config.strategy == "ddp" else [config.strategy]
+    exact = ["exact reduction"] if config.reduction == "exact" else []
     if env.world is None:
-        return "single device" if reduction == "fast" else f"single device, {method}"
+        return ", ".join(["single device", *named, *exact])
+    method = ", ".join([*named, *exact]) or "ddp"
     return f"{method} over {'nccl' if device.device.startswith('cuda') else 'gloo'}"
 
 

@@ -1,1 +1,4 @@
-"""How processes exchange weights and gradients; for the strategies, and for any loop of torch."""
+"""How processes reduce gradients or weights, for any training loop; one algorithm in each module.
+
+Nothing here knows of strategies: a plain loop with a process group can use every class.
+"""

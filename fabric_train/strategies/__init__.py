@@ -18,25 +18,145 @@ if TYPE_CHECKING:
 
 STRATEGIES = {
     "ddp": "ddp:Ddp",
+    "ddp_spawn": "ddp_spawn:DdpSpawn",
+    "ddp_fork": "ddp_spawn:DdpFork",
+    "ddp_notebook": "ddp_spawn:DdpNotebook",
+    "dp": "dp:Dp",
+    "ddp2": "ddp2:Ddp2",
     "fsdp": "fsdp:Fsdp",
+    "tp": "tp:Tp",
+    "fsdp+tp": "fsdp_tp:FsdpTp",
+    "pipeline": "pipeline:Pipeline",
+    "model_parallel": "model_parallel:ModelParallel",
+    "local_sgd": "local_sgd:LocalSgd",
+    "diloco": "diloco:Diloco",
+    "powersgd": "powersgd:PowerSgd",
+    "fp16": "half:Fp16",
+    "bf16": "half:Bf16",
+    "bagua:gradient_allreduce": "gradient_allreduce:GradientAllreduce",
+    "bagua:bytegrad": "bytegrad:ByteGrad",
+    "bagua:decentralized": "decentralized:Decentralized",
+    "bagua:low_precision_decentralized": "decentralized:LowPrecisionDecentralized",
+    "bagua:qadam": "qadam:QAdam",
+    "bagua:async": "asynchronous:Asynchronous",
+    "xla": "xla:Xla",
 }
 """Module and class by the name that ``--strategy`` takes."""
 
-INSTEAD: dict[str, str] = {
-    "ddp_cpu": "--strategy ddp, which trains on CPUs where there is no GPU",
-    "ddp2": "",
+_SHARDED = (
+    "it was FairScale's sharding of optimizer states and gradients, which is no longer maintained",
+    "--strategy fsdp",
+)
+_FSDP1 = ("it was the first FullyShardedDataParallel, which FSDP2 replaces", "--strategy fsdp")
+_TPU = ("TPUs are reached through torch_xla", "--strategy xla, where torch_xla is installed")
+_UNUSED = (
+    "a flag for models that leave weights out of some steps, and this one says so by its name",
+    "--strategy ddp, and multiply outputs that are not needed by 0 in place of leaving them out",
+)
+_GONE = "its package is no longer maintained, and Lightning dropped it"
+
+INSTEAD: dict[str, tuple[str, str]] = {
+    "auto": ("a choice that would change with the machine is not made for you", "--strategy ddp"),
+    "single_device": ("one process alone needs no name", "leave --strategy out"),
+    "ddp_cpu": ("the device is a setting of its own", "--strategy ddp --accelerator cpu"),
+    "ddp_find_unused_parameters_true": _UNUSED,
+    "ddp_find_unused_parameters_false": (
+        "not to look for unused weights is the default",
+        "--strategy ddp",
+    ),
+    "ddp_spawn_find_unused_parameters_false": (
+        "not to look for unused weights is the default",
+        "--strategy ddp_spawn",
+    ),
+    "ddp_sharded": _SHARDED,
+    "ddp_sharded_spawn": _SHARDED,
+    "ddp_sharded_find_unused_parameters_false": _SHARDED,
+    "sharded": _SHARDED,
+    "fairscale": _SHARDED,
+    "ddp_fully_sharded": _FSDP1,
+    "fully_sharded": _FSDP1,
+    "fsdp_native": _FSDP1,
+    "fsdp1": _FSDP1,
+    "fsdp2": ("fsdp is FSDP2 here", "--strategy fsdp"),
+    "fsdp_cpu_offload": (
+        "where weights lie is an option of fsdp, and no strategy",
+        "--strategy fsdp --strategy_options.offload true",
+    ),
+    "fsdp_native_full_shard_offload": (
+        "where weights lie is an option of fsdp, and no strategy",
+        "--strategy fsdp --strategy_options.offload true",
+    ),
+    "horovod": (
+        "a Horovod script brings its own loop, so it is no choice of this program",
+        "--strategy ddp here; in a Horovod script, import fabric_train.horovod "
+        "in place of horovod.torch",
+    ),
+    "bagua": (
+        "Bagua is several algorithms, and one of them has to be named",
+        "--strategy bagua:gradient_allreduce, or :bytegrad, :decentralized, "
+        ":low_precision_decentralized, :qadam, :async",
+    ),
+    "gradient_allreduce": ("it is one of Bagua's", "--strategy bagua:gradient_allreduce"),
+    "bytegrad": ("it is one of Bagua's", "--strategy bagua:bytegrad"),
+    "decentralized": ("it is one of Bagua's", "--strategy bagua:decentralized"),
+    "low_precision_decentralized": (
+        "it is one of Bagua's",
+        "--strategy bagua:low_precision_decentralized",
+    ),
+    "qadam": ("it is one of Bagua's", "--strategy bagua:qadam"),
+    "async": ("it is one of Bagua's", "--strategy bagua:async"),
+    "onebit_adam": ("it is qadam with one bit", "--strategy bagua:qadam --strategy_options.bits 1"),
+    "fp16_compress": ("the short name is the one", "--strategy fp16"),
+    "fp16_compress_hook": ("the short name is the one", "--strategy fp16"),
+    "bf16_compress": ("the short name is the one", "--strategy bf16"),
+    "bf16_compress_hook": ("the short name is the one", "--strategy bf16"),
+    "powerSGD": ("the short name is the one", "--strategy powersgd"),
+    "powersgd_hook": ("the short name is the one", "--strategy powersgd"),
+    "powerSGD_hook": ("the short name is the one", "--strategy powersgd"),
+    "rpc_sequential": ("it was FairScale's pipeline, which torch replaces", "--strategy pipeline"),
+    "rpc": ("it was FairScale's pipeline, which torch replaces", "--strategy pipeline"),
+    "tensor_parallel": ("the short name is the one", "--strategy tp"),
+    "post_local_sgd": ("it is local_sgd after a warm-up", "--strategy local_sgd"),
+    "deepspeed_stage_1": (
+        "DeepSpeed's stage is an option",
+        "--strategy deepspeed --strategy_options.stage 1",
+    ),
+    "deepspeed_stage_2": (
+        "DeepSpeed's stage is an option; fsdp without reshard shards the same and more",
+        "--strategy deepspeed --strategy_options.stage 2, or --strategy fsdp",
+    ),
+    "deepspeed_stage_2_offload": ("fsdp does the same within torch", "--strategy fsdp"),
+    "deepspeed_stage_3": ("fsdp shards the same within torch", "--strategy fsdp"),
+    "deepspeed_stage_3_offload": (
+        "fsdp does the same within torch",
+        "--strategy fsdp --strategy_options.offload true",
+    ),
+    "tpu": _TPU,
+    "tpu_spawn": _TPU,
+    "tpu_spawn_debug": _TPU,
+    "single_tpu": _TPU,
+    "xla_debug": _TPU,
+    "xla_fsdp": _TPU,
+    "colossalai": (_GONE, "--strategy fsdp"),
+    "collaborative": (f"{_GONE} (Hivemind)", "--strategy local_sgd, or --strategy diloco"),
+    "hivemind": (_GONE, "--strategy local_sgd, or --strategy diloco"),
+    "ipu": (f"{_GONE} (Graphcore)", "--strategy ddp on GPUs or CPUs"),
+    "ipu_strategy": (f"{_GONE} (Graphcore)", "--strategy ddp on GPUs or CPUs"),
+    "hpu": ("Habana's accelerators are not supported", "--strategy ddp on GPUs or CPUs"),
+    "hpu_parallel": ("Habana's accelerators are not supported", "--strategy ddp on GPUs or CPUs"),
 }
-"""What to write for a name that current libraries have dropped."""
+"""Why there is no strategy of a name that people know, and what to write."""
 
 
 def check_name(name: str) -> None:
     """Raises InputError, with what to write instead, for a name that is no strategy's."""
     if name in STRATEGIES:
         return
-    fix = INSTEAD.get(name) or ""
-    if not fix:
-        near = difflib.get_close_matches(name, STRATEGIES, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(STRATEGIES)}"
+    if name in INSTEAD:
+        why, fix = INSTEAD[name]
+        raise InputError(f"--strategy {name}: {why}", fix)
+    near = difflib.get_close_matches(name, STRATEGIES, n=2)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(STRATEGIES)}"
     raise InputError(f"--strategy {name}: there is no such strategy", fix)
 
 

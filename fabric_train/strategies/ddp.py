@@ -47,17 +47,7 @@ class Ddp(Strategy):
 
     def wrap_ddp(self, model: nn.Module) -> nn.Module:
         """DDP for a model that uses all its weights in every step."""
-        device = self.place.device
-        # https://pytorch.org/docs/stable/notes/cuda.html#id5
-        with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
-            return DistributedDataParallel(
-                model,
-                device_ids=[device.index] if device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-                # No static_graph: with it a first step under no_sync fails an assertion of torch.
-                # A broadcast would hang if the ranks' shares of the test set differ by a batch.
-                forward_sync_buffers=False,
-            )
+        return wrap_ddp(model, self.place.device)
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
         return self._reduction.sync(last=last)
@@ -67,3 +57,17 @@ class Ddp(Strategy):
 
     def finish(self) -> None:
         self._reduction.finish()
+
+
+def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """DDP for a model that uses all its weights in every step."""
+    # https://pytorch.org/docs/stable/notes/cuda.html#id5
+    with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
+        return DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            # No static_graph: with it a first step under no_sync fails an assertion of torch.
+            # A broadcast would hang if the ranks' shares of the test set differ by a batch.
+            forward_sync_buffers=False,
+        )

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from fabric_train.errors import InputError
 from fabric_train.sampler import plan_rank_shards
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Strategy:
     """Whether the training may go on with another number of processes."""
     is_sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the weights, so that all of them write a checkpoint."""
+    has_rows: ClassVar[bool] = False
+    """Whether each rank writes a part of ``memory``, into a folder that all nodes share."""
+    places_model: ClassVar[bool] = False
+    """Whether ``setup`` moves the weights to their devices, and takes them wherever they are."""
     equal_rounds: ClassVar[bool] = False
     """Whether a forward or backward pass waits for the other replicas', so that all must make
     equally many: those with fewer shards repeat their last one with weight 0."""
@@ -88,6 +93,8 @@ class Strategy:
         self.optimizer: Optimizer
         self.place: Place
         self.virtual_shards = 1
+        self.steps = 0
+        """Optimizer steps so far, over all restarts; a Saver sets it when it has loaded them."""
         self.precision = "32-true"
         """The program's, for a strategy that chooses types itself."""
 
@@ -95,6 +102,16 @@ class Strategy:
 
     def check(self, world: World | None, device: Device) -> None:
         """Raises InputError where the strategy cannot run in this world, with what to do."""
+
+    def require(self, **least: float) -> None:
+        """Raises InputError for an option below the least value that is named here."""
+        for option, value in least.items():
+            given = getattr(self, option)
+            if given < value:
+                raise InputError(
+                    f"--strategy_options: {option}={given} of {self.name} is less than {value}",
+                    f"--strategy_options.{option} {value} or more",
+                )
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
         """Fabric's strategy, which makes the process group."""
@@ -153,6 +170,10 @@ class Strategy:
         rank, size = self.place.rank, self.place.world_size
         return rank == 0 or self.replica_of(rank - 1, size) != self.replica
 
+    def describe(self) -> str:
+        """A line about how the model is spread, after ``setup``; empty for nothing."""
+        return ""
+
     # -- a step ---------------------------------------------------------------------------------
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
@@ -178,6 +199,7 @@ class Strategy:
         """Updates the weights; ``number`` counts the optimizer steps before, over all restarts."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.steps = number + 1
 
     def run_step(self, batch: RankBatch) -> Tensor:
         """All micro-batches of a step, up to ``finish``: the mean of their losses, on the device.
@@ -208,11 +230,21 @@ class Strategy:
 
     # -- checkpoints and tests ------------------------------------------------------------------
 
+    def facts(self) -> dict[str, str]:
+        """What a checkpoint and the run that resumes it must share, besides the program's options.
+
+        Called after ``setup``.
+        """
+        return {}
+
     def before_save(self) -> None:
-        """Brings ``bare`` and ``optimizer`` into the state to save; all ranks must call it."""
+        """Brings ``bare`` and ``optimizer`` into the state to save, or ``bare`` to test.
+
+        All ranks must call it.
+        """
 
     def after_save(self) -> None:
-        """Brings them back into the state to train on; what was to be saved is copied by now."""
+        """Brings them back into the state to train on, after they were copied or tested."""
 
     def memory(self) -> dict[str, Tensor]:
         """What the strategy itself has to remember in a checkpoint, by name.
@@ -234,6 +266,16 @@ class Strategy:
         """The outputs for a test batch, without gradients."""
         outputs: Tensor = self.bare(inputs)
         return outputs
+
+    def gather_test(
+        self, outputs: Tensor, targets: Tensor, *, counts: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The rows of a test batch that this rank scores; without ``counts`` its own are left out.
+
+        Each row is scored by one rank. All ranks must call it equally often where ``equal_rounds``.
+        """
+        rows = len(targets) if counts and self.leads_replica else 0
+        return outputs[:rows], targets[:rows]
 
     def gather_weights(self) -> dict[str, Tensor]:
         """All weights and buffers, whole, under the names of a model that nothing wraps.

@@ -36,8 +36,10 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     archive = archive_path()
     settings = task.settings
     forks = settings.start == "fork" and warm_up(task, scratch)
-    if refused := refuse_torch():
-        return AgentReport(reason=Reason.BAD_INPUT, detail=refused)
+    with preload.without_collector():
+        if refused := refuse_torch():
+            return AgentReport(reason=Reason.BAD_INPUT, detail=refused)
+        from launcher.agent import launch
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)
@@ -51,7 +53,6 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     node.disk_free_limit_s = settings.disk_free_limit_s
     watchdog = Watchdog(attempts, settings, ledger, clock)
     _start_health(settings, node, watchdog, clock)
-    from launcher.agent import launch
 
     def run_once(planned: NodeTask) -> tuple[Reason, str]:
         return launch.run_elastic_agent(planned, node, archive, forks=forks)

@@ -151,10 +151,10 @@ def words_of_job_named(arguments: argparse.Namespace) -> list[str]:
 
 def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
     """The run that is to run again."""
-    from launcher.runs.folder import find_run
-
     if getattr(arguments, "again", None) is None:
         return None
+    from launcher.runs.folder import find_run
+
     run = find_run(run_root(arguments), arguments.again)
     arguments.again = run.run_id  # ``latest`` is another run by the time it is printed
     return run

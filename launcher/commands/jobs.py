@@ -61,9 +61,10 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    # Before all other imports: a target may start something that takes as long as they do.
+    planned_run = planned(arguments)
     from launcher.api import launch
 
-    planned_run = planned(arguments)
     typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.

@@ -160,6 +160,8 @@ class Target(ABC):
         """The training code; set before ``facts`` where the target sends it, and the job has it."""
         self.is_sending = False
         """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
+        self.run_id = ""
+        """The id of the run to come, where something was started for it already."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 

@@ -1,7 +1,8 @@
 """Packs the agent into one file that runs in any image with Python and torch.
 
-``python -m launcher.targets.agent_archive >FILE`` writes it by hand; ``--version`` prints which
-agent it is. Standard library only: the image is built with it.
+``python -m launcher.targets.agent_archive >FILE`` writes it by hand, with ``--compiled`` for nodes
+that have the same Python; ``--version`` prints which agent it is. Standard library only: the image
+is built with it.
 
 The package gets a private name on the way: a user's folders called ``launcher`` or ``train``
 neither shadow it nor are shadowed by it. Equal sources give equal bytes.
@@ -9,9 +10,13 @@ neither shadow it nor are shadowed by it. Equal sources give equal bytes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib.util
 import io
+import marshal
+import os
 import re
 import sys
 import zipfile
@@ -51,6 +56,27 @@ def read_archive() -> bytes:
 
 
 @functools.cache
+def read_compiled_archive() -> bytes:
+    """This version's agent with this Python's bytecode in it, which another Python passes over.
+
+    Compiling takes as long as all else before a worker's start. So the archive is kept where Python
+    keeps the bytecode of this module, if that can be written.
+    """
+    kept = Path(importlib.util.cache_from_source(f"{__file__[:-3]}_compiled.py"))
+    version = read_agent_version().encode()
+    with contextlib.suppress(OSError):
+        if (data := kept.read_bytes()).endswith(version):
+            return data
+    data = render_agent_archive(read_agent_sources(), bytecode=True, comment=version)
+    if not sys.dont_write_bytecode:
+        temporary = kept.with_name(f"{kept.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            temporary.write_bytes(data)
+            temporary.replace(kept)
+    return data
+
+
+@functools.cache
 def read_agent_version() -> str:
     """Which agent this is: equal for equal sources, wherever the archive was made."""
     # Of the sources, as machines compress the same files to different bytes.
@@ -76,10 +102,23 @@ def _read_sources(names: tuple[str, ...], folder: str) -> dict[str, str]:
     return {"__init__.py": "", **read}
 
 
-def render_agent_archive(sources: Mapping[str, str], folder: str = AGENT_FOLDER) -> bytes:
-    """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure."""
-    files = {f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()}
+def render_agent_archive(
+    sources: Mapping[str, str],
+    folder: str = AGENT_FOLDER,
+    *,
+    bytecode: bool = False,
+    comment: bytes = b"",
+) -> bytes:
+    """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure.
+
+    ``comment`` is what its bytes end with.
+    """
+    files: dict[str, str | bytes] = {
+        f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()
+    }
     files["__main__.py"] = _MAIN.format(folder=folder.replace("/", "."))
+    if bytecode:
+        files |= {f"{path}c": _compile(text, path) for path, text in files.items()}
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(files):
@@ -87,7 +126,17 @@ def render_agent_archive(sources: Mapping[str, str], folder: str = AGENT_FOLDER)
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, files[path])
+        archive.comment = comment
     return output.getvalue()
+
+
+def _compile(source: str | bytes, path: str) -> bytes:
+    """What Python's cache files hold: a head that says to compare no source, and the code.
+
+    The interpreter's number in the head tells any other interpreter to compile the source.
+    """
+    unchecked = (1).to_bytes(4, "little") + bytes(8)
+    return importlib.util.MAGIC_NUMBER + unchecked + marshal.dumps(compile(source, path, "exec"))
 
 
 def rename(source: str) -> str:
@@ -102,4 +151,5 @@ def rename(source: str) -> str:
 
 if __name__ == "__main__":
     version = f"{read_agent_version()}\n".encode()
-    sys.stdout.buffer.write(version if "--version" in sys.argv[1:] else read_archive())
+    made = read_compiled_archive if "--compiled" in sys.argv[1:] else read_archive
+    sys.stdout.buffer.write(version if "--version" in sys.argv[1:] else made())

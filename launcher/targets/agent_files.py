@@ -17,14 +17,17 @@ from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
 from launcher.runs.folder import write_atomically
-from launcher.targets.agent_archive import read_agent_version, read_archive
+from launcher.targets.agent_archive import read_agent_version, read_archive, read_compiled_archive
 from launcher.targets.repository import OWN_IMAGE
 from launcher.targets.shell import quote, render_line
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-MAKE_ARCHIVE = (sys.executable or "python3", "-P", "-m", "launcher.targets.agent_archive")
+MAKE_ARCHIVE = (
+    *(sys.executable or "python3", "-P", "-m"),
+    *("launcher.targets.agent_archive", "--compiled"),
+)
 """The command that prints the archive; -P: whatever folder it is called in."""
 OTHER_AGENT_FIX = "build the image again (make image, make push), or --set agent.in_image=false"
 TORCHRUN_MODULE = ("-m", "torch.distributed.run")
@@ -62,7 +65,8 @@ class AgentFiles:
             return []
         lines = [f"[ -s {path} ] || {render_line(MAKE_ARCHIVE)} >{path}"]
         if embed:
-            text = base64.b64encode(self.archive).decode()
+            # Without bytecode: a third of the size, and the nodes' Python may be any.
+            text = base64.b64encode(read_archive()).decode()
             cut = (text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH))
             lines = [f"base64 -d >{path} <<'END'", *cut, "END"]
         return ["# The node agent: a Python archive.", *lines]
@@ -85,7 +89,7 @@ def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFi
         return None
     return AgentFiles(
         archive_path=f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}",
-        archive=None if settings.in_image else read_archive(),
+        archive=None if settings.in_image else read_compiled_archive(),
         tasks=tuple(
             TaskFile(
                 path=f"{folder_of(plan, node)}/{protocol.NODE_TASK_FILE}",

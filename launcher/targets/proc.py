@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 PR_SET_PDEATHSIG = 1
 KILL_LIMIT_S = 10.0
+PIPE_BYTES = 1 << 16
 
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
@@ -57,6 +58,49 @@ def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: P
         )
     _children[child.pid] = child
     return child.pid
+
+
+def start_early(argv: tuple[str, ...], *, env: Mapping[str, str]) -> int:
+    """Starts a process that waits at its standard input, for ``tell``; returns its pid.
+
+    What it says until then goes to a file without a name. It dies as those of ``start`` do.
+    """
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    _children[child.pid] = child
+    return child.pid
+
+
+def tell(pid: int, text: bytes) -> bool:
+    """Writes all that a process of ``start_early`` will read; False where it has ended."""
+    child = _children[pid]
+    assert child.stdin is not None
+    # Less than a pipe holds, so that nobody waits.
+    if child.poll() is not None or len(text) > PIPE_BYTES:
+        return False
+    with contextlib.suppress(BrokenPipeError), child.stdin as stream:
+        stream.write(text)
+    return True
+
+
+def end_early(pid: int) -> None:
+    """Ends a process of ``start_early``; 0 is none."""
+    if pid:
+        child = _children.pop(pid)
+        assert child.stdin is not None
+        child.stdin.close()
+        child.kill()
+        # One that hangs in the kernel outlives SIGKILL: it is left behind.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(KILL_LIMIT_S)
 
 
 def poll(pid: int) -> int | None:

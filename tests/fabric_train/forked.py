@@ -29,6 +29,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+
+# The first step of an optimizer imports it: 2 s in every rank, if it is not there before the fork.
+import torch._dynamo
 import torch.distributed as dist
 
 LIMIT_S = 60.0

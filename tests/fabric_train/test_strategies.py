@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from fabric_train.errors import InputError
-from fabric_train.strategies import STRATEGIES, make_strategy
+from fabric_train.strategies import INSTEAD, STRATEGIES, check_name, make_strategy
+
+KNOWN = {*STRATEGIES, "fsdp", "tp", "fsdp+tp", "pipeline", "powersgd", "fp16", "bf16"}
+KNOWN |= {"local_sgd", "diloco", "bagua", "deepspeed", "xla"}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -19,7 +23,12 @@ def test_each_name_makes_the_strategy_that_bears_it(name):
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("dpp", {}, "did you mean ddp?"),
+        ("dpp", {}, "did you mean dp or ddp?"),
+        ("bagua", {}, "--strategy bagua:gradient_allreduce, or :bytegrad"),
+        ("fp16_compress_hook", {}, "--strategy fp16"),
+        ("powerSGD", {}, "--strategy powersgd"),
+        ("bagua:asynch", {}, "did you mean bagua:async or"),
+        ("bagua:qadam", {"bits": 4}, "bits=4 of bagua:qadam is not one of 8, 1"),
         ("ddp", {"exat": True}, "did you mean exact?"),
         ("ddp", {"exact": "yes"}, "exact='yes' of ddp is not true or false"),
     ],
@@ -28,6 +37,18 @@ def test_what_is_wrong_is_told_with_what_to_write(name, options, told):
     with pytest.raises(InputError) as caught:
         make_strategy(name, options)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_a_name_that_was_dropped_says_what_to_write_and_why(name):
+    assert name not in STRATEGIES
+    with pytest.raises(InputError) as caught:
+        check_name(name)
+    assert caught.value.what.startswith(f"--strategy {name}: ")
+    assert len(caught.value.what) > len(f"--strategy {name}: ") + 10
+    named = re.findall(r"--strategy (?!out\b)([a-z0-9_+:]+)", caught.value.fix)
+    assert named or "fabric_train.horovod" in caught.value.fix or "leave" in caught.value.fix
+    assert {each.partition(":")[0] for each in named} <= {each.partition(":")[0] for each in KNOWN}
 
 
 def test_names_are_checked_without_torch():

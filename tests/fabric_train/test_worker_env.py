@@ -108,6 +108,11 @@ def test_empty_variables_count_as_not_set():
     assert parse_worker_env({"RUN_DIR": "", "LAUNCHER_PROGRESS": " ", "RANK": ""}) == WorkerEnv()
 
 
+@pytest.mark.parametrize("text", ["1", " 1\n", "1\x1f", "01"])
+def test_white_space_around_a_number_does_not_matter(text):
+    assert parse_worker_env({**RANK_1_OF_4, "RANK": text}).world.rank == 1
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -117,6 +122,7 @@ def test_empty_variables_count_as_not_set():
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"RANK": "-1"}, "RANK='-1'"),
         ({"RANK": "1_0"}, "RANK='1_0'"),
+        pytest.param({"RANK": "1" * 5000}, "RANK='1111", id="more digits than int() takes"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
         ({"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}, "LOCAL_RANK, LOCAL_WORLD_SIZE missing"),
         ({"LAUNCHER_PROGRESS": "loud"}, "LAUNCHER_PROGRESS='loud' is not one of bar, lines"),

@@ -22,6 +22,7 @@ SUPERVISOR, ENDINGS = AGENT + "test_supervisor.py::", AGENT + "test_worker_endin
 DECISIONS = AGENT + "test_agent_decisions.py::"
 DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
 STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/runs/test_full_disk.py::"
+EARLY = "launcher/targets/local/test_early.py::"
 RUN_ENDINGS = "launcher/targets/local/test_run_endings.py::"
 PYTHON = "launcher/api/test_python.py::"
 LOCAL, RUN_LOCAL = "launcher/targets/local/test_target.py::", "launcher/targets/local/test_run.py::"
@@ -153,7 +154,8 @@ IN_THE_NODE = (
     ),
     Row.alike(
         """agent.streams:say agent.supervisor:Supervisor._fork_agent
-            agent.worker:_tell agent.guard:_flush agent.__main__:main""",
+            agent.worker:_tell agent.guard:_flush agent.__main__:main
+            targets.local.early_program:run targets.local.early_program:_move_streams""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),
     ),
@@ -216,6 +218,31 @@ LAUNCHER = (
         badly=by(LOCAL, "test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended"),
         frozen=by(STAND, "test_a_node_of_this_machine_that_is_frozen_ends_with_its_run"),
         never=by(LOCAL, "test_stopping_leaves_no_process_however_stubborn"),
+    ),
+    Row(
+        functions="targets.local.early_program:main",
+        who="an agent's process that was started early, for its launcher's plan",
+        ends="the plan; the launcher's end, which closes the pipe",
+        limit="the launcher's planning, which ends it where it fails",
+        well=by(EARLY, "test_a_script_runs_in_the_process_that_began_while_it_was_planned"),
+        badly=by(EARLY, "test_it_ends_with_a_planning_that_fails"),
+        frozen=Cannot("a person waits for that launcher, and ends both with it"),
+        never=by(EARLY, "test_it_ends_with_its_launcher_however_that_dies"),
+    ),
+    Row(
+        functions="targets.proc:end_early",
+        who="the launcher, for a process that no run took over",
+        ends="its end",
+        limit="SIGKILL, then KILL_LIMIT_S",
+        well=by(EARLY, "test_it_ends_with_a_planning_that_fails"),
+        badly=by(EARLY, "test_it_ends_with_a_planning_that_fails"),
+        frozen=Cannot("SIGKILL ends a process that a signal has stopped, too"),
+        never=Cannot("only a process that hangs in the kernel outlives SIGKILL: KILL_LIMIT_S"),
+    ),
+    Row.alike(
+        "targets.proc:tell",
+        "the launcher, for a process that it started early",
+        Cannot("a pipe that nothing was written to holds it"),
     ),
     Row(
         functions="api.stopping:stop_run",

@@ -48,7 +48,8 @@ OF_DOCKER = (
             targets.docker.engine:Engine.read_image_config
             targets.docker.engine:Engine.list_containers targets.docker.engine:Engine._networks
             targets.docker.engine:Engine.read_ending targets.docker.engine:Engine.create
-            targets.docker.engine:Engine.create.create targets.docker.engine:Engine._start
+            targets.docker.engine:Engine.create.create
+            targets.docker.engine:Engine.create.create_network targets.docker.engine:Engine._start
             targets.docker.engine:Engine.end targets.docker.engine:Engine.remove
             targets.docker.engine:Engine._remove_network targets.docker.engine:at_once
             targets.docker.build:Builder._id_of targets.docker.build:Builder._remove_untagged""",

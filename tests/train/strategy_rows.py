@@ -45,8 +45,9 @@ class Row:
     like_one: float | None = 2e-5
     """How far each step's loss may be from one process' without a strategy; None if it computes
     something else."""
-    like_undisturbed: float = 0.0
-    """How far a resumed training's losses may be from an undisturbed one's in the same world."""
+    like_undisturbed: float | None = 0.0
+    """How far a resumed training's losses may be from an undisturbed one's in the same world; None
+    if no two trainings are alike."""
     fast: bool = False
     """Whether it is tried in every CI; else only in ``make soak``."""
 
@@ -61,11 +62,18 @@ class Row:
         """The size that it is tried in first: two processes where it can."""
         return 2 if 2 in self.worlds else self.worlds[0]
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it is its strategy's first row."""
+        return self is next(row for row in ROWS if row.name == self.name)
+
     def another_world(self, size: int) -> int:
         """A size of its own that is not ``size``, if it has one: uneven shards are the hardest."""
         return next((each for each in (3, 1, 4, 2) if each in self.worlds and each != size), size)
 
 
+EVERY = ("--strategy_options.every=2",)
+MICROBATCHES = ("--strategy_options.microbatches=4",)
 ROWS = (
     Row(name="ddp", fast=True),
     Row(name="fsdp", fast=True),
@@ -74,10 +82,47 @@ ROWS = (
     Row(
         name="fsdp", options=("--strategy_options.span=node",), worlds=(2, 4), processes_per_node=2
     ),
+    Row(name="tp", worlds=(1, 2, 4), fast=True),
+    Row(name="tp", options=("--strategy_options.tensor_size=2",), worlds=(2, 4)),
+    Row(name="fsdp+tp", worlds=(2, 4), fast=True),
+    Row(name="pipeline", options=MICROBATCHES, fast=True),
+    Row(name="pipeline", options=(*MICROBATCHES, "--strategy_options.schedule=gpipe")),
+    Row(
+        name="pipeline",
+        options=(*MICROBATCHES, "--strategy_options.schedule=interleaved_1f1b"),
+        worlds=(1, 2),
+    ),
+    Row(
+        name="pipeline",
+        options=("--strategy_options.pipeline_size=2", "--strategy_options.microbatches=2"),
+        worlds=(2, 4),
+    ),
+    Row(name="ddp2"),
+    Row(name="local_sgd", options=EVERY, like_one=None),
+    Row(name="diloco", options=EVERY, like_one=None),
+    Row(name="powersgd", like_one=None),
+    Row(name="fp16", like_one=5e-3),
+    Row(name="bagua:gradient_allreduce"),
+    Row(name="bagua:bytegrad", like_one=None),
+    Row(name="bagua:decentralized", like_one=None),
+    Row(name="bagua:low_precision_decentralized", like_one=None),
+    Row(name="bagua:qadam", like_one=None),
+    # What others have sent when a process looks depends on the machine's load.
+    Row(name="bagua:async", like_one=None, like_undisturbed=None),
 )
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
-ELSEWHERE: dict[str, str] = {}
+OF_STRATEGIES = "tests/fabric_train/strategies/"
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("ddp_spawn", "ddp_fork", "ddp_notebook"),
+        "tests/fabric_train/test_processes.py: they start processes of their own",
+    ),
+    "dp": f"{OF_STRATEGIES}test_dp.py: one process and several GPUs",
+    "model_parallel": f"{OF_STRATEGIES}test_model_parallel.py: one process and several devices",
+    "xla": f"{OF_STRATEGIES}test_xla.py: one process and torch_xla",
+    "bf16": f"{OF_STRATEGIES}test_bagua.py: GPUs",
+}
 """Strategies without a row, and where they are tried instead."""
 
 

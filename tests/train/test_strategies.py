@@ -86,6 +86,8 @@ def is_fast(saver: Row, loader: Row) -> bool:
         )
         for saver in ROWS
         for loader in ROWS
+        # Options of a strategy are tried with the first one alone: all pairs would take hours.
+        if (saver.is_first and loader.is_first) or ROWS[0] in (saver, loader)
     ],
 )
 def test_what_one_saves_another_loads_in_another_world_or_says_why_not(
@@ -126,6 +128,8 @@ def test_a_worker_killed_in_the_middle_of_a_step_leaves_no_trace_in_the_losses(
     ending = run(row, row.world, tmp_path, options=often)
     # The save of step 4 may have been in flight; it began when that of step 2 had ended.
     assert ending.metrics["resumed_from_step"] in (2, 4)
+    if row.like_undisturbed is None:
+        return
     check(ending.losses, undisturbed.losses, row.like_undisturbed)
     if not row.like_undisturbed:
         assert ending.metrics["weights_sha256"] == undisturbed.metrics["weights_sha256"]
@@ -147,4 +151,5 @@ def test_a_stop_commits_first_and_the_next_start_goes_on_from_there(trainings, t
     (node_dir / "stop-request").unlink()
     ending = run(row, row.world, folder)
     assert 0 < ending.metrics["resumed_from_step"] == step < STEPS
-    check(ending.losses, undisturbed.losses, row.like_undisturbed)
+    if row.like_undisturbed is not None:
+        check(ending.losses, undisturbed.losses, row.like_undisturbed)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.data import TensorDataset
 
+from fabric_train.communication.tensor_parallel import Column
 from fabric_train.errors import InputError
 from train.config import TrainConfig
 from train.metrics import Measures
@@ -120,12 +121,30 @@ class Transformer(nn.Module):
         for name, weight in self.named_parameters():
             if name.endswith("onto_residual.weight"):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * size.layers))
+        self.tensor_plan = {
+            "blocks.*.attention.project": Column(blocks=3, unit=size.width // size.heads),
+            "blocks.*.feed_forward.widen": Column(),
+            "blocks.*.onto_residual": "row",
+        }
+        self.pipeline_plan = {
+            "embed": ("characters", "positions", "dropout"),
+            "blocks": (),
+            "to_logits": ("norm", "characters"),
+        }
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """``text`` holds character numbers, [batch, up to context]."""
+        return self.to_logits(self.blocks(self.embed(text)))
+
+    def embed(self, text: torch.Tensor) -> torch.Tensor:
+        """What goes into the blocks, [batch, length, width]."""
         places = torch.arange(text.shape[1], device=text.device)
-        states = self.dropout(self.characters(text) + self.positions(places))
-        return linear(self.norm(self.blocks(states)), self.characters.weight)
+        states: torch.Tensor = self.dropout(self.characters(text) + self.positions(places))
+        return states
+
+    def to_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """What comes out of the blocks, as a logit for each character."""
+        return linear(self.norm(states), self.characters.weight)
 
 
 class Block(nn.Module):
@@ -147,7 +166,7 @@ class Attention(nn.Module):
 
     def __init__(self, size: Size, dropout: float) -> None:
         super().__init__()
-        self.heads = size.heads
+        self.width_per_head = size.width // size.heads
         self.attention_dropout = dropout
         self.norm = nn.LayerNorm(size.width)
         self.project = nn.Linear(size.width, 3 * size.width)
@@ -155,9 +174,10 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        batch, length, width = states.shape
-        # [batch, length, 3, heads, per head] to three of [batch, heads, length, per head].
-        split = self.project(self.norm(states)).view(batch, length, 3, self.heads, -1)
+        projected = self.project(self.norm(states))
+        # [batch, length, 3, heads, per head] to three of [batch, heads, length, per head]. A process
+        # may hold some of the heads only.
+        split = projected.unflatten(-1, (3, -1, self.width_per_head))
         query, key, value = split.permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(
             query,
@@ -166,7 +186,7 @@ class Attention(nn.Module):
             dropout_p=self.attention_dropout if self.training else 0.0,
             is_causal=True,
         )
-        joined = attended.transpose(1, 2).reshape(batch, length, width)
+        joined = attended.transpose(1, 2).flatten(2)
         result: torch.Tensor = self.dropout(self.onto_residual(joined))
         return result
 

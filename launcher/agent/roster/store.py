@@ -228,7 +228,7 @@ def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
 
 def _fork_store(port: int, host: str) -> tuple[int, str]:
     """The child's pid, and its port or why it has none; empty where it said nothing in time."""
-    gc.collect()
+    # No collection before: the objects thaw again below, and looking at all of torch's takes 30 ms.
     gc.freeze()
     reader, writer = os.pipe()
     parent = os.getpid()

@@ -196,9 +196,14 @@ class Engine:
         """
         run_id = network_kwargs["labels"][self._label]
         with engine_errors(f"start {run_id}"), contextlib.ExitStack() as undo:
-            if not self.list_networks(run_id):
-                network = self.api.create_network(check_duplicate=True, **network_kwargs)
-                undo.callback(self._remove_network, network["Id"])
+            made: list[str] = []
+            # Undone last: a network goes after what is on it.
+            undo.callback(lambda: at_once(self._remove_network, made))
+
+            def create_network() -> None:
+                if not self.list_networks(run_id):
+                    network = self.api.create_network(check_duplicate=True, **network_kwargs)
+                    made.append(network["Id"])
 
             def create(container: Creatable) -> str:
                 with engine_errors(f"create {container.name}", container.image):
@@ -208,7 +213,11 @@ class Engine:
                     undo.callback(self.remove, created["Id"])
                     return str(created["Id"])
 
-            ids = at_once(create, containers)
+            # A container needs its network when it starts, not before.
+            with ThreadPoolExecutor(1) as pool:
+                networked = pool.submit(create_network)
+                ids = at_once(create, containers)
+                networked.result()
             # All exist before the first starts: no rendezvous waits for what cannot come.
             names = [container.name for container in containers]
             at_once(lambda created: self._start(*created), zip(names, ids, strict=True))

@@ -30,6 +30,7 @@ from launcher.targets.kubernetes.collector import PodCollector, selector_of
 from launcher.targets.kubernetes.missing_pods import read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import DELETED, JobEnd, is_suspended, parse_job_end
+from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
@@ -73,6 +74,9 @@ class ClusterJob:
         finally:
             notes += cluster.warnings
         try:
+            # Before anything is made: a later call takes away what a killed launcher leaves.
+            make_folders((self.plan.run_dir,))
+            write_cluster(Path(self.plan.run_dir), cluster)
             for item in others:
                 cluster.apply(item)
             made = cluster.create(job)
@@ -81,8 +85,6 @@ class ClusterJob:
             for item in others:
                 # With the job goes what was made for it, also by kubectl delete.
                 cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
-            make_folders((self.plan.run_dir,))
-            write_cluster(Path(self.plan.run_dir), cluster)
         except BaseException as error:
             held = self._withdraw(others)
             if isinstance(error, ApiError) and error.status == CONFLICT:
@@ -192,6 +194,23 @@ class ClusterJob:
         """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""
         if self.read() is not None:
             self.cluster.delete(self._place)
+        self.remove_left()
+
+    def remove_left(self) -> None:
+        """Deletes what a launcher has made that was killed before the job owned it. Idempotent.
+
+        What this user may not see or delete stays, and what kubectl has applied.
+        """
+        if RunFolder(Path(self.plan.run_dir)).is_borrowed:
+            return
+        *others, _ = RENDERERS[self._kind](self.plan)
+        selector = selector_of(self.plan.run_id)
+        for version, kind in {(item["apiVersion"], item["kind"]): None for item in others}:
+            with contextlib.suppress(ApiError):
+                for item in self.cluster.list_objects(version, kind, selector)["items"]:
+                    if not item["metadata"].get("ownerReferences"):
+                        name = item["metadata"]["name"]
+                        self.cluster.delete(ObjectPlace(api_version=version, kind=kind, name=name))
 
     def end(self, notes: list[str], *, keep: bool) -> None:
         """Collects the last logs, and deletes the job or, with ``keep``, suspends it.

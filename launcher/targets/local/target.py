@@ -31,6 +31,7 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folder
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
+from launcher.targets.local.early import EarlyAgent, inherited
 from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
 from launcher.targets.machine import read_capacity, read_gpus
 from launcher.targets.preflight import check_here, read_secrets
@@ -50,8 +51,13 @@ class LocalTarget(Target):
 
     name = "local"
 
-    def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self, run_root: Path, clock: Clock | None = None, *, early: EarlyAgent | None = None
+    ) -> None:
+        """``early``: the first node's process, which the caller ends where no run takes it."""
         super().__init__()
+        self._early = early
+        self.run_id = early.run_id if early else ""
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._free_ports: tuple[int, ...] = ()
@@ -111,12 +117,13 @@ class LocalTarget(Target):
             self._start(process, plan)
 
     def _start(self, process: Process, plan: LaunchPlan) -> None:
-        stale = protocol.STALE_VARIABLES
-        env = {name: value for name, value in os.environ.items() if name not in stale}
-        env.update(process.env)
         node, console = process.node, Path(process.console)
+        early, self._early = self._early, None
         try:
-            pid = proc.start(process.argv, cwd=process.cwd, env=env, console=console)
+            pid = early.become(process, plan) if early else None
+            if pid is None:
+                env = inherited(os.environ) | dict(process.env)
+                pid = proc.start(process.argv, cwd=process.cwd, env=env, console=console)
         except OSError as error:
             self.stop(plan.run_id, 0)
             if disk.is_full(error):

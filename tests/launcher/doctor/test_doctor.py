@@ -204,6 +204,18 @@ def test_a_slow_network_is_a_warning_and_one_worker_alone_is_none() -> None:
     assert judge_all_reduce(alone, "1").status is Status.OK
 
 
+def test_a_network_that_is_fast_for_small_messages_alone_is_slow() -> None:
+    small = {"bytes": 1 << 15, "took_s": 4e-4, "bytes_per_s": 82e6}
+    large = {"bytes": 1 << 24, "took_s": 1.7, "bytes_per_s": 10e6}
+    found = judge_all_reduce(
+        parse_record(AllReduce, {"backend": "gloo", "rates": [small, large]}), "2"
+    )
+    assert (found.status, found.found) == (
+        Status.WARNING,
+        "gloo: 10 MB/s per node at 16.8 MB, 400 us for 32768 B",
+    )
+
+
 def test_the_table_puts_the_fix_beneath_its_row() -> None:
     table = render_findings([ok("a", "node 0", "x"), failed("b c", "here", "y", "do z")])
     assert table == "ok      a    node 0  x\nfailed  b c  here    y\n        fix: do z\n"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from launcher.contract.errors import KeyInputError
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.target_facts import TargetFacts
+from launcher.targets import agent_archive
 from launcher.targets.agent_archive import (
     read_agent_sources,
     read_agent_version,
@@ -181,6 +183,36 @@ def test_the_agent_reads_each_nodes_task_as_it_was_planned(make_plan: MakePlan) 
 def test_a_plan_with_an_agent_is_read_back_equal(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes="1:3", start="fork", agent={"preload": ["json"]})
     assert parse_plan(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(("magic", "loaded"), [(MAGIC_NUMBER, ".pyc"), (b"any\n", ".py")])
+def test_a_node_takes_the_bytecode_of_its_own_python_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, magic: bytes, loaded: str
+) -> None:
+    monkeypatch.setattr("importlib.util.MAGIC_NUMBER", magic)
+    archive = tmp_path / "agent.pyz"
+    archive.write_bytes(render_agent_archive(read_agent_sources(), bytecode=True))
+    code = "import _launcher_node.agent.guard as guard; print(guard.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(archive)}, capture_output=True
+    )
+    assert done.stdout.decode().strip().endswith(f"guard{loaded}"), done.stderr
+
+
+def test_the_compiled_archive_is_kept_and_made_anew_for_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    kept = Path(cache_from_source(f"{agent_archive.__file__[:-3]}_compiled.py"))
+    make = agent_archive.read_compiled_archive.__wrapped__
+    assert make() == make()  # its folder is not there
+    kept.parent.mkdir(parents=True)
+    made = make()
+    assert kept.read_bytes() == made
+    monkeypatch.setattr(agent_archive, "read_agent_version", lambda: "another")
+    assert make().endswith(b"another")
+    assert kept.read_bytes().endswith(b"another")
 
 
 def test_running_agents_keep_their_archive_when_a_node_is_replaced(

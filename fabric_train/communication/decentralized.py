@@ -1,0 +1,145 @@
+"""Decentralised averaging: every rank has weights of its own, and mixes them with its peers'.
+
+``PeerAverage`` is D-PSGD (X. Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized
+Algorithms?", algorithm 1), as in Bagua's ``DecentralizedAlgorithm``:
+
+    x_i' = mean of x_j over i and its peers
+    x_i  = x_i' - lr * g_i(x_i)         the gradient is that of the weights before
+
+``LowPrecisionRing`` is DCD-PSGD (H. Tang et al. 2018, "Communication Compression for Decentralized
+Training", algorithm 1) on a ring with weights of 1/3, as in Bagua's
+``LowPrecisionDecentralizedAlgorithm``:
+
+    z_i = (x_i + x_left + x_right) / 3 + step_i - x_i
+    x_i = x_i + Q(z_i), and so on the two neighbours, which hold replicas of x_i
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fabric_train.communication.compression import Blocks, Codec, MinMaxUInt8
+from fabric_train.communication.flat import flatten, write_back
+
+Peers = Literal["all", "shift_one"]
+
+
+def find_peer(rank: int, ranks: int, number: int) -> int:
+    """The partner in exchange ``number``, by Bagua's shift_one; ``ranks`` is even.
+
+    A rank of the lower half meets the ranks of the upper half one after the other.
+    """
+    half = ranks // 2
+    return half + (number + rank) % half if rank < half else (rank - half - number) % half
+
+
+class PeerAverage:
+    """Averages weights with one peer, or with all, while the gradient is computed.
+
+    ``start`` before the forward pass, ``finish`` after the backward pass and before the optimizer's
+    step. Each rank sends n elements of 4 bytes to one peer, or an all-reduce of them to all.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        *,
+        peers: Peers = "all",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._weights, self._peers, self._group = list(weights), peers, group
+        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._works: list[dist.Work] = []
+        self._own = self._other = torch.empty(0)
+        if peers == "shift_one" and self._ranks % 2:
+            raise ValueError(f"shift_one pairs the ranks, but there are {self._ranks}")
+
+    def start(self, number: int) -> None:
+        """Begins exchange ``number``, counted from 0 over all restarts; does not block."""
+        self._own = flatten(self._weights)
+        if self._peers == "all":
+            work = dist.all_reduce(self._own, group=self._group, async_op=True)
+            assert work is not None
+            self._works = [work]
+            return
+        peer = find_peer(self._rank, self._ranks, number)
+        self._other = torch.empty_like(self._own)
+        self._works = exchange([(self._own, peer)], [(self._other, peer)], self._group)
+
+    def finish(self) -> None:
+        """Waits for the exchange that was begun, if any, and puts the mean into the weights."""
+        if not self._works:
+            return
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+        if self._peers == "all":
+            mean = self._own.div_(self._ranks)
+        else:
+            mean = self._own.add_(self._other).div_(2)
+        write_back(mean, self._weights)
+        self._own = self._other = torch.empty(0)
+
+
+class LowPrecisionRing:
+    """Keeps replicas of both neighbours' weights up to date by compressed differences.
+
+    All ranks have equal weights when it is made. Call ``mix`` after every step of the optimizer.
+    Each rank sends n elements to each neighbour: n * (1 + 8 / 512) bytes with 8 bits. Keeps three
+    copies of the weights.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        *,
+        codec: Codec | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._weights, self._group, self._codec = list(weights), group, codec or MinMaxUInt8()
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._neighbours = (rank - 1) % ranks, (rank + 1) % ranks
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins anew where all ranks have equal weights again."""
+        self._blocks = Blocks(self._weights)
+        self._own = self._blocks.pack(self._weights)
+        self._left, self._right = self._own.clone(), self._own.clone()
+
+    def mix(self) -> None:
+        """Exchanges the step that the optimizer has made; blocks."""
+        change = self._blocks.pack(self._weights)
+        change += (self._left + self._right - 5 * self._own) / 3
+        code = self._codec.encode(change, self._blocks.counts)
+        left, right = self._neighbours
+        from_left, from_right = torch.empty_like(code), torch.empty_like(code)
+        # Two processes are each other's left and right: then the order of messages pairs them.
+        for work in exchange(
+            [(code, left), (code, right)], [(from_right, right), (from_left, left)], self._group
+        ):
+            work.wait()
+        self._left += self._codec.decode(from_left)
+        self._right += self._codec.decode(from_right)
+        self._own += self._codec.decode(code)
+        self._blocks.unpack(self._own, self._weights)
+
+
+def exchange(
+    sent: Sequence[tuple[Tensor, int]],
+    received: Sequence[tuple[Tensor, int]],
+    group: dist.ProcessGroup | None,
+) -> list[dist.Work]:
+    """Sends tensors to ranks of the group and receives from them; does not block."""
+
+    def name(rank: int) -> int:
+        return dist.get_global_rank(group, rank) if group is not None else rank
+
+    operations = [dist.P2POp(dist.isend, each, name(rank), group) for each, rank in sent]
+    operations += [dist.P2POp(dist.irecv, each, name(rank), group) for each, rank in received]
+    return dist.batch_isend_irecv(operations)

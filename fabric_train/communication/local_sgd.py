@@ -1,0 +1,71 @@
+"""Local SGD: each rank makes H optimizer steps alone, then all weights become their mean.
+
+    meeting = Averaging(model, every=8)
+    for number in range(steps):
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        meeting.after_step(number)
+
+Sources: S. U. Stich 2019, "Local SGD Converges Fast and Communicates Little"; T. Lin et al. 2018,
+"Don't Use Large Mini-Batches, Use Local SGD", for the start with averaged gradients (post-local
+SGD). Ranks that saw more samples weigh more in the mean, as in H. B. McMahan et al. 2017,
+"Communication-Efficient Learning of Deep Networks from Decentralized Data".
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from fabric_train.communication.mean import average, find_statistics, find_weights
+
+
+class Averaging:
+    """The mean of all ranks' weights after each ``every`` local steps.
+
+    ``after``: how many steps of the training come before the first local one; in them the loop
+    averages gradients (``mean.average_gradients``), and the weights stay equal. ``share``: this
+    rank's weight in the mean, see ``mean.average``. The model's optimizer stays each rank's own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        after: int = 0,
+        share: float | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every={every}: the ranks cannot meet more often than at each step")
+        self.model = model
+        self.every, self.after = every, after
+        self.share, self.group = share, group
+
+    def is_local(self, number: int) -> bool:
+        """Whether a rank makes this step alone; ``number`` counts the steps before it."""
+        return number >= self.after
+
+    def is_last(self, number: int) -> bool:
+        """Whether the ranks meet after this step."""
+        return self.is_local(number) and (number + 1 - self.after) % self.every == 0
+
+    def after_step(self, number: int) -> bool:
+        """Brings the ranks together if it is time, and says so; all ranks must call it.
+
+        ``number`` counts the optimizer steps before this one, over all restarts.
+        """
+        if not self.is_last(number):
+            return False
+        self.meet()
+        return True
+
+    def meet(self) -> None:
+        """Makes all ranks' weights and statistics equal; blocks, and sends each weight once."""
+        drifted = find_weights(self.model) | find_statistics(self.model)
+        average(drifted.values(), share=self.share, group=self.group)
+
+    def restart(self) -> None:
+        """After weights, equal on all ranks, have been loaded into the model."""

@@ -1,0 +1,43 @@
+"""DDP with a communication hook: what is sent for a bucket of gradients, and what comes back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fabric_train.reduction import FastReduction
+from fabric_train.strategies.ddp import wrap_ddp
+from fabric_train.strategies.strategy import Strategy
+
+
+@dataclass
+class HookedDdp(Strategy):
+    """Sends gradients while the backward pass of a rank's last micro-batch runs.
+
+    A process alone trains without the hook.
+    """
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        place = self.place
+        wrapped: nn.Module = model
+        if place.world_size > 1:
+            wrapped = ddp = wrap_ddp(model, place.device)
+            self.attach(ddp)
+        self._reduction = FastReduction(
+            wrapped, virtual_shards=self.virtual_shards, world_size=place.world_size
+        )
+        return wrapped
+
+    @abstractmethod
+    def attach(self, ddp: DistributedDataParallel) -> None:
+        """Registers the hook."""
+
+    def sync(self, *, last: bool) -> AbstractContextManager[object]:
+        return self._reduction.sync(last=last)
+
+    def backward(self, loss: Tensor, shard: int = 0, *, weight: float = 1.0) -> None:
+        self._reduction.backward(loss * weight if weight != 1.0 else loss, shard)

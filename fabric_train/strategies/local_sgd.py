@@ -1,0 +1,153 @@
+"""Local SGD: processes train alone for some steps, then average their weights.
+
+## local_sgd
+
+Every process makes ``every`` optimizer steps on its own samples; then all weights become their mean
+(S. U. Stich 2019). With ``warmup_steps`` the training begins with averaged gradients, as under
+``ddp``, and makes local steps afterwards (post-local SGD, T. Lin et al. 2018). With ``every`` 1 and
+SGD without momentum it computes what ``ddp`` does. The optimizer's moments stay each process' own.
+Gradients are clipped in each process.
+
+Options: ``every`` (8), ``warmup_steps`` (0).
+
+Sent by each process, for P bytes of weights and W processes, with a ring: 2 (W - 1) / W x P / every
+bytes for each step, an ``every``-th of ``ddp``'s; ``ddp``'s in the warm-up. Nothing is sent during
+a backward pass, so the average is waited for. Memory: no more than one process alone, and 64 MiB.
+While a checkpoint is copied, once more the weights and the moments.
+
+A checkpoint's model and optimizer are the mean of all processes', so any strategy loads it. Beside
+them lie each process' own weights (if they differ at that step) and moments: in a world of the same
+size the training goes on to the bit as if nothing had happened. In another world, all begin with
+the mean. So a checkpoint takes up W times the place, all nodes must share its folder, and saving
+one sends what it averages. Tests see the mean.
+
+It cannot be ``exact``: what a process computes alone depends on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor, nn
+
+from fabric_train.communication.local_sgd import Averaging
+from fabric_train.communication.mean import (
+    average,
+    average_gradients,
+    fill_gradients,
+    find_statistics,
+    find_weights,
+)
+from fabric_train.memory import ready_to_save, share_row, take_row
+from fabric_train.sampler import plan_rank_shards
+from fabric_train.strategies.strategy import Device, Strategy
+
+if TYPE_CHECKING:
+    from fabric_train.worker_env import World
+
+WEIGHT, STATISTIC, MOMENT = "weight.", "statistic.", "moment."
+"""Begin the names of what each rank has for itself: of the model, its buffers, the optimizer."""
+
+
+@dataclass
+class LocalSgd(Strategy):
+    """Averages weights after every ``every`` local steps."""
+
+    name: ClassVar[str] = "local_sgd"
+    has_rows: ClassVar[bool] = True
+
+    every: int = 8
+    """Optimizer steps that each process makes alone before all meet."""
+    warmup_steps: int = 0
+    """Steps at the start of the training that average gradients, as ``ddp`` does."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.meeting: Averaging
+        self._drifted: set[str] = set()
+        """Which of these differ between the ranks."""
+        self._own: dict[str, Tensor] = {}
+        """This rank's, by name, while ``bare`` and ``optimizer`` hold the mean."""
+
+    def check(self, world: World | None, device: Device) -> None:
+        self.require(every=1, warmup_steps=0)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._shards = len(plan_rank_shards(self.virtual_shards, self.replica, self.replicas))
+        # A rank with more samples weighs more, so that every sample weighs the same.
+        self.meeting = self.build_meeting(model, self._shards / self.virtual_shards)
+        return model
+
+    def build_meeting(self, model: nn.Module, share: float) -> Averaging:
+        """What brings the ranks together."""
+        return Averaging(model, every=self.every, after=self.warmup_steps, share=share)
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, shard: int = 0, *, weight: float = 1.0) -> None:
+        (loss * (weight / self._shards)).backward()
+
+    def finish(self) -> None:
+        """Makes the gradients this rank's mean, and in the warm-up all ranks'."""
+        if self.meeting.is_local(self.steps):
+            fill_gradients(self.bare)
+        else:
+            average_gradients(self.bare, share=self.meeting.share)
+
+    def step(self, number: int) -> None:
+        super().step(number)
+        met = self.meeting.after_step(number)
+        if self.place.world_size > 1:
+            local = {MOMENT, WEIGHT} if self.meeting.is_local(number) else set()
+            self._drifted |= {STATISTIC, *local}
+        if met:
+            self._drifted -= {WEIGHT, STATISTIC}
+
+    # -- checkpoints and tests ------------------------------------------------------------------
+
+    def before_save(self) -> None:
+        drifted = self._find_drifted()
+        self._own = {name: tensor.clone() for name, tensor in drifted.items()}
+        average(drifted.values(), share=self.meeting.share)
+
+    def after_save(self) -> None:
+        drifted = self._find_drifted() if self._own else {}
+        for name, own in self._own.items():
+            drifted[name].copy_(own)
+        self._own = {}
+
+    def memory(self) -> dict[str, Tensor]:
+        return {name: share_row(own) for name, own in self._own.items()}
+
+    def load_memory(self, saved: Mapping[str, Tensor]) -> None:
+        self.meeting.restart()
+        self._drifted = set()
+        for kind, name, tensor in self._name_tensors():
+            row = take_row(saved[kind + name]) if kind + name in saved else None
+            if row is not None:
+                tensor.copy_(row)
+                self._drifted.add(kind)
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        with ready_to_save(self):
+            return {name: tensor.clone() for name, tensor in self.bare.state_dict().items()}
+
+    def _find_drifted(self) -> dict[str, Tensor]:
+        return {
+            kind + name: tensor
+            for kind, name, tensor in self._name_tensors()
+            if kind in self._drifted
+        }
+
+    def _name_tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        for name, tensor in find_weights(self.bare).items():
+            yield WEIGHT, name, tensor
+        for name, tensor in find_statistics(self.bare).items():
+            yield STATISTIC, name, tensor
+        for name, parameter in self.bare.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                # Counters of steps are equal, and their mean would be rounded.
+                if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
+                    yield MOMENT, f"{name}.{key}", value

@@ -1,0 +1,167 @@
+"""Pipeline parallelism: each process has some layers, and micro-batches go through all of them.
+
+``pipeline_size`` neighbours in rank hold one copy of the model (all processes without it) and take
+the same samples, cut into ``microbatches``; with fewer than all, the copies are data parallel. An
+``nn.Sequential`` is cut between its children, another model where its ``pipeline_plan`` allows it
+(``fabric_train.communication.pipeline``); ``charlm`` has one.
+
+With P processes in a pipeline, M micro-batches and v stages each: weights, gradients and optimizer
+state take about 1/P of the memory each. Each process waits (P - 1) / (v * M + P - 1) of the time.
+Activations are kept for M micro-batches by gpipe, for at most P by 1f1b, for at most P + (P - 1) / v
+by interleaved_1f1b. Bytes that each rank sends in a step: 2 * v * A, with A the bytes of the
+activations between two stages for the whole batch; a weight that is used at both ends is sent once
+more by both; and with R copies 2 * (R - 1) / R of the rank's gradients. These are few bytes, between
+neighbours only, so nodes may be far from each other.
+
+What it cannot: BatchNorm, whose statistics depend on the micro-batches; exact sums; and drop the
+same units as one process (with dropout, each process draws numbers of its own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fabric_train.communication.pipeline import Pipeline as Stages
+from fabric_train.errors import InputError
+from fabric_train.parts import clip_over_ranks, gather_members
+from fabric_train.reduction import assign_gradients, flatten_gradients
+from fabric_train.strategies.strategy import Device, RankBatch, Strategy
+from fabric_train.strategies.tp import check_size, make_mesh
+
+if TYPE_CHECKING:
+    from fabric_train.worker_env import World
+
+
+@dataclass
+class Pipeline(Strategy):
+    """Cuts the model into stages on neighbouring processes, which take the same samples."""
+
+    name: ClassVar[str] = "pipeline"
+    can_resize: ClassVar[bool] = False
+    is_sharded: ClassVar[bool] = True
+
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
+    """In which order forward and backward passes run."""
+    microbatches: int = 0
+    """Equal parts that a pipeline's batch is cut into; 0 for two of each process."""
+    stages_per_rank: int = 0
+    """Stages of each process, for interleaved_1f1b; 0 for two there, and one otherwise."""
+    pipeline_size: int = 0
+    """How many processes share one copy of the model; 0 for all of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._stages: Stages | None = None
+        self._data: dist.ProcessGroup | None = None
+
+    def check(self, world: World | None, device: Device) -> None:
+        self.check_world(world.world_size if world else 1)
+
+    def check_world(self, world_size: int) -> None:
+        """Raises InputError for options that do not go with so many processes."""
+        check_size(self.name, "pipeline_size", self.pipeline_size, world_size)
+        size = self.pipeline_size or world_size
+        if self.stages_per_rank > 1 and self.schedule != "interleaved_1f1b":
+            raise InputError(
+                f"--strategy pipeline: schedule={self.schedule} has one stage for each process, "
+                f"not stages_per_rank={self.stages_per_rank}",
+                "--strategy_options.schedule interleaved_1f1b",
+            )
+        if self.microbatches < 0 or self.stages_per_rank < 0:
+            raise InputError(
+                "--strategy pipeline: microbatches and stages_per_rank are not below 0"
+            )
+        count = self.microbatches or 2 * size
+        if self.schedule == "1f1b" and count < size:
+            raise InputError(
+                f"--strategy pipeline: 1f1b needs a micro-batch for each of {size} processes, not "
+                f"microbatches={count}",
+                f"--strategy_options.microbatches {size}, or --strategy_options.schedule gpipe",
+            )
+        rounds = max(1, count // size)
+        if self.schedule == "interleaved_1f1b" and count % rounds:
+            raise InputError(
+                f"--strategy pipeline: interleaved_1f1b goes in {rounds} rounds of equal length, "
+                f"which microbatches={count} are not",
+                f"--strategy_options.microbatches {rounds * size}",
+            )
+
+    def count_replicas(self, world_size: int) -> int:
+        return max(1, world_size // (self.pipeline_size or world_size))
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        world_size = self.place.world_size
+        self.check_world(world_size)
+        if world_size == 1:
+            return model
+        size = world_size // self.replicas
+        mesh = make_mesh(self.place.device, self.replicas, world_size, "pipeline")
+        self._stages = Stages(
+            model,
+            mesh.get_group("pipeline"),
+            schedule=self.schedule,
+            microbatches=self.microbatches or 2 * size,
+            stages_per_rank=self.stages_per_rank
+            or (2 if self.schedule == "interleaved_1f1b" else 1),
+        )
+        if self.replicas > 1:
+            self._data = mesh.get_group("data")
+        return model
+
+    def run_step(self, batch: RankBatch) -> Tensor:
+        if self._stages is None:
+            return super().run_step(batch)
+        parts = [next(batch.batches) for _ in batch.shards]
+        inputs, targets = (torch.cat(list(each)) for each in zip(*parts, strict=True))
+        batch.begin(batch.shards[0])
+        # A seed for each process, or all stages would drop the same units.
+        torch.manual_seed(int(torch.randint(2**62, ())) + self._stages.rank)
+        loss = self._stages.run(
+            inputs,
+            targets,
+            batch.loss,
+            scale=len(batch.shards) / self.virtual_shards,
+            context=batch.autocast,
+        )
+        self.finish()
+        return loss
+
+    def backward(self, loss: Tensor, shard: int = 0, *, weight: float = 1.0) -> None:
+        if self._stages is not None:
+            raise InputError(
+                "--strategy pipeline: no process has the whole model, so none can run its backward "
+                "pass",
+                "strategy.run_step(RankBatch(...)), or --strategy fsdp",
+            )
+        super().backward(loss, shard, weight=weight)
+
+    def finish(self) -> None:
+        if self._data is None:
+            return
+        weights = [weight for weight in self.bare.parameters() if weight.requires_grad]
+        flat = flatten_gradients(weights)
+        dist.all_reduce(flat, group=self._data)
+        assign_gradients(weights, flat)
+
+    def clip(self, max_norm: float) -> None:
+        if self._stages is None:
+            super().clip(max_norm)
+        else:
+            own = list(self.bare.parameters())
+            clip_over_ranks(own, self._stages.counted, self._stages.group, max_norm)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        return super().predict(inputs) if self._stages is None else self._stages.predict(inputs)
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        weights = dict(self.bare.state_dict())
+        return weights if self._stages is None else gather_members(weights, self._stages.group)
+
+    def close(self) -> None:
+        if self._stages is not None:
+            self._stages.close()

@@ -1,0 +1,79 @@
+"""DDP whose gradient matrices are sent as the product of two thin ones (PowerSGD).
+
+``fabric_train.communication.powersgd`` has the mathematics and its source. Memory: the gradients
+once more, for what a rank's last product left out. Bytes of a step: for each weight of n rows and m
+columns that is compressed, 4 * r (n + m) * 2 (W - 1) / W instead of 4 * n m * 2 (W - 1) / W, r the
+``matrix_approximation_rank``; biases, small weights, and the first ``start_powerSGD_iter`` steps
+are sent whole.
+
+Errors, matrices and the count of steps are in checkpoints, which all ranks write, so all nodes have
+to share the folder. In a world of another size every rank begins with the mean of the errors, which
+is what would have reached the weights. What was left out is lost where one process alone resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fabric_train.communication.powersgd import PowerSgd as Hook
+from fabric_train.memory import share_row, take_row
+from fabric_train.strategies.hooked import HookedDdp
+from fabric_train.strategies.strategy import Device
+
+if TYPE_CHECKING:
+    from fabric_train.worker_env import World
+
+
+@dataclass
+class PowerSgd(HookedDdp):
+    """Sends low-rank gradients, and adds what they left out to the next ones."""
+
+    name: ClassVar[str] = "powersgd"
+
+    matrix_approximation_rank: int = 1
+    """Columns of the thin matrices: more of them cost more bytes and lose less."""
+    start_powerSGD_iter: int = 100  # noqa: N815 (torch's spelling)
+    """Steps at the start of a training whose gradients are sent whole; about a tenth of all."""
+    min_compression_rate: float = 2.0
+    """A weight is compressed where that saves at least this factor."""
+
+    def check(self, world: World | None, device: Device) -> None:
+        self.require(matrix_approximation_rank=1, start_powerSGD_iter=0, min_compression_rate=0)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.hook = Hook(
+            model,
+            matrix_approximation_rank=self.matrix_approximation_rank,
+            start_powerSGD_iter=self.start_powerSGD_iter,
+            min_compression_rate=self.min_compression_rate,
+        )
+        return super().wrap(model)
+
+    def attach(self, ddp: DistributedDataParallel) -> None:
+        self.hook.attach(ddp)
+
+    def step(self, number: int) -> None:
+        super().step(number)
+        self.hook.iteration = number + 1
+
+    def memory(self) -> dict[str, Tensor]:
+        found = {"iteration": torch.tensor(self.hook.iteration)}
+        found |= {f"q.{name}": q for name, q in self.hook.qs.items()}
+        return found | {f"error.{name}": share_row(each) for name, each in self.hook.errors.items()}
+
+    def load_memory(self, saved: Mapping[str, Tensor]) -> None:
+        self.hook.iteration = int(saved.get("iteration", 0))
+        for name, tensor in saved.items():
+            kind, _, of = name.partition(".")
+            if kind == "q":
+                self.hook.qs[of] = tensor.to(self.place.device, copy=True)
+            elif kind == "error" and self.place.world_size > 1:
+                own = take_row(tensor)
+                error = tensor.mean(0) if own is None else own
+                self.hook.errors[of] = error.to(self.place.device, copy=True)

@@ -1,0 +1,108 @@
+"""Adam whose momentum is sent in 8 bits or 1 (Bagua's QAdam, 1-bit Adam).
+
+``fabric_train.communication.qadam`` has the mathematics and its sources. The first ``warmup_steps``
+are Adam on the mean gradient, sent whole after the backward pass; the variance stays as it is then.
+
+Memory: with ``error_feedback`` the weights 1 + 1 / W times more. Bytes of a step after the warm-up:
+2 (W - 1) / W * n * (1 + 8 / 512) for n weights with 8 bits, 2 (W - 1) / W * n * (1 / 8 + 4 / 512)
+with 1. Gradients stay on their ranks then, so a rank clips its own.
+
+What codes left out, and the step of the frozen variance, are in checkpoints, which all ranks write,
+so all nodes have to share the folder. In a world of another size every rank begins with the mean of
+what the ranks had left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fabric_train.communication.qadam import QAdam as Steps
+from fabric_train.errors import InputError
+from fabric_train.memory import share_row, take_row
+from fabric_train.strategies.strategy import BuildOptimizer, Device, Place, Strategy
+
+if TYPE_CHECKING:
+    from fabric_train.worker_env import World
+
+
+@dataclass
+class QAdam(Strategy):
+    """Sends the momentum of an Adam or AdamW instead of gradients, after a warm-up."""
+
+    name: ClassVar[str] = "bagua:qadam"
+
+    warmup_steps: int = 100
+    """Steps of plain Adam before its variance is frozen; a fifth of the training is usual."""
+    bits: Literal[8, 1] = 8
+    """Bits of each sent element."""
+    error_feedback: bool = True
+    """Add what a code left out to the next one; Bagua does without, 1 bit cannot."""
+
+    def check(self, world: World | None, device: Device) -> None:
+        self.require(warmup_steps=1)
+        if self.bits == 1 and not self.error_feedback:
+            raise InputError(
+                f"--strategy {self.name}: 1 bit without error_feedback does not converge",
+                "leave --strategy_options.error_feedback out, or --strategy_options.bits 8",
+            )
+
+    def setup(
+        self,
+        model: nn.Module,
+        build_optimizer: BuildOptimizer,
+        place: Place,
+        *,
+        virtual_shards: int | None = None,
+    ) -> tuple[nn.Module, Optimizer]:
+        wrapped, optimizer = super().setup(
+            model, build_optimizer, place, virtual_shards=virtual_shards
+        )
+        try:
+            self.adam = Steps(
+                optimizer,
+                warmup_steps=self.warmup_steps,
+                bits=self.bits,
+                error_feedback=self.error_feedback,
+            )
+        except ValueError as error:
+            raise InputError(
+                f"--strategy {self.name}: {error}",
+                "build torch.optim.AdamW, or --strategy bagua:bytegrad for any optimizer",
+            ) from error
+        return wrapped, optimizer
+
+    def finish(self) -> None:
+        self.adam.average_gradients()
+
+    def step(self, number: int) -> None:
+        self.adam.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def memory(self) -> dict[str, Tensor]:
+        adam, mean = self.adam, self.adam.mean
+        found: dict[str, Tensor] = {}
+        if adam.frozen_at is not None:
+            found["frozen_at"] = torch.tensor(adam.frozen_at)
+        if mean is not None and mean.error is not None and mean.mean_error is not None:
+            found["error"] = share_row(mean.error)
+            found["mean_error"] = share_row(mean.mean_error)
+        return found
+
+    def load_memory(self, saved: Mapping[str, Tensor]) -> None:
+        self.adam.forget()
+        if "frozen_at" in saved:
+            self.adam.frozen_at = int(saved["frozen_at"])
+        if "error" not in saved or self.place.world_size == 1:
+            return
+        mean = self.adam.make_mean()
+        own, own_mean = take_row(saved["error"]), take_row(saved["mean_error"])
+        if own is None or own_mean is None:
+            mean.spread_errors(saved["error"].mean(0), saved["mean_error"].flatten(0, 1))
+        else:
+            mean.load_errors(own, own_mean)

@@ -1,0 +1,153 @@
+"""Tensor parallelism: the processes of a group share the layers' weights and compute together.
+
+``tensor_size`` neighbours in rank hold one copy of the model (all processes without it), and take
+the same samples; with fewer than all, the copies are data parallel. A model says in its attribute
+``tensor_plan`` which layers are split (``fabric_train.communication.tensor_parallel``); ``charlm``
+has one, for others three lines do:
+
+    model.tensor_plan = {"*.query": "column", "*.up": "column", "*.down": "row"}
+
+Each split weight, its gradient and its optimizer state take 1/T of the memory, with T the tensor
+size; other weights (norms, embeddings) and activations outside of the split layers are whole on
+every rank. Bytes that each rank sends in a step: 4 * L * (T - 1) / T * A, with L the pairs of a
+column and a row layer (two in a transformer's block) and A the bytes of one activation ``[batch,
+seq, width]`` in float32, for 2 all-reduces of 2 * (T - 1) / T * A each; and with R copies
+2 * (R - 1) / R of the rank's gradients. All of it is waited for, so T should stay within a node.
+
+What it cannot: split a layer in unequal parts (heads and widths must be multiples of T), exact sums,
+and drop different units in the ranks' parts (with dropout inside of a split part, ranks drop the
+same places of their own heads, which is not what one process does).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from fabric_train.communication.tensor_parallel import Plan, split_linears
+from fabric_train.errors import InputError
+from fabric_train.parts import clip_over_ranks, find_cuts, gather_parts
+from fabric_train.reduction import FastReduction
+from fabric_train.strategies.strategy import Device, Strategy
+
+if TYPE_CHECKING:
+    from fabric_train.worker_env import World
+
+
+@dataclass
+class Tp(Strategy):
+    """Splits linear layers over neighbouring processes, which take the same samples."""
+
+    name: ClassVar[str] = "tp"
+    can_resize: ClassVar[bool] = False
+    is_sharded: ClassVar[bool] = True
+
+    tensor_size: int = 0
+    """How many processes share one copy of the model; 0 for all of them."""
+
+    def check(self, world: World | None, device: Device) -> None:
+        check_size(self.name, "tensor_size", self.tensor_size, world.world_size if world else 1)
+
+    def count_replicas(self, world_size: int) -> int:
+        return max(1, world_size // (self.tensor_size or world_size))
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        check_size(self.name, "tensor_size", self.tensor_size, self.place.world_size)
+        plan = find_plan(self.name, model)
+        self.tensor_group: dist.ProcessGroup | None = None
+        wrapped = model
+        if self.place.world_size > 1:
+            mesh = make_mesh(self.place.device, self.replicas, self.place.world_size, "tensor")
+            self.tensor_group = mesh.get_group("tensor")
+            split_linears(model, plan, self.tensor_group)
+            wrapped = self.wrap_copies(model, mesh)
+        self._cuts = find_cuts(model)
+        return wrapped
+
+    def wrap_copies(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Averages the gradients of the copies of the model."""
+        wrapped = model
+        if self.replicas > 1:
+            device = self.place.device
+            wrapped = DistributedDataParallel(
+                model,
+                device_ids=[device.index] if device.type == "cuda" else None,
+                process_group=mesh.get_group("data"),
+                gradient_as_bucket_view=True,
+                forward_sync_buffers=False,
+            )
+        self._reduction = FastReduction(
+            wrapped, virtual_shards=self.virtual_shards, world_size=self.replicas
+        )
+        return wrapped
+
+    def sync(self, *, last: bool) -> AbstractContextManager[object]:
+        return self._reduction.sync(last=last) if self.replicas > 1 else super().sync(last=last)
+
+    def clip(self, max_norm: float) -> None:
+        weights = list(self.bare.parameters())
+        counted = [
+            weight
+            for name, weight in self.bare.named_parameters()
+            if name in self._cuts or self.place.rank % self.tensor_ranks == 0
+        ]
+        clip_over_ranks(weights, counted, self.norm_group, max_norm)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """How many ranks share a copy of the model."""
+        return self.place.world_size // self.replicas
+
+    @property
+    def norm_group(self) -> dist.ProcessGroup | None:
+        """The ranks whose gradients make up the whole one."""
+        return self.tensor_group
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        weights = self.bare.state_dict()
+        if self.tensor_group is None:
+            return dict(weights)
+        return gather_parts(weights, self._cuts, self.tensor_group)
+
+
+def check_size(strategy: str, option: str, size: int, world_size: int) -> None:
+    """Raises InputError unless groups of ``size`` processes can be made of all of them."""
+    if size < 0 or (size and world_size % size):
+        fits = [str(each) for each in range(1, world_size + 1) if world_size % each == 0]
+        raise InputError(
+            f"--strategy {strategy}: {world_size} processes cannot be divided into groups of "
+            f"{option}={size}",
+            f"--strategy_options.{option} {' or '.join(fits)}, or a multiple of {size} processes"
+            if size > 0
+            else f"--strategy_options.{option} {' or '.join(fits)}",
+        )
+
+
+def find_plan(strategy: str, model: nn.Module) -> Plan:
+    """The model's plan; raises InputError for one that has none."""
+    plan: Plan | None = getattr(model, "tensor_plan", None)
+    if not plan:
+        linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+        example = {linears[0]: "column", linears[-1]: "row"} if len(linears) > 1 else {}
+        raise InputError(
+            f"--strategy {strategy}: the model {type(model).__name__} has no tensor_plan that says "
+            "which layers to split",
+            f"set model.tensor_plan = {example}, or --strategy fsdp"
+            if example
+            else "--strategy fsdp, which takes any model",
+        )
+    return plan
+
+
+def make_mesh(device: torch.device, replicas: int, world_size: int, inner: str) -> DeviceMesh:
+    """The mesh ``[data, inner]`` over all ranks; all of them must call it."""
+    return init_device_mesh(
+        device.type, (replicas, world_size // replicas), mesh_dim_names=("data", inner)
+    )

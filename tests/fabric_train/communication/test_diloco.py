@@ -1,0 +1,104 @@
+"""DiLoCo in a plain loop of torch, against algorithm 1 of the paper written in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from fabric_train.communication.diloco import Diloco
+from fabric_train.communication.local_sgd import Averaging
+from fabric_train.communication.mean import average_gradients
+from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw
+from tests.fabric_train.forked import run_forked
+
+LR, STEPS = 0.05, 13
+BETAS, EPSILON, DECAY = (0.9, 0.99), 1e-8, 0.01
+
+
+def train(every: int, after: int, lr: float, momentum: float) -> list[np.ndarray]:
+    """The weights of one rank after each step; AdamW inside, as in the paper."""
+    model, quadratic = Weights(), draw(dist.get_rank())
+    inner = torch.optim.AdamW(
+        model.parameters(), lr=LR, betas=BETAS, eps=EPSILON, weight_decay=DECAY
+    )
+    meeting = Diloco(model, every=every, after=after, lr=lr, momentum=momentum)
+    path = []
+    for number in range(STEPS):
+        quadratic.loss(model.weights).backward()
+        if not meeting.is_local(number):
+            average_gradients(model)
+        inner.step()
+        inner.zero_grad()
+        meeting.after_step(number)
+        path.append(model.weights.detach().numpy().copy())
+    return path
+
+
+def follow_rule(ranks: int, every: int, after: int, lr: float, momentum: float) -> np.ndarray:
+    """[ranks, steps, SIZE]: inner AdamW (Loshchilov and Hutter 2019), outer Nesterov."""
+    weights = np.ones((ranks, SIZE))
+    first, second = np.zeros((ranks, SIZE)), np.zeros((ranks, SIZE))
+    outer, velocity = np.ones(SIZE), np.zeros(SIZE)
+    path = []
+    for number in range(STEPS):
+        gradients = np.stack([draw(rank).gradient(weights[rank]) for rank in range(ranks)])
+        if number < after:
+            gradients[:] = gradients.mean(axis=0)
+        first = BETAS[0] * first + (1 - BETAS[0]) * gradients
+        second = BETAS[1] * second + (1 - BETAS[1]) * gradients**2
+        unbiased = first / (1 - BETAS[0] ** (number + 1))
+        scale = np.sqrt(second / (1 - BETAS[1] ** (number + 1))) + EPSILON
+        weights = weights - LR * DECAY * weights - LR * unbiased / scale
+        if number < after:
+            outer = weights[0]
+        elif (number - after) % every == every - 1:
+            moved = (outer - weights).mean(axis=0)
+            velocity = momentum * velocity + moved
+            outer = outer - lr * (moved + momentum * velocity)
+            weights = np.tile(outer, (ranks, 1))
+        path.append(weights)
+    return np.stack(path, axis=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("every", "after"), [(1, 0), (4, 0), (3, 4)])
+def test_each_ranks_weights_follow_the_published_rule(ranks, every, after):
+    options = (every, after, 0.7, 0.9)
+    found = np.stack(run_forked(train, ranks, *options))
+    np.testing.assert_allclose(found, follow_rule(ranks, *options), rtol=1e-10, atol=1e-12)
+
+
+def test_the_outer_step_is_torchs_own_sgd_with_nesterov():
+    weights = torch.nn.Parameter(torch.ones(SIZE, dtype=torch.float64))
+    torchs = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=True)
+    model = Weights()
+    meeting = Diloco(model, every=1)
+    for number in range(4):
+        moved = torch.full((SIZE,), 0.1 * (number + 1), dtype=torch.float64)
+        weights.grad = moved
+        torchs.step()
+        with torch.no_grad():
+            model.weights.sub_(moved)
+        meeting.after_step(number)
+    torch.testing.assert_close(model.weights, weights, rtol=1e-13, atol=0)
+
+
+def test_with_outer_lr_1_and_no_momentum_it_is_local_sgd():
+    def difference() -> float:
+        found = []
+        for meet in (Averaging, Diloco):
+            model, quadratic = Weights(), draw(dist.get_rank())
+            options = {"lr": 1.0, "momentum": 0.0} if meet is Diloco else {}
+            meeting = meet(model, every=3, **options)
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            for number in range(STEPS):
+                inner.zero_grad()
+                quadratic.loss(model.weights).backward()
+                inner.step()
+                meeting.after_step(number)
+            found.append(model.weights.detach())
+        return (found[0] - found[1]).abs().max().item()
+
+    assert max(run_forked(difference, 2)) < 1e-14

@@ -1,0 +1,200 @@
+"""Processes that a program starts by itself: ddp_spawn, ddp_fork and ddp_notebook."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from fabric_train.errors import InputError
+from fabric_train.processes import launch_processes
+from fabric_train.strategies import make_strategy
+from fabric_train.strategies.strategy import find_place
+from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
+
+PROGRAMS = Path(__file__).parent / "programs"
+NAMES = ("ddp_spawn", "ddp_fork", "ddp_notebook")
+
+
+def fork(function, *arguments, processes=2):
+    strategy = make_strategy("ddp_fork", {"processes": processes})
+    return launch_processes(function, WorkerEnv(), *arguments, strategy=strategy)
+
+
+def train(fabric, env, strategy):
+    """Three steps on a linear model; the same global batch at any world size."""
+    torch.manual_seed(0)
+    place = find_place(fabric.device, env.world)
+    model, _ = strategy.setup(nn.Linear(4, 1), lambda w: torch.optim.SGD(w, lr=0.1), place)
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    losses = []
+    for number in range(3):
+        part = inputs[place.rank :: place.world_size]
+        with strategy.sync(last=True):
+            loss = model(part).square().mean()
+            strategy.backward(loss)
+        strategy.finish()
+        strategy.step(number)
+        losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean").item())
+    return losses, strategy.gather_weights()
+
+
+def test_forked_processes_train_what_one_process_trains():
+    torch.randn(500, 500) @ torch.randn(500, 500)  # threads that the copies do not have
+    losses, weights = fork(train, make_strategy("ddp"))
+    alone, expected = fork(train, make_strategy("ddp"), processes=1)
+    assert losses == pytest.approx(alone, rel=1e-6)
+    torch.testing.assert_close(weights, expected)
+
+
+def test_variables_that_another_job_left_behind_change_nothing(monkeypatch):
+    stale = {"MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "1", "NODE_RANK": "3", "GROUP_RANK": "2"}
+    stale |= {"SLURM_NTASKS": "8", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "5"}
+    for name, value in stale.items():
+        monkeypatch.setenv(name, value)
+    assert fork(lambda fabric, env: (fabric.global_rank, fabric.world_size)) == (0, 2)
+    assert os.environ["MASTER_PORT"] == "1"
+    assert "LOCAL_RANK" not in os.environ
+
+
+def test_an_error_of_any_rank_is_raised_as_it_was_there():
+    def refuse(fabric, env):
+        if fabric.global_rank == 1:
+            raise InputError("no such data", "make them")
+        fabric.barrier()
+
+    with pytest.raises(InputError, match=r"(?s)no such data.*fix: make them"):
+        fork(refuse)
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_of_the_script_comes_with_its_traceback():
+    def divide(fabric, env):
+        return 1 // fabric.global_rank
+
+    with pytest.raises(Exception, match=r"(?s)in divide.*ZeroDivisionError"):
+        fork(divide)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_under_the_launcher_and_torchrun_they_are_refused_with_the_reason(name):
+    world = World(
+        rank=0, local_rank=0, world_size=4, local_world_size=2, master_addr="a", master_port=1
+    )
+    with pytest.raises(InputError, match=r"(?s)4 processes.*start its own again.*--strategy ddp,"):
+        launch_processes(print, WorkerEnv(world=world), strategy=make_strategy(name))
+
+
+def test_spawn_is_refused_in_a_notebook(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(InputError, match="strategy ddp_notebook"):
+        launch_processes(print, WorkerEnv(), strategy=make_strategy("ddp_spawn"))
+
+
+def test_a_copy_of_a_process_that_uses_cuda_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(InputError, match="restart the kernel"):
+        launch_processes(print, WorkerEnv(), strategy=make_strategy("ddp_notebook"))
+
+
+def test_launch_fabric_says_which_function_starts_processes():
+    from fabric_train.fabric import launch_fabric
+
+    with pytest.raises(InputError, match=r"fabric_train\.launch_processes"):
+        launch_fabric(WorkerEnv(), accelerator="cpu", strategy=make_strategy("ddp_fork"))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, {1, 130, -signal.SIGINT}),
+        pytest.param(signal.SIGTERM, {-signal.SIGTERM}, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, {-signal.SIGKILL}, marks=pytest.mark.slow),
+    ],
+)
+def test_no_process_outlives_the_program_that_was_ended(
+    processes, finish, wait_until, number, code
+):
+    program = processes.start(str(PROGRAMS / "own_processes.py"))
+    children: list[psutil.Process] = []
+
+    def both_train():
+        children[:] = psutil.Process(program.pid).children(recursive=True)
+        return len(children) >= 2 and all(each.status() == "sleeping" for each in children)
+
+    wait_until(both_train, program)
+    program.send_signal(number)
+    assert finish(program)[0] in code
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+
+
+def test_the_program_starts_processes_and_trains_what_one_trains(processes, finish):
+    options = ("--reduction", "exact", "--virtual_shards", "2", "--max_steps", "3")
+    spawned = ("--strategy", "ddp_spawn", "--strategy_options.processes", "2")
+    runs = {
+        "one": processes.start("-m", "train", *options, RUN_DIR="one"),
+        "two": processes.start("-m", "train", *options, *spawned, RUN_DIR="two"),
+    }
+    metrics = {}
+    for name, run in runs.items():
+        code, out, err = finish(run)
+        assert code == 0, err
+        metrics[name] = json.loads((processes.folder / name / "metrics.json").read_text())
+    assert "ddp_spawn, exact reduction over gloo" in out
+    assert [metrics[name]["world_size"] for name in ("one", "two")] == [1, 2]
+    assert metrics["one"]["weights_sha256"] == metrics["two"]["weights_sha256"]
+
+
+def test_the_program_tells_a_mistake_in_few_lines(processes, finish):
+    spawned = ("--strategy", "ddp_fork", "--virtual_shards", "1")
+    code, _, err = finish(processes.start("-m", "train", *spawned))
+    assert code == 2
+    assert "2 processes cannot share virtual_shards=1" in err
+    assert len(err.splitlines()) == 2
+
+
+CELL = """
+import torch
+from fabric_train import WorkerEnv, launch_processes, make_strategy
+
+def count(fabric, env, number):
+    return env.world.world_size, fabric.all_reduce(torch.tensor(float(number)), reduce_op="sum")
+
+told = [
+    launch_processes(count, WorkerEnv(), number, strategy=make_strategy("ddp_notebook"))
+    for number in (1, 2)
+]
+print([(size, value.item()) for size, value in told])
+"""
+
+
+def test_a_notebook_trains_with_two_processes_and_again_in_the_next_cell(clean):
+    pytest.importorskip("ipykernel")
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3", env=clean)
+    told: list[str] = []
+
+    def hear(message):
+        told.append(str(message["content"].get("text") or message["content"].get("traceback", "")))
+
+    try:
+        client.execute_interactive(CELL, timeout=120, output_hook=hear)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert "[(2, 2.0), (2, 4.0)]" in "".join(told)
+
+
+def test_what_a_start_leaves_behind_is_no_wrong_environment():
+    fork(lambda fabric, env: None)
+    assert parse_worker_env(os.environ).world is None
