@@ -48,6 +48,8 @@ class Row:
     like_undisturbed: float | None = 0.0
     """How far a resumed training's losses may be from an undisturbed one's in the same world; None
     if no two trainings are alike."""
+    saves_show: bool = False
+    """Whether a checkpoint changes the weights that are trained on: the ranks' mean."""
     fast: bool = False
     """Whether it is tried in every CI; else only in ``make soak``."""
 
@@ -104,11 +106,11 @@ ROWS = (
     Row(name="fp16", like_one=5e-3),
     Row(name="bagua:gradient_allreduce"),
     Row(name="bagua:bytegrad", like_one=None),
-    Row(name="bagua:decentralized", like_one=None),
-    Row(name="bagua:low_precision_decentralized", like_one=None),
+    Row(name="bagua:decentralized", like_one=None, saves_show=True),
+    Row(name="bagua:low_precision_decentralized", like_one=None, saves_show=True),
     Row(name="bagua:qadam", like_one=None),
     # What others have sent when a process looks depends on the machine's load.
-    Row(name="bagua:async", like_one=None, like_undisturbed=None),
+    Row(name="bagua:async", like_one=None, like_undisturbed=None, saves_show=True),
 )
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
