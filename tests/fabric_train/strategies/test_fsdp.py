@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -206,3 +206,8 @@ def test_offload_from_a_gpu_needs_a_process_group():
 def test_offloaded_gradients_have_a_group_of_their_own_to_be_added_up_in(offload, backend):
     strategy = make_strategy("fsdp", {"offload": offload})
     assert strategy.build_fabric_strategy("cuda").process_group_backend == backend
+
+
+def test_with_tp_the_span_is_not_ones_own_to_choose():
+    with pytest.raises(InputError, match=r"fsdp\+tp: span=node would cut the model within a node"):
+        make_strategy("fsdp+tp", {"span": "node"}).check(replace(WORLD, world_size=2), "cpu")
