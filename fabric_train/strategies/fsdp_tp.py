@@ -45,8 +45,8 @@ class FsdpTp(Fsdp):
         check_size(self.name, "tensor_size", self.tensor_size, world.world_size if world else 1)
         if self.span != "world":
             raise InputError(
-                f"--strategy {self.name}: span={self.span} would cut the model within a node, where "
-                "its linear layers are split already",
+                f"--strategy {self.name}: span={self.span} would cut the model within a node, "
+                "where its linear layers are split already",
                 "leave --strategy_options.span out, or --strategy fsdp",
             )
 
