@@ -1,6 +1,6 @@
 """DiLoCo: local steps by one optimizer, and their sum as the gradient of a second, outer one.
 
-    meeting = Diloco(model, every=500)
+    meeting = OuterSteps(model, every=500)
     for number in range(steps):
         loss.backward()
         optimizer.step()
@@ -22,7 +22,7 @@ from fabric_train.communication.local_sgd import Averaging
 from fabric_train.communication.mean import average, find_statistics, find_weights
 
 
-class Diloco(Averaging):
+class OuterSteps(Averaging):
     """The outer step after each ``every`` local ones.
 
     With ``anchor`` the weights at the last meeting, and D the mean of (anchor - weights) over the

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
-from fabric_train.communication import diloco
+from fabric_train.communication.diloco import OuterSteps
 from fabric_train.strategies.local_sgd import LocalSgd
 from fabric_train.strategies.strategy import Device
 
@@ -57,14 +57,14 @@ class Diloco(LocalSgd):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.meeting: diloco.Diloco
+        self.meeting: OuterSteps
 
     def check(self, world: World | None, device: Device) -> None:
         super().check(world, device)
         self.require(outer_lr=0.0, outer_momentum=0.0)
 
-    def build_meeting(self, model: nn.Module, share: float) -> diloco.Diloco:
-        return diloco.Diloco(
+    def build_meeting(self, model: nn.Module, share: float) -> OuterSteps:
+        return OuterSteps(
             model,
             every=self.every,
             after=self.warmup_steps,

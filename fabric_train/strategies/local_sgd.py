@@ -12,14 +12,15 @@ Options: ``every`` (8), ``warmup_steps`` (0).
 
 Sent by each process, for P bytes of weights and W processes, with a ring: 2 (W - 1) / W x P / every
 bytes for each step, an ``every``-th of ``ddp``'s; ``ddp``'s in the warm-up. Nothing is sent during
-a backward pass, so the average is waited for. Memory: no more than one process alone, and 64 MiB.
-While a checkpoint is copied, once more the weights and the moments.
+a backward pass, so the average is waited for. Memory: that of one process alone, and a message of
+32 MiB or of the largest tensor. While a checkpoint is copied, once more the weights and moments.
 
 A checkpoint's model and optimizer are the mean of all processes', so any strategy loads it. Beside
-them lie each process' own weights (if they differ at that step) and moments: in a world of the same
-size the training goes on to the bit as if nothing had happened. In another world, all begin with
-the mean. So a checkpoint takes up W times the place, all nodes must share its folder, and saving
-one sends what it averages. Tests see the mean.
+them lie each process' own moments and, at a step between two meetings, weights: in a world of the
+same size the training goes on to the bit as if nothing had happened. In a world of another size all
+begin with the mean. So a checkpoint takes up 1 + W times the place, all nodes must share its
+folder, and saving one sends what it averages. Where checkpoints fall does not change the training.
+Tests see the mean.
 
 It cannot be ``exact``: what a process computes alone depends on how many there are.
 """

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fabric_train.communication.diloco import Diloco
+from fabric_train.communication.diloco import OuterSteps
 from fabric_train.communication.local_sgd import Averaging
 from fabric_train.communication.mean import average_gradients
 from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw
@@ -23,7 +23,7 @@ def train(every: int, after: int, lr: float, momentum: float) -> list[np.ndarray
     inner = torch.optim.AdamW(
         model.parameters(), lr=LR, betas=BETAS, eps=EPSILON, weight_decay=DECAY
     )
-    meeting = Diloco(model, every=every, after=after, lr=lr, momentum=momentum)
+    meeting = OuterSteps(model, every=every, after=after, lr=lr, momentum=momentum)
     path = []
     for number in range(STEPS):
         quadratic.loss(model.weights).backward()
@@ -74,7 +74,7 @@ def test_the_outer_step_is_torchs_own_sgd_with_nesterov():
     weights = torch.nn.Parameter(torch.ones(SIZE, dtype=torch.float64))
     torchs = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=True)
     model = Weights()
-    meeting = Diloco(model, every=1)
+    meeting = OuterSteps(model, every=1)
     for number in range(4):
         moved = torch.full((SIZE,), 0.1 * (number + 1), dtype=torch.float64)
         weights.grad = moved
@@ -88,9 +88,9 @@ def test_the_outer_step_is_torchs_own_sgd_with_nesterov():
 def test_with_outer_lr_1_and_no_momentum_it_is_local_sgd():
     def difference() -> float:
         found = []
-        for meet in (Averaging, Diloco):
+        for meet in (Averaging, OuterSteps):
             model, quadratic = Weights(), draw(dist.get_rank())
-            options = {"lr": 1.0, "momentum": 0.0} if meet is Diloco else {}
+            options = {"lr": 1.0, "momentum": 0.0} if meet is OuterSteps else {}
             meeting = meet(model, every=3, **options)
             inner = torch.optim.SGD(model.parameters(), lr=0.1)
             for number in range(STEPS):
