@@ -1,13 +1,13 @@
 """Where a rank's part of a weight lies in the whole weight.
 
 Tensor parallelism cuts a weight into parts that one rank computes with as plain tensors. A ``Cut``
-says where such a part belongs, so that checkpoints hold the whole weight under its own name, and any
-number of processes can load it.
+says where such a part belongs, so that checkpoints hold the whole weight under its own name, and
+any number of processes can load it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class Cut:
         """
         local, first = part.detach(), [0] * part.dim()
         if isinstance(part, DTensor):
-            local = part.detach().to_local()
+            local = local_part(part).detach()
             _, offsets = compute_local_shape_and_global_offset(
                 part.shape, part.device_mesh, part.placements
             )
@@ -105,7 +105,9 @@ class Pieces(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"{func} of a tensor that is only written and read")
 
     def __create_write_items__(self, fqn: str, of: object) -> list[WriteItem]:
@@ -204,7 +206,10 @@ def find_device(group: dist.ProcessGroup) -> torch.device:
 
 
 def clip_over_ranks(
-    weights: list[Tensor], counted: list[Tensor], group: dist.ProcessGroup | None, max_norm: float
+    weights: Sequence[Tensor],
+    counted: Sequence[Tensor],
+    group: dist.ProcessGroup | None,
+    max_norm: float,
 ) -> Tensor:
     """Shortens a gradient that several ranks hold parts of, and gives its length before.
 

@@ -39,6 +39,11 @@ def why_no_etcd() -> str:
     return "" if importlib.util.find_spec("etcd") else "no python-etcd: make setup"
 
 
+def why_no_mpi() -> str:
+    """Empty where Open MPI's starter is there."""
+    return "" if shutil.which("mpirun") else "no program mpirun: apt-get install openmpi-bin"
+
+
 def why_no_cc() -> str:
     """Empty where a C compiler is there, for libraries that are preloaded into a process."""
     return "" if shutil.which("cc") else "no program cc: apt-get install gcc libc6-dev"
@@ -116,6 +121,7 @@ ENGINES: dict[str, Callable[[], str]] = {
     "kubectl": why_no_kubectl,
     "hosts": why_no_hosts,
     "mount": why_no_mount,
+    "mpi": why_no_mpi,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
 

@@ -1,13 +1,13 @@
 """A model cut into stages, each on its own process, which work on micro-batches at the same time.
 
 Built on ``torch.distributed.pipelining``. A model is a row of layers: the children of an
-``nn.Sequential``, or what its attribute ``pipeline_plan`` names in order, with the members that each
-uses besides itself:
+``nn.Sequential``, or what its attribute ``pipeline_plan`` names in order, with the members that
+each uses besides itself:
 
     model.pipeline_plan = {"embed": ("characters",), "blocks": (), "to_logits": ("characters",)}
 
-A name is a method of the model, a module, or an ``nn.Sequential`` whose children are layers of their
-own. Each process keeps the members of its stages only, under their names in the whole model.
+A name is a method of the model, a module, or an ``nn.Sequential`` whose children are layers of
+their own. Each process keeps the members of its stages only, under their names in the whole model.
 
 Schedules: *gpipe* runs all forward passes, then all backward passes (Y. Huang et al. 2019,
 "GPipe"); *1f1b* begins a backward pass as soon as it can (D. Narayanan et al. 2019, "PipeDream");
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -60,7 +61,9 @@ class Stage(nn.Module):
         super().__init__()
         self.context: Callable[[], AbstractContextManager[object]] = nullcontext
         names = dict.fromkeys(name for layer in layers for name in layer.members)
-        self.members = nn.ModuleList(model.get_submodule(name) for name in names)
+        found = [find_member(model, name) for name in names]
+        self.members = nn.ModuleList(each for each in found if isinstance(each, nn.Module))
+        self.own = nn.ParameterList(each for each in found if isinstance(each, nn.Parameter))
         # In a tuple, which does not register the model as a member of the stage.
         self.calls = tuple(find_member(model, layer.name) for layer in layers)
 
@@ -94,6 +97,7 @@ class Pipeline:
         self._kind = schedule
         self.count = self.size * stages_per_rank
         stages = cut_layers(model, list_layers(model), self.count)
+        self.layout = [[layer.name for layer in stage] for stage in stages]
         numbers = range(self.rank, self.count, self.size)
         self.owners = find_owners(model, stages, self.size)
         keep_members(model, [layer for number in numbers for layer in stages[number]])
@@ -319,7 +323,7 @@ def cut_layers(model: nn.Module, layers: Sequence[Layer], count: int) -> list[li
     bounds = split_evenly(sizes, count)
     return [
         [layer for group in groups[first:last] for layer in group]
-        for first, last in zip(bounds, bounds[1:], strict=False)
+        for first, last in pairwise(bounds)
     ]
 
 
@@ -345,7 +349,7 @@ def find_owners(
     Raises InputError for a weight with two names that would be on different ranks.
     """
     owners: dict[str, tuple[int, ...]] = {}
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     named |= dict(model.named_buffers(remove_duplicate=False))
     first_name: dict[int, str] = {}
     for name, tensor in named.items():

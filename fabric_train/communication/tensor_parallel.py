@@ -1,9 +1,10 @@
 """Linear layers whose weights the ranks of a group share, each computing with its part.
 
-M. Shoeybi et al. 2019, "Megatron-LM", section 3. A *column* layer keeps part of its outputs, a *row*
-layer takes part of its inputs and adds up over the ranks: between the two each rank has its own part
-of the activations, outside of them all ranks have equal ones. One all-reduce of the activations
-follows a row layer's forward pass, one precedes a column layer's inputs in the backward pass.
+M. Shoeybi et al. 2019, "Megatron-LM", section 3. A *column* layer computes part of its outputs, a
+*row* layer takes part of its inputs, and its outputs are added up over the ranks. Between the two
+each rank has its own part of the activations, outside of them all ranks have equal ones. There is
+one all-reduce of activations in the forward pass, after the row layer, and one in the backward
+pass, of the column layer's gradients to its inputs.
 
 A plan says which member is which, in a model's attribute ``tensor_plan`` or by itself:
 
@@ -58,7 +59,7 @@ class ColumnLinear(nn.Module):
             self.bias = take_part(whole.bias, cut)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        copied: Tensor = AddGradients.apply(inputs, self.group)
+        copied: Tensor = AddGradients.apply(inputs, self.group)  # type: ignore[no-untyped-call]
         return linear(copied, self.weight, self.bias)
 
 
@@ -75,7 +76,8 @@ class RowLinear(nn.Module):
         self.bias = whole.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = AddOutputs.apply(linear(inputs, self.weight), self.group)
+        own = linear(inputs, self.weight)
+        outputs: Tensor = AddOutputs.apply(own, self.group)  # type: ignore[no-untyped-call]
         # After the sum, so that it counts once.
         return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
 
@@ -89,7 +91,7 @@ class AddGradients(torch.autograd.Function):
         return inputs.view_as(inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return add_up(gradient, ctx.group), None
 
 
@@ -101,7 +103,7 @@ class AddOutputs(torch.autograd.Function):
         return add_up(outputs, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -114,7 +116,7 @@ def add_up(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total.to(values.dtype)
 
 
-def take_part(whole: nn.Parameter, cut: Cut) -> nn.Parameter:
+def take_part(whole: Tensor, cut: Cut) -> nn.Parameter:
     """A weight of this rank's part; the whole one can be freed."""
     return nn.Parameter(cut.take(whole.detach()), requires_grad=whole.requires_grad)
 

@@ -3,8 +3,8 @@
 ``tensor_size`` neighbours in rank split the linear layers of ``tensor_plan`` and take the same
 samples, as ``tp`` does. Across these groups every weight's part is cut once more, as ``fsdp`` does.
 With T the tensor size and W processes, a split weight takes 1/W of its memory on each, another one
-T/W. Bytes that each rank sends in a step: those of ``tp`` for its samples, and those of ``fsdp`` for
-W/T processes and a model of which the split weights are 1/T as large. Keep T within a node.
+T/W. Bytes that each rank sends in a step: those of ``tp`` for its samples, and those of ``fsdp``
+for W/T processes and a model of which the split weights are 1/T as large. Keep T within a node.
 
 Options are those of ``fsdp`` and ``tensor_size``. What it cannot is what either of them cannot.
 """
@@ -40,10 +40,11 @@ class FsdpTp(Fsdp):
 
     def check(self, world: World | None, device: Device) -> None:
         super().check(world, device)
+        self.require(tensor_size=1)
         check_size(self.name, "tensor_size", self.tensor_size, world.world_size if world else 1)
 
     def count_replicas(self, world_size: int) -> int:
-        return max(1, world_size // (self.tensor_size or world_size))
+        return max(1, world_size // max(1, self.tensor_size))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         world_size = self.place.world_size

@@ -7,11 +7,11 @@ the same samples, cut into ``microbatches``; with fewer than all, the copies are
 
 With P processes in a pipeline, M micro-batches and v stages each: weights, gradients and optimizer
 state take about 1/P of the memory each. Each process waits (P - 1) / (v * M + P - 1) of the time.
-Activations are kept for M micro-batches by gpipe, for at most P by 1f1b, for at most P + (P - 1) / v
-by interleaved_1f1b. Bytes that each rank sends in a step: 2 * v * A, with A the bytes of the
-activations between two stages for the whole batch; a weight that is used at both ends is sent once
-more by both; and with R copies 2 * (R - 1) / R of the rank's gradients. These are few bytes, between
-neighbours only, so nodes may be far from each other.
+Activations are kept for M micro-batches by gpipe, for at most P by 1f1b, for at most
+P + (P - 1) / v by interleaved_1f1b. Bytes that a rank sends in a step: 2 * v * A at most (v * A at
+both ends), with A the bytes of the activations between two stages for its whole batch; the first
+and the last send the gradient of a weight that both have; and with R copies each sends
+2 * (R - 1) / R of its gradients. These are few bytes, between neighbours, so a slower network does.
 
 What it cannot: BatchNorm, whose statistics depend on the micro-batches; exact sums; and drop the
 same units as one process (with dropout, each process draws numbers of its own).
@@ -64,6 +64,7 @@ class Pipeline(Strategy):
 
     def check_world(self, world_size: int) -> None:
         """Raises InputError for options that do not go with so many processes."""
+        self.require(pipeline_size=0, microbatches=0, stages_per_rank=0)
         check_size(self.name, "pipeline_size", self.pipeline_size, world_size)
         size = self.pipeline_size or world_size
         if self.stages_per_rank > 1 and self.schedule != "interleaved_1f1b":
@@ -71,10 +72,6 @@ class Pipeline(Strategy):
                 f"--strategy pipeline: schedule={self.schedule} has one stage for each process, "
                 f"not stages_per_rank={self.stages_per_rank}",
                 "--strategy_options.schedule interleaved_1f1b",
-            )
-        if self.microbatches < 0 or self.stages_per_rank < 0:
-            raise InputError(
-                "--strategy pipeline: microbatches and stages_per_rank are not below 0"
             )
         count = self.microbatches or 2 * size
         if self.schedule == "1f1b" and count < size:
@@ -112,6 +109,12 @@ class Pipeline(Strategy):
         if self.replicas > 1:
             self._data = mesh.get_group("data")
         return model
+
+    def describe(self) -> str:
+        if self._stages is None:
+            return ""
+        stages = " | ".join(", ".join(names) for names in self._stages.layout)
+        return f"copies of the model: {self.replicas}, in stages of {stages}"
 
     def run_step(self, batch: RankBatch) -> Tensor:
         if self._stages is None:

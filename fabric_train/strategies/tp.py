@@ -14,9 +14,9 @@ column and a row layer (two in a transformer's block) and A the bytes of one act
 seq, width]`` in float32, for 2 all-reduces of 2 * (T - 1) / T * A each; and with R copies
 2 * (R - 1) / R of the rank's gradients. All of it is waited for, so T should stay within a node.
 
-What it cannot: split a layer in unequal parts (heads and widths must be multiples of T), exact sums,
-and drop different units in the ranks' parts (with dropout inside of a split part, ranks drop the
-same places of their own heads, which is not what one process does).
+What it cannot: split a layer in unequal parts (heads and widths must be multiples of T), exact
+sums, and drop the same units as one process inside of a split part: there the ranks draw the same
+numbers, each for its own heads.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Tp(Strategy):
     """How many processes share one copy of the model; 0 for all of them."""
 
     def check(self, world: World | None, device: Device) -> None:
+        self.require(tensor_size=0)
         check_size(self.name, "tensor_size", self.tensor_size, world.world_size if world else 1)
 
     def count_replicas(self, world_size: int) -> int:
@@ -88,6 +89,9 @@ class Tp(Strategy):
         )
         return wrapped
 
+    def describe(self) -> str:
+        return f"copies of the model: {self.replicas}, each on {self.tensor_ranks} processes"
+
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
         return self._reduction.sync(last=last) if self.replicas > 1 else super().sync(last=last)
 
@@ -119,14 +123,12 @@ class Tp(Strategy):
 
 def check_size(strategy: str, option: str, size: int, world_size: int) -> None:
     """Raises InputError unless groups of ``size`` processes can be made of all of them."""
-    if size < 0 or (size and world_size % size):
+    if size and world_size % size:
         fits = [str(each) for each in range(1, world_size + 1) if world_size % each == 0]
         raise InputError(
             f"--strategy {strategy}: {world_size} processes cannot be divided into groups of "
             f"{option}={size}",
-            f"--strategy_options.{option} {' or '.join(fits)}, or a multiple of {size} processes"
-            if size > 0
-            else f"--strategy_options.{option} {' or '.join(fits)}",
+            f"--strategy_options.{option} {' or '.join(fits)}, or a multiple of {size} processes",
         )
 
 

@@ -175,8 +175,8 @@ class Attention(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         projected = self.project(self.norm(states))
-        # [batch, length, 3, heads, per head] to three of [batch, heads, length, per head]. A process
-        # may hold some of the heads only.
+        # [batch, length, 3, heads, per head] to three of [batch, heads, length, per head]. There
+        # are fewer heads where several processes share them.
         split = projected.unflatten(-1, (3, -1, self.width_per_head))
         query, key, value = split.permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(

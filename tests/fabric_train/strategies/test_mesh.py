@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fabric_train.errors import InputError
 from fabric_train.strategies import make_strategy
+from fabric_train.worker_env import World
 from tests.fabric_train.forked import run_forked
 from tests.fabric_train.strategies.one_process import (
     build_transformer,
+    cut_batch,
     differ,
     draw_text,
     load_here,
+    mean_loss,
     save_here,
     set_up,
     train_alone,
@@ -59,29 +65,34 @@ def check_equal(name: str, options: dict[str, Any], processes: int, steps: int =
     return [rank["held"] for rank in results]
 
 
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    ("tp", {}, 1),
+    ("tp", {}, 2),
+    ("tp", {"tensor_size": 2}, 4),
+    ("fsdp+tp", {"unit_elements": 1000}, 4),
+    ("pipeline", {}, 1),
+    ("pipeline", {}, 2),
+    ("pipeline", {"schedule": "interleaved_1f1b"}, 2),
+    ("pipeline", {"pipeline_size": 2, "schedule": "gpipe"}, 4),
+]
+MORE: list[tuple[str, dict[str, Any], int]] = [
+    ("tp", {}, 4),
+    ("tp", {"tensor_size": 1}, 2),
+    ("fsdp+tp", {}, 2),
+    ("fsdp+tp", {"tensor_size": 4, "units": "whole"}, 4),
+    ("pipeline", {"schedule": "gpipe", "microbatches": 1}, 2),
+    ("pipeline", {"schedule": "gpipe"}, 4),
+    ("pipeline", {"schedule": "1f1b", "microbatches": 16}, 4),
+    ("pipeline", {"schedule": "interleaved_1f1b", "stages_per_rank": 3}, 2),
+    ("pipeline", {"pipeline_size": 2}, 4),
+    ("pipeline", {"pipeline_size": 1, "microbatches": 2}, 2),
+    ("pipeline", {"pipeline_size": 2, "schedule": "interleaved_1f1b"}, 4),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "processes"),
-    [
-        ("tp", {}, 1),
-        ("tp", {}, 2),
-        ("tp", {}, 4),
-        ("tp", {"tensor_size": 2}, 4),
-        ("tp", {"tensor_size": 1}, 2),
-        ("fsdp+tp", {}, 2),
-        ("fsdp+tp", {}, 4),
-        ("fsdp+tp", {"tensor_size": 4, "units": "whole"}, 4),
-        ("fsdp+tp", {"tensor_size": 2, "unit_elements": 1000}, 4),
-        ("pipeline", {}, 1),
-        ("pipeline", {}, 2),
-        ("pipeline", {"schedule": "gpipe", "microbatches": 1}, 2),
-        ("pipeline", {"schedule": "gpipe"}, 4),
-        ("pipeline", {"schedule": "1f1b", "microbatches": 16}, 4),
-        ("pipeline", {"schedule": "interleaved_1f1b"}, 2),
-        ("pipeline", {"schedule": "interleaved_1f1b", "stages_per_rank": 3}, 2),
-        ("pipeline", {"pipeline_size": 2}, 4),
-        ("pipeline", {"pipeline_size": 1, "microbatches": 2}, 2),
-        ("pipeline", {"pipeline_size": 2, "schedule": "interleaved_1f1b"}, 4),
-    ],
+    [*CASES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)],
 )
 def test_losses_and_weights_are_those_of_one_process(
     name: str, options: dict[str, Any], processes: int
@@ -133,15 +144,10 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 SHORT = {
     ("tp", "one"),
-    ("one", "tp"),
-    ("pipeline", "one"),
     ("ddp", "pipeline"),
-    ("tp", "interleaved"),
     ("interleaved", "tp of 4"),
-    ("copies of a pipeline", "fsdp+tp"),
-    ("fsdp+tp", "pipeline"),
+    ("pipeline", "fsdp+tp"),
     ("fsdp+tp", "one"),
-    ("fsdp", "copies of tp"),
 }
 
 
@@ -167,3 +173,97 @@ def test_a_checkpoint_of_one_way_goes_on_in_another(tmp_path: Path, first: str, 
     for result in run_forked(load_and_train, processes, name, options, tmp_path):
         assert result["losses"] == pytest.approx(losses[2:], abs=LOSS_TOLERANCE)
         assert differ(result["weights"], weights) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "processes", "told"),
+    [
+        ("tp", {"tensor_size": 2}, 3, "3 processes cannot be divided into groups of tensor_size=2"),
+        ("tp", {"tensor_size": -1}, 2, "tensor_size=-1 of tp is less than 0"),
+        ("fsdp+tp", {}, 1, "--strategy_options.tensor_size 1, or a multiple of 2 processes"),
+        ("fsdp+tp", {"tensor_size": 0}, 2, "tensor_size=0 of fsdp+tp is less than 1"),
+        ("pipeline", {"pipeline_size": 4}, 6, "cannot be divided into groups of pipeline_size=4"),
+        ("pipeline", {"microbatches": 2}, 4, "1f1b needs a micro-batch for each of 4 processes"),
+        ("pipeline", {"stages_per_rank": 2}, 2, "--strategy_options.schedule interleaved_1f1b"),
+        (
+            "pipeline",
+            {"schedule": "interleaved_1f1b", "microbatches": 7},
+            2,
+            "in 3 rounds of equal length, which microbatches=7 are not",
+        ),
+    ],
+)
+def test_a_world_that_does_not_fit_is_refused_before_there_is_a_process_group(
+    name: str, options: dict[str, Any], processes: int, told: str
+) -> None:
+    strategy = make_strategy(name, options)
+    assert strategy.count_replicas(processes) >= 1
+    world = World(
+        rank=0,
+        local_rank=0,
+        world_size=processes,
+        local_world_size=processes,
+        master_addr="localhost",
+        master_port=1,
+        restart_count=0,
+    )
+    with pytest.raises(InputError) as caught:
+        strategy.check(world, "cpu")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tp", "fsdp+tp", "pipeline"])
+def test_a_model_without_a_plan_is_refused_with_what_to_write(name: str) -> None:
+    def refuse() -> str:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        with pytest.raises(InputError) as caught:
+            set_up(make_strategy(name), Model)
+        return str(caught.value)
+
+    for text in run_forked(refuse, 2):
+        assert "the model Model" in text
+        assert "--strategy fsdp" in text
+
+
+@pytest.mark.parametrize("name", ["tp", "pipeline"])
+def test_dropout_keeps_what_ranks_share_equal_and_does_not_repeat(name: str) -> None:
+    def train() -> tuple[list[float], dict[str, Tensor]]:
+        strategy = make_strategy(name)
+        set_up(strategy, lambda: build_transformer(dropout=0.5))
+        torch.manual_seed(0)
+        losses = [strategy.run_step(cut_batch(strategy, 0)).item() for _ in range(2)]
+        strategy.step(0)
+        shared = strategy.bare.state_dict()
+        return losses, {
+            name: shared[name] for name in ("characters.weight", "norm.weight") if name in shared
+        }
+
+    (losses, first), (_, second) = run_forked(train, 2)
+    assert losses[0] != losses[1]
+    for name in first.keys() & second.keys():
+        assert torch.equal(first[name], second[name])
+
+
+@pytest.mark.parametrize("name", ["tp", "pipeline"])
+def test_bfloat16_is_used_where_autocast_says_so(name: str) -> None:
+    losses, _ = train_alone(2)
+
+    def train() -> list[float]:
+        strategy = make_strategy(name)
+        set_up(strategy)
+        found = []
+        for step in range(2):
+            batch = cut_batch(strategy, step)
+            autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+            loss = lambda outputs, targets: mean_loss(outputs.float(), targets)  # noqa: E731
+            found.append(strategy.run_step(replace(batch, autocast=autocast, loss=loss)).item())
+            strategy.step(step)
+        return found
+
+    for found in run_forked(train, 2):
+        assert found == pytest.approx(losses, abs=1e-2)
+        assert found != pytest.approx(losses, abs=1e-6)

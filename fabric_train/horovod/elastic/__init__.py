@@ -1,0 +1,23 @@
+"""Horovod's elastic interface, for processes that are started again after a change of the world.
+
+Horovod keeps the surviving processes and forms a new ring. Under the launcher and torchrun all
+processes start again, so a commit is also written into CHECKPOINT_DIR, and ``run`` goes on from it.
+"""
+
+from __future__ import annotations
+
+from fabric_train.horovod.elastic.running import run
+from fabric_train.horovod.elastic.sampler import ElasticSampler
+from fabric_train.horovod.elastic.state import ElasticState as State
+from fabric_train.horovod.elastic.state import ObjectState, TorchState
+from fabric_train.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = [
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "run",
+]

@@ -1,0 +1,198 @@
+"""Commits on disk, and the launcher's requests for them.
+
+A commit is a checkpoint of ``fabric_train.checkpoint`` with one file: complete or absent, with a
+checksum, and fenced: what a group that was replaced writes late is never read.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fabric_train.checkpoint import Checkpoint, CheckpointStore
+from fabric_train.commit import describe
+from fabric_train.durable import write_synced
+from fabric_train.errors import InputError
+from fabric_train.horovod import context
+from fabric_train.horovod.objects import broadcast_object
+from fabric_train.horovod.operations import Max, allreduce
+from fabric_train.lineage import FencedError
+from fabric_train.manifest import CheckpointManifest, describe_files
+from fabric_train.preemption import Preemption, Wish, finish_before_exit
+from fabric_train.retention import Keep
+from fabric_train.worker_env import WorkerEnv, parse_worker_env
+
+STATE_FILE = "horovod-state.pt"
+CONFIG = {"horovod_commit": 1}
+KEPT = 2
+
+
+class CommitFolder:
+    """Writes commits in the background, for rank 0; of those that wait only the newest."""
+
+    def __init__(self, folder: Path, generation: int | None) -> None:
+        self._store = CheckpointStore(folder, keep=Keep(last=KEPT))
+        self._generation = generation
+        self._changed = threading.Condition()
+        self._waiting: tuple[int, Any] | None = None
+        self._writing = False
+        self._fenced: FencedError | None = None
+        self.number = 0
+        """Of the last commit."""
+        self.newest: Path | None = None
+
+    def open(self) -> Any:
+        """The newest commit's content, None if there is none; takes the folder over. Blocks."""
+        self._store.open()
+        found, skipped = self._store.read_newest()
+        for note in skipped:
+            print(note, flush=True)
+        content = None if found is None else _read(found)
+        self._store.begin(self._generation, found)
+        if found is not None:
+            self.number, self.newest = found.manifest.step, found.path
+        threading.Thread(target=self._write_all, name="commits", daemon=True).start()
+        return content
+
+    def put(self, content: Any) -> None:
+        """Hands a commit over; raises FencedError if a later group has begun."""
+        with self._changed:
+            if self._fenced is not None:
+                raise self._fenced
+            self.number += 1
+            self._waiting = self.number, content
+            self._changed.notify_all()
+
+    def flush(self, limit_s: float | None = None) -> Path | None:
+        """Waits until nothing waits; the newest commit that is on disk."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._waiting or self._writing), limit_s)
+        return self.newest
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                work, self._waiting, self._writing = self._waiting, None, True
+            assert work is not None
+            try:
+                self.newest = self._write(*work)
+            except FencedError as error:
+                self._fenced = error
+            except Exception as error:
+                # A full disk must not end the training, which still has the earlier commit.
+                print(f"no commit {work[0]} was written: {describe(error)}", flush=True)
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+
+    def _write(self, number: int, content: Any) -> Path:
+        staging = self._store.stage(number)
+        try:
+            write_synced(staging / STATE_FILE, lambda file: torch.save(content, file))
+            manifest = CheckpointManifest(
+                step=number,
+                generation=self._store.writer.generation,
+                attempt=self._store.writer.attempt,
+                world_size=context.get().starter.size if context.is_initialized() else 1,
+                files=describe_files(staging, [STATE_FILE]),
+                config=CONFIG,
+                versions={"torch": torch.__version__, "python": platform.python_version()},
+            )
+            return self._store.commit(staging, manifest)
+        except BaseException:
+            self._store.discard(staging)
+            raise
+
+
+def _read(found: Checkpoint) -> Any:
+    if found.manifest.config != CONFIG:
+        raise InputError(
+            f"the checkpoint {found.path} was not written by state.commit()",
+            "set CHECKPOINT_DIR (checkpoint_dir of the job) to a folder of this training",
+        )
+    # Values of any class are allowed in a state, so this runs what its pickle says.
+    return torch.load(found.path / STATE_FILE, map_location="cpu", weights_only=False)
+
+
+class Keeper:
+    """What ``run`` puts into a state: where commits go, and who asks for them."""
+
+    def __init__(self, environ: dict[str, str] | None = None) -> None:
+        env = parse_commit_env(os.environ if environ is None else environ)
+        here = context.get().starter
+        self._leads = here.rank == 0
+        self._folder = (
+            CommitFolder(env.checkpoint_dir, env.generation)
+            if env.checkpoint_dir is not None and self._leads
+            else None
+        )
+        self._is_asked = env.node_dir is not None
+        self._preemption = Preemption(env.node_dir if here.local_rank == 0 else None)
+        if self._folder is not None:
+            finish_before_exit(self._folder.flush)
+        elif self._leads:
+            print(
+                "horovod: CHECKPOINT_DIR is not set, so state.commit() keeps the state in memory "
+                "alone, and a restart begins anew",
+                flush=True,
+            )
+
+    def open(self, load: Callable[[Any], object]) -> bool:
+        """Hands rank 0 the newest commit; whether there is one, on all ranks."""
+        problem: Exception | None = None
+        content = None
+        try:
+            content = self._folder.open() if self._folder is not None else None
+        except (InputError, FencedError) as error:
+            problem = error
+        problem, found = broadcast_object((problem, content is not None))
+        if problem is not None:
+            raise problem
+        if content is not None:
+            load(content)
+        self._preemption.announce()
+        return bool(found)
+
+    def keep(self, content: Any) -> None:
+        """Hands a commit over to be written."""
+        if self._folder is not None and content is not None:
+            self._folder.put(content)
+
+    def answer(self, take: Callable[[], Any]) -> None:
+        """Commits what ``take`` gives if a node asks for it, and waits for the disk.
+
+        Raises PreemptedError if the run is to stop.
+        """
+        if not self._is_asked:
+            return
+        wish = Wish(int(allreduce(torch.tensor([int(self._preemption.look())]), op=Max)))
+        if wish is Wish.NOTHING:
+            return
+        self.keep(take())
+        done = None
+        if self._folder is not None:
+            done = self._folder.number, self._folder.flush()
+        done = broadcast_object(done)
+        if done is not None:
+            self._preemption.answer(*done)
+        if wish is Wish.STOP:
+            self._preemption.wait_for_sigterm()
+
+    def close(self) -> None:
+        """Waits until the last commit is on disk."""
+        if self._folder is not None:
+            self._folder.flush()
+
+
+def parse_commit_env(environ: object) -> WorkerEnv:
+    """The launcher's part of the environment; the world may be another starter's."""
+    assert hasattr(environ, "items")
+    names = ("CHECKPOINT_DIR", "LAUNCHER_GENERATION", "LAUNCHER_NODE_DIR")
+    return parse_worker_env({name: text for name, text in environ.items() if name in names})

@@ -1,0 +1,67 @@
+"""``hvd.elastic.run``: a training function that goes on from the last commit."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fabric_train.horovod import context
+from fabric_train.horovod.elastic.keeper import Keeper
+from fabric_train.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError
+
+WAIT_FOR_THE_END_S = 60.0
+"""How long a process that lost a peer waits for whoever started it to end it.
+
+If it ended by itself at once, it would look like the one that failed first.
+"""
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates ``func(state, ...)``: before it begins, the state is the last commit's.
+
+    If this run was started again, or CHECKPOINT_DIR holds a commit of an earlier one, rank 0 loads
+    it and the reset callbacks are called. Then all ranks get rank 0's state. A lost peer ends this
+    process too, because the launcher (or torchrun) starts all of them again.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        context.get()
+        keeper = state._keeper = Keeper()
+        if keeper.open(state.load_commit):
+            state.on_reset()
+        while True:
+            try:
+                state.sync()
+                state.save()
+                return func(state, *args, **kwargs)
+            except HostsUpdatedInterrupt:
+                state.on_reset()
+            except HorovodInternalError as error:
+                keeper.close()
+                _wait_for_the_end(error)
+                raise
+            except PreemptedError:
+                _exit_preempted()
+            finally:
+                keeper.close()
+
+    return wrapper
+
+
+def _wait_for_the_end(error: HorovodInternalError) -> None:
+    if context.get().engine.is_alive:
+        return  # the ranks asked for different things: a mistake of the script
+    print(f"horovod: {error}; waits to be started again", file=sys.stderr, flush=True)
+    time.sleep(WAIT_FOR_THE_END_S)
+
+
+def _exit_preempted() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_PREEMPTED)  # the other ranks may be gone, so wait for nothing

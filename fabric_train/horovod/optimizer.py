@@ -1,0 +1,317 @@
+"""DistributedOptimizer: any torch optimizer, whose gradients are reduced while they are computed.
+
+A hook on each parameter counts its backward passes. When all parameters of a bucket are ready, the
+bucket is handed to the engine, which reduces it beside the rest of the backward pass; ``step``
+waits for all buckets. A rank sends its gradients once for each step, in float16 with
+``Compression.fp16``, and needs memory for one more copy of them.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fabric_train.horovod import context
+from fabric_train.horovod.collectives import ReduceOp
+from fabric_train.horovod.compression import Compression
+from fabric_train.horovod.operations import (
+    Adasum,
+    Average,
+    _Waiting,
+    grouped_allreduce_async_,
+    plan_reduce,
+    refuse_process_set,
+)
+
+BUCKET_BYTES = 25 << 20
+"""As DistributedDataParallel's; HOROVOD_FUSION_THRESHOLD changes it."""
+
+_made = 0
+
+
+class Bucket:
+    """Parameters whose gradients travel together."""
+
+    def __init__(self, name: str, parameters: Sequence[Tensor]) -> None:
+        self.name, self.parameters = name, list(parameters)
+        self.ready: set[Tensor] = set()
+        self.sent: tuple[_Waiting, list[Tensor], list[Any]] | None = None
+
+    def send(self, compression: Any, reduce: Callable[[str, list[Tensor]], _Waiting]) -> None:
+        """Hands the gradients over; zeros for those that this rank has not computed."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        pairs = [compression.compress(grad) for grad in grads]
+        small = [tensor for tensor, _ in pairs]
+        self.sent = reduce(self.name, small), grads, [made for _, made in pairs]
+
+    def receive(self, compression: Any) -> None:
+        """Waits for the reduced gradients and puts them into the parameters."""
+        assert self.sent is not None
+        (handle, grads, made), self.sent = self.sent, None
+        self.ready.clear()
+        for grad, tensor, ctx in zip(grads, handle.wait(), made, strict=True):
+            if tensor.data_ptr() != grad.data_ptr():
+                grad.copy_(compression.decompress(tensor, ctx))
+
+
+class _Distributed(Optimizer):
+    """What is put before the optimizer's own class."""
+
+    def _set_up(
+        self, named: list[tuple[str, Tensor]], buckets: list[Bucket], **settings: Any
+    ) -> None:
+        self._names = {parameter: name for name, parameter in named}
+        self._compression = settings["compression"]
+        self._op: ReduceOp = settings["op"]
+        self._predivide: float = settings["predivide"]
+        self._sparse_as_dense: bool = settings["sparse_as_dense"]
+        self.backward_passes_per_step: int = settings["passes"]
+        self._buckets = buckets
+        self._passes: dict[Tensor, int] = {}
+        self._synchronized, self._should_synchronize = False, True
+        self._hooks = []
+        for bucket in buckets if self._op is not Adasum else ():
+            for parameter in bucket.parameters:
+                hook = self._make_hook(bucket)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _make_hook(self, bucket: Bucket) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            done = self._passes[parameter] = self._passes.get(parameter, 0) + 1
+            if done > self.backward_passes_per_step:
+                raise AssertionError(
+                    "Gradients were computed more than backward_passes_per_step times before "
+                    f"call to step(), of {self._names[parameter]}. Increase "
+                    "backward_passes_per_step to accumulate gradients locally."
+                )
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                self._densify(parameter)
+            if done == self.backward_passes_per_step:
+                bucket.ready.add(parameter)
+                if len(bucket.ready) == len(bucket.parameters):
+                    bucket.send(self._compression, self._reduce)
+
+        return hook
+
+    def _densify(self, parameter: Tensor) -> None:
+        if not self._sparse_as_dense:
+            raise NotImplementedError(
+                f"the gradient of {self._names[parameter]} is sparse: give "
+                "DistributedOptimizer(..., sparse_as_dense=True)"
+            )
+        grad = parameter.grad
+        assert grad is not None
+        # Not to_dense(): torch 2.13 makes zeros of values that share one element, as those after
+        # sum().backward().
+        places = tuple(grad._indices())
+        dense = torch.zeros_like(parameter)
+        parameter.grad = dense.index_put_(places, grad._values(), accumulate=True)
+
+    def _reduce(self, name: str, grads: list[Tensor]) -> _Waiting:
+        before, after = 1.0, 1.0
+        if self._op is Average:
+            before, after = 1.0 / self._predivide, self._predivide
+        return grouped_allreduce_async_(
+            grads, name=name, op=self._op, prescale_factor=before, postscale_factor=after
+        )
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How many backward passes come before each ``step``, from the next on."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Waits until the gradients are those of all ranks, to be clipped before ``step``."""
+        if self._op is Adasum:
+            return
+        for bucket in self._buckets:
+            if bucket.sent is None:
+                bucket.send(self._compression, self._reduce)
+        for bucket in self._buckets:
+            bucket.receive(self._compression)
+        self._passes.clear()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it ``step`` does not call ``synchronize``, because the script has."""
+        if self._op is Adasum:
+            raise AssertionError(
+                "Skipping synchronization is not supported when using Adasum optimizer."
+            )
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Any = None) -> Any:
+        """The optimizer's step with the gradients of all ranks."""
+        if self._op is Adasum:
+            return self._step_by_adasum(closure)
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(). This can cause training slowdown. You may want to "
+                    "consider using optimizer.skip_synchronize() context if you use "
+                    "optimizer.synchronize() in your code.",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)
+
+    def _step_by_adasum(self, closure: Any) -> Any:
+        """A step of this rank alone, whose changes are then combined by Adasum.
+
+        The changes and not the gradients, so that the optimizer's own scaling is part of them.
+        """
+        parameters = [p for bucket in self._buckets for p in bucket.parameters]
+        before = [parameter.detach().clone() for parameter in parameters]
+        result = super().step(closure)
+        with torch.no_grad():
+            changes = [p - start for p, start in zip(parameters, before, strict=True)]
+            pairs = [self._compression.compress(change) for change in changes]
+            handle = grouped_allreduce_async_(
+                [small for small, _ in pairs], name=self._buckets[0].name, op=Adasum
+            )
+            ends = zip(parameters, before, handle.wait(), pairs, strict=True)
+            for parameter, start, change, (_, ctx) in ends:
+                parameter.copy_(start + self._compression.decompress(change, ctx))
+        return result
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clears the gradients; raises AssertionError while they are on their way."""
+        if self._passes:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before "
+                "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause "
+                "a race condition."
+            )
+        super().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loads a state, and forgets gradients that were on their way."""
+        self._passes.clear()
+        for bucket in self._buckets:
+            bucket.sent = None
+            bucket.ready.clear()
+        self._synchronized, self._should_synchronize = False, True
+        super().load_state_dict(*args, **kwargs)
+
+
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Sequence[Sequence[Tensor]] | int | None = None,
+    sparse_as_dense: bool = False,
+    process_set: object = None,
+) -> Any:
+    """An optimizer of the same class and state, that reduces gradients over all ranks.
+
+    With ``op=Adasum`` each rank makes a step of its own, and their changes are combined. Gradients
+    of several backward passes are added up, as in Horovod. ``gradient_predivide_factor`` splits the
+    division by ``size()``: a part before the sum, against overflow in float16. Raises ValueError
+    for parameters that have no name, or one name twice.
+    """
+    refuse_process_set(process_set)
+    op = ReduceOp(op)
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    plan_reduce("allreduce", [], None, op)
+    named = _name_parameters(optimizer, named_parameters)
+    global _made
+    _made += 1
+    buckets = _fill_buckets(f"optimizer.{_made}", optimizer, num_groups, groups)
+    cls: Any = type(optimizer.__class__.__name__, (_Distributed, optimizer.__class__), {})
+    made = cls.__new__(cls)
+    # The same groups and state, so that schedulers made before go on. They wrap ``step`` of their
+    # object, which must not hide the one above.
+    made.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
+    made._set_up(
+        named,
+        buckets if context.get().starter.size > 1 or op is Adasum else [],
+        compression=compression,
+        op=op,
+        predivide=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        passes=backward_passes_per_step,
+    )
+    return made
+
+
+def _name_parameters(
+    optimizer: Optimizer, named: Iterable[tuple[str, Tensor]] | None
+) -> list[tuple[str, Tensor]]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if named is None:
+        return [(f"allreduce.noname.{number}", p) for number, p in enumerate(parameters)]
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
+            "by model.named_parameters()."
+        )
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(twice)
+        )
+    known = {parameter for _, parameter in pairs}
+    unnamed = [number for number, p in enumerate(parameters) if p not in known]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named: "
+            f"the optimizer's parameters number {', '.join(map(str, unnamed))}"
+        )
+    return pairs
+
+
+def _fill_buckets(
+    name: str,
+    optimizer: Optimizer,
+    num_groups: int,
+    groups: Sequence[Sequence[Tensor]] | int | None,
+) -> list[Bucket]:
+    """Buckets in the order of the backward pass: the last parameters first."""
+    left = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    fixed: list[list[Tensor]] = []
+    if isinstance(groups, int):
+        num_groups = groups
+    elif groups is not None:
+        fixed = [list(group) for group in groups]
+        together = {parameter for group in fixed for parameter in group}
+        left = [parameter for parameter in left if parameter not in together]
+    left.reverse()
+    limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD") or BUCKET_BYTES)
+    if num_groups > 0:
+        limit = -(-sum(_bytes_of(p) for p in left) // num_groups)
+    for parameter in left:
+        last = fixed[-1] if fixed and groups is None else None
+        fits = last is not None and sum(map(_bytes_of, last)) + _bytes_of(parameter) <= limit
+        if last is not None and fits and last[0].dtype == parameter.dtype:
+            last.append(parameter)
+        else:
+            fixed.append([parameter])
+    return [Bucket(f"{name}.bucket.{number}", each) for number, each in enumerate(fixed)]
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

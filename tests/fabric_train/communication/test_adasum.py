@@ -1,0 +1,86 @@
+"""Adasum, against its formula written down once more in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fabric_train.communication.adasum import adasum, check_power_of_two, combine
+from fabric_train.errors import InputError
+from tests.fabric_train.forked import run_forked
+
+
+def pair_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Maleki et al. 2020, section 3."""
+    dot = float((a * b).sum())
+    return (1 - dot / (2 * float((a * a).sum()))) * a + (1 - dot / (2 * float((b * b).sum()))) * b
+
+
+def tree_sum(vectors: list[np.ndarray]) -> np.ndarray:
+    if len(vectors) == 1:
+        return vectors[0]
+    half = len(vectors) // 2
+    return pair_sum(tree_sum(vectors[:half]), tree_sum(vectors[half:]))
+
+
+def test_equal_vectors_give_their_mean_and_orthogonal_ones_their_sum():
+    x, y = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 5.0])
+    assert combine(x, x).tolist() == [3.0, 0.0]
+    assert combine(x, y).tolist() == [3.0, 5.0]
+
+
+def test_a_vector_of_zeros_adds_nothing():
+    assert combine(torch.zeros(2), torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert combine(torch.zeros(2), torch.zeros(2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_each_tensor_becomes_the_tree_of_pairs_on_all_ranks(world):
+    shapes = [(7,), (3, 5)]
+
+    def reduce() -> list[np.ndarray]:
+        mine = [torch.tensor(vector) for vector in vectors[dist.get_rank()]]
+        adasum(mine)
+        return [tensor.numpy() for tensor in mine]
+
+    random = np.random.default_rng(0)
+    vectors = [[random.normal(size=s).astype(np.float32) for s in shapes] for _ in range(world)]
+    results = run_forked(reduce, world)
+    for number in range(len(shapes)):
+        expected = tree_sum([each[number].astype(np.float64) for each in vectors])
+        np.testing.assert_allclose(results[0][number], expected, rtol=1e-6, atol=1e-6)
+        for other in results[1:]:
+            assert np.array_equal(results[0][number], other[number])
+
+
+def test_a_plain_loop_with_adasum_ends_where_numpy_does():
+    def train() -> np.ndarray:
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.ones_(model.weight)
+        for step in range(5):
+            model.zero_grad()
+            (model(inputs(dist.get_rank(), step)) ** 2).mean().backward()
+            adasum([model.weight.grad])
+            model.weight.data -= 0.1 * model.weight.grad
+        return model.weight.detach().numpy()
+
+    def inputs(rank: int, step: int) -> torch.Tensor:
+        return torch.tensor(np.random.default_rng(10 * step + rank).normal(size=(4, 3)).tolist())
+
+    weight = np.ones((1, 3))
+    for step in range(5):
+        grads = []
+        for rank in range(2):
+            x = inputs(rank, step).double().numpy()
+            grads.append(2 * (x @ weight.T).T @ x / 4)
+        weight = weight - 0.1 * tree_sum(grads)
+    for result in run_forked(train, 2):
+        np.testing.assert_allclose(result, weight, rtol=1e-5)
+
+
+def test_three_ranks_are_refused_as_by_horovod():
+    with pytest.raises(InputError, match=r"(?s)3 is not a power of two.*start 2 processes"):
+        check_power_of_two(3)

@@ -1,0 +1,344 @@
+"""What a training goes on from: state, commits on disk, the launcher's requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fabric_train.horovod as hvd
+from fabric_train.errors import InputError
+from fabric_train.horovod.elastic import keeper, running
+from fabric_train.lineage import FencedError, Lineage
+from fabric_train.preemption import EXIT_PREEMPTED
+from tests.fabric_train.forked import ForkedError, run_forked
+from tests.fabric_train.horovod.test_operations import run
+
+
+def build(rank_seed: bool = False) -> hvd.elastic.TorchState:
+    torch.manual_seed(hvd.rank() if rank_seed else 0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size(), momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    return hvd.elastic.TorchState(
+        model, optimizer, scheduler=scheduler, sampler=sampler, step=0, history=[]
+    )
+
+
+def take_step(state: hvd.elastic.TorchState) -> None:
+    state.optimizer.zero_grad()
+    state.model(torch.ones(1, 2) * (state.step + 1)).sum().backward()
+    state.optimizer.step()
+    state.sampler.record_batch(state.step, 1)
+    state.step += 1
+    state.history.append(state.step)
+
+
+def show(state: hvd.elastic.TorchState) -> Any:
+    return [
+        state.model.weight.tolist(),
+        [each["momentum_buffer"].tolist() for each in state.optimizer.state.values()],
+        state.optimizer.param_groups[0]["lr"],
+        state.scheduler.last_epoch,
+        state.sampler.state_dict(),
+        state.step,
+        list(state.history),
+    ]
+
+
+@pytest.mark.parametrize(("processed", "expected"), [(0, [0, 2, 4, 6]), (4, [4, 6]), (7, [])])
+def test_the_sampler_splits_what_is_left_over_the_ranks_that_are_there(processed, expected):
+    def split() -> list[int]:
+        sampler = hvd.elastic.ElasticSampler(range(7), shuffle=False)
+        sampler.load_state_dict({"epoch": 3, "processed_num": processed})
+        assert len(sampler) == len(list(sampler))
+        return list(sampler)
+
+    first, second = run(split)
+    assert first == expected
+    assert len(second) == len(first)
+    # The last one is missing, so the first one is repeated.
+    assert sorted({*first, *second}) == list(range(processed, 7))
+
+
+def test_each_epoch_has_an_order_of_its_own_and_all_samples():
+    def walk() -> list[list[int]]:
+        sampler = hvd.elastic.ElasticSampler(range(100), seed=5)
+        orders = [list(sampler)]
+        sampler.record_batch(0, 10)
+        assert sampler.processed_num == 20
+        sampler.reset()
+        assert list(sampler) == orders[0][10:]
+        sampler.set_epoch(1)
+        return [*orders, list(sampler)]
+
+    first, second = run(walk)
+    assert first[0] != first[1]
+    assert sorted(first[0] + second[0]) == sorted(first[1] + second[1]) == list(range(100))
+
+
+def test_restore_goes_back_to_the_last_commit_of_everything():
+    def go_back() -> Any:
+        state = build()
+        for _ in range(3):
+            take_step(state)
+        state.scheduler.step()
+        state.commit()
+        committed = show(state)
+        take_step(state)
+        state.scheduler.step()
+        assert show(state) != committed
+        state.restore()
+        assert show(state) == committed
+        return committed
+
+    assert len({str(result) for result in run(go_back)}) == 1
+
+
+def test_sync_gives_all_ranks_what_rank_0_has():
+    def sync() -> Any:
+        state = build(rank_seed=True)
+        if hvd.rank() == 0:
+            state.step, state.sampler.processed_num = 7, 4
+        state.sync()
+        assert state.sampler.remaining_indices == [4, 5, 6, 7, 8, 9]
+        return show(state)
+
+    first, second = run(sync)
+    assert first == second
+    assert first[5] == 7
+
+
+def test_a_member_can_be_replaced():
+    def replace() -> None:
+        state = build()
+        state.model = nn.Linear(1, 1)
+        weight = state.model.weight.item()
+        nn.init.zeros_(state.model.weight)
+        state.restore()
+        assert state.model.weight.item() == weight
+
+    run(replace)
+
+
+def train_until(stop: int, fail: bool = False) -> tuple[Any, list[str]]:
+    """One start of an elastic training; it ends after step ``stop``."""
+    state, told = build(), []
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> None:
+        while state.step < stop:
+            take_step(state)
+            state.commit()
+        if fail:
+            raise KeyError("as a script may")
+
+    def on_reset() -> None:
+        told.append(f"reset at size {hvd.size()}")
+        for group in state.optimizer.param_groups:
+            group["lr"] = 0.1 * hvd.size()
+
+    state.register_reset_callbacks([on_reset])
+    try:
+        train(state)
+    except KeyError:
+        assert fail
+    return show(state), told
+
+
+def test_another_start_goes_on_from_the_commit_at_another_size(tmp_path):
+    environ = {"CHECKPOINT_DIR": str(tmp_path)}
+    (first, told), _ = run(lambda: train_until(3, fail=True), 2, environ=environ)
+    assert told == []
+    (second, told), other = run(lambda: train_until(3), 2, environ=environ)
+    assert (second, told) == (first, ["reset at size 2"]) == other
+    ((third, told),) = run(lambda: train_until(4), 1, environ=environ)
+    assert told == ["reset at size 1"]
+    assert third[5:] == [4, [1, 2, 3, 4]]
+    assert third[2] == 0.1
+    assert third[4] == {"epoch": 0, "processed_num": 7}
+    kept = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert [name[:15] for name in kept] == ["step-0000000003", "step-0000000004"]
+    assert (tmp_path / "latest").resolve().name == kept[-1]
+
+
+def test_without_a_folder_commits_stay_in_memory_and_that_is_said_once(capfd):
+    run(lambda: train_until(3), 2)
+    assert capfd.readouterr().out.count("CHECKPOINT_DIR is not set") == 1
+
+
+def test_a_checkpoint_of_another_kind_is_refused_on_all_ranks(tmp_path):
+    from fabric_train import Saver
+
+    def refuse() -> None:
+        with pytest.raises(InputError, match=r"(?s)not written by.*set CHECKPOINT_DIR"):
+            train_until(1)
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    saver = Saver(tmp_path)
+    saver.resume(model, optimizer)
+    saver.save(1, model, optimizer, block=True)
+    run(refuse, 2, environ={"CHECKPOINT_DIR": str(tmp_path)})
+
+
+def test_a_group_that_was_replaced_commits_no_more(tmp_path):
+    def commit_late() -> None:
+        state = build()
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState) -> None:
+            state.commit()
+            state._keeper._folder.flush()
+            Lineage(tmp_path).begin(None, None)
+            state.commit()
+            state._keeper._folder.flush()
+            with pytest.raises(FencedError, match="has taken over"):
+                state.commit()
+
+        train(state)
+
+    run(commit_late, 1, environ={"CHECKPOINT_DIR": str(tmp_path)})
+    assert len(list(tmp_path.glob("step-*"))) == 1
+
+
+def test_a_disk_that_refuses_does_not_end_the_training(tmp_path, capfd):
+    def fill() -> None:
+        keeper.write_synced = refuse
+        train_until(2)
+
+    def refuse(path: Path, write: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run(fill, 1, environ={"CHECKPOINT_DIR": str(tmp_path)})
+    assert "no commit 2 was written: [Errno 28] No space left" in capfd.readouterr().out
+
+
+def ask(node_dir: Path, reason: str) -> None:
+    now = time.time()
+    content = {"reason": reason, "at": now, "deadline": now + 60}
+    (node_dir / "stop-request").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("check", ["commit", "check_host_updates"])
+def test_nodes_that_wait_to_join_get_a_commit_and_the_training_goes_on(tmp_path, check):
+    node_dir = tmp_path / "node"
+    node_dir.mkdir()
+
+    def train_on() -> int:
+        state = build()
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState) -> int:
+            while state.step < 1000 and not (node_dir / "stop-ack").exists():
+                take_step(state)
+                if state.step == 2 and hvd.rank() == 0:
+                    ask(node_dir, "resize")
+                time.sleep(0.05)
+                getattr(state, check)()
+                state.step = hvd.broadcast_object(state.step)
+                hvd.barrier()
+            return state.step
+
+        return train(state)
+
+    environ = {"CHECKPOINT_DIR": str(tmp_path / "kept"), "LAUNCHER_NODE_DIR": str(node_dir)}
+    steps = run(train_on, 2, environ=environ)
+    answer = json.loads((node_dir / "stop-ack").read_text())
+    assert (node_dir / "stop-ready").exists()
+    found = torch.load(Path(answer["checkpoint"]) / keeper.STATE_FILE, weights_only=False)
+    assert found["values"]["step"] <= steps[0]
+    assert found["values"]["step"] >= 2
+
+
+def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(tmp_path):
+    node_dir = tmp_path / "node"
+    node_dir.mkdir()
+
+    def train_on() -> None:
+        from fabric_train import preemption
+
+        preemption.Preemption.time_left_s = lambda self: 0.0
+        preemption.WAIT_FOR_SIGTERM_S = 0.0
+        ask(node_dir, "preempted")
+        train_until(10**6)
+
+    environ = {"CHECKPOINT_DIR": str(tmp_path / "kept"), "LAUNCHER_NODE_DIR": str(node_dir)}
+    with pytest.raises(ForkedError, match=f"rank 0 died: exit code {EXIT_PREEMPTED}"):
+        run(train_on, 2, environ=environ)
+    answer = json.loads((node_dir / "stop-ack").read_text())
+    assert Path(answer["checkpoint"]).exists()
+
+
+def test_a_lost_peer_ends_the_function_after_the_last_commit_is_on_disk(tmp_path):
+    def lose() -> None:
+        running.WAIT_FOR_THE_END_S = 0.1
+        state = build()
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState) -> None:
+            while True:
+                take_step(state)
+                state.commit()
+                if state.step == 3 and hvd.rank() == 1:
+                    os._exit(1)
+
+        with pytest.raises(hvd.HorovodInternalError):
+            train(state)
+        raise KeyError(f"after step {state.step}")
+
+    with pytest.raises(ForkedError, match=r"after step 3"):
+        run(lose, 2, environ={"CHECKPOINT_DIR": str(tmp_path)})
+    (newest,) = (tmp_path / "latest").resolve().glob(keeper.STATE_FILE)
+    assert torch.load(newest, weights_only=False)["values"]["step"] == 3
+
+
+def test_a_mistake_of_the_script_is_raised_at_once():
+    def differ() -> None:
+        state = build()
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState) -> None:
+            hvd.allreduce(torch.ones(1 + hvd.rank()), name="x")
+
+        with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
+            train(state)
+
+    began_at = time.monotonic()
+    run(differ)
+    assert time.monotonic() - began_at < 30
+
+
+def test_an_interrupt_of_the_script_begins_the_function_again():
+    def interrupt() -> int:
+        state, calls = hvd.elastic.ObjectState(tries=0), []
+        state.register_reset_callbacks([lambda: calls.append("reset")])
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.ObjectState) -> int:
+            state.tries += 1
+            if state.tries < 3:
+                raise hvd.HostsUpdatedInterrupt
+            return state.tries
+
+        assert train(state) == 3
+        return len(calls)
+
+    assert run(interrupt) == [2, 2]
+
+
+def test_importing_horovod_starts_nothing():
+    def look() -> list[str]:
+        import threading
+
+        return [thread.name for thread in threading.enumerate()]
+
+    assert "horovod" not in run_forked(look, 1, group=False)[0]

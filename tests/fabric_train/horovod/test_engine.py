@@ -1,0 +1,139 @@
+"""Requests that do not arrive in one order, or do not arrive at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import fabric_train.horovod as hvd
+from fabric_train.horovod import collectives
+from fabric_train.horovod.errors import HorovodInternalError
+from tests.fabric_train.forked import ForkedError, run_forked
+from tests.fabric_train.horovod.test_operations import run
+
+
+def test_requests_are_matched_by_name_in_whatever_order_ranks_make_them():
+    def shuffle() -> list[float]:
+        names = [str(number) for number in range(20)]
+        order = names if hvd.rank() == 0 else names[::-1]
+        handles = {
+            name: hvd.allreduce_async(torch.tensor(float(name)), name=name) for name in order
+        }
+        return [hvd.synchronize(handles[name]).item() for name in names]
+
+    assert run(shuffle) == [[float(number) for number in range(20)]] * 2
+
+
+def test_a_name_that_is_still_in_use_is_refused():
+    def ask_twice() -> None:
+        if hvd.rank() == 0:
+            first = hvd.allreduce_async(torch.ones(1), name="twice")
+            with pytest.raises(ValueError, match=r"Duplicate tensor name: allreduce\.twice"):
+                hvd.allreduce_async(torch.ones(1), name="twice")
+            hvd.broadcast_object(None)  # rank 1 asks from here on
+            assert hvd.synchronize(first).item() == 1.0
+        else:
+            hvd.broadcast_object(None)
+            hvd.allreduce(torch.ones(1), name="twice")
+
+    run(ask_twice)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: hvd.allreduce(torch.ones(3), name="x"),
+        lambda: hvd.allreduce(torch.ones(2, dtype=torch.float64), name="x"),
+        lambda: hvd.allreduce(torch.ones(2), name="x", op=hvd.Sum),
+    ],
+    ids=["shape", "type", "operation"],
+)
+def test_different_wishes_under_one_name_fail_on_all_ranks_and_the_next_goes_on(other):
+    def differ() -> float:
+        with pytest.raises(HorovodInternalError, match=r"Mismatched requests for allreduce\.x"):
+            hvd.allreduce(torch.ones(2), name="x") if hvd.rank() == 0 else other()
+        return hvd.allreduce(torch.ones(1)).item()
+
+    assert run(differ) == [1.0, 1.0]
+
+
+def test_different_roots_are_told():
+    def differ() -> None:
+        with pytest.raises(HorovodInternalError, match=r"root 0.*root 1"):
+            hvd.broadcast(torch.ones(1), root_rank=hvd.rank())
+
+    run(differ)
+
+
+def test_a_rank_that_has_joined_adds_zeros_and_the_last_one_is_told():
+    def finish_early() -> Any:
+        rank, results = hvd.rank(), []
+        for _ in range(rank * 2):
+            results.append(hvd.allreduce(torch.full((2,), 6.0), op=hvd.Average).tolist())
+        if rank == 2:
+            results.append(hvd.allgather(torch.ones(1, 2)).tolist())
+            with pytest.raises(HorovodInternalError, match="not possible after rank 0 has joined"):
+                hvd.allreduce(torch.ones(1), op=hvd.Max)
+        last = hvd.join()
+        return results, last, hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+    first, second, third = run(finish_early, 3)
+    assert first == ([], 2, 3.0)
+    assert second == ([[4.0, 4.0]] * 2, 2, 3.0)
+    assert third == ([[4.0, 4.0]] * 2 + [[2.0, 2.0]] * 2 + [[[1.0, 1.0]]], 2, 3.0)
+
+
+def test_a_peer_that_is_killed_is_an_error_in_the_others():
+    def lose() -> None:
+        hvd.allreduce(torch.ones(1))
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(HorovodInternalError, match="another rank has ended"):
+            hvd.allreduce(torch.ones(1))
+        with pytest.raises(HorovodInternalError):
+            hvd.broadcast(torch.ones(1), 0)
+        raise KeyError("rank 0 has seen it")
+
+    with pytest.raises(ForkedError, match=r"rank 0 has seen it") as told:
+        run(lose)
+    assert "rank 1 died: exit code -9" in str(told.value)
+
+
+def test_a_peer_that_is_killed_in_the_middle_of_a_collective_is_an_error_too():
+    def lose() -> None:
+        if hvd.rank() == 1:
+            collectives.PERFORM["allreduce"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(HorovodInternalError, match="another rank has ended"):
+            hvd.allreduce(torch.ones(1))
+        raise KeyError("rank 0 has seen it")
+
+    with pytest.raises(ForkedError, match=r"rank 0 has seen it"):
+        run(lose)
+
+
+def test_a_peer_that_has_shut_down_is_an_error_in_the_others():
+    def leave() -> None:
+        if hvd.rank() == 0:
+            with pytest.raises(HorovodInternalError, match="rank 1 has shut Horovod down"):
+                hvd.allreduce(torch.ones(1))
+
+    run(leave)
+
+
+def test_a_wait_that_is_too_long_is_told_and_ends_at_the_limit(capfd):
+    def stall() -> None:
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.3"
+        os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = "1"
+        hvd.init()
+        began_at = time.monotonic()
+        with pytest.raises(HorovodInternalError, match=r"rank 1 for allreduce\.of rank 1"):
+            hvd.allreduce(torch.ones(1), name=f"of rank {hvd.rank()}")
+        assert 0.9 < time.monotonic() - began_at < 20
+
+    run_forked(stall, 2, group=False)
+    assert "allreduce.of rank 1 has waited" in capfd.readouterr().err

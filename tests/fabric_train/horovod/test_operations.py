@@ -1,0 +1,224 @@
+"""Collectives by Horovod's names, in forked ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import fabric_train.horovod as hvd
+from tests.fabric_train.forked import run_forked
+
+
+def run(function: Any, world: int = 2, **more: Any) -> list[Any]:
+    """Its results in ranks that have called ``init``, and shut down afterwards."""
+
+    def work() -> Any:
+        hvd.init()
+        result = function()
+        hvd.shutdown()
+        return result
+
+    return run_forked(work, world, group=False, **more)
+
+
+def test_before_init_each_function_says_so():
+    assert not hvd.is_initialized()
+    for function in (hvd.rank, hvd.size, hvd.local_rank, hvd.join, hvd.barrier):
+        with pytest.raises(ValueError, match=r"not been initialized; use hvd.init\(\)"):
+            function()
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_reductions_are_those_of_all_ranks(world):
+    def reduce() -> None:
+        rank, size = hvd.rank(), hvd.size()
+        assert (size, hvd.local_size(), hvd.cross_size(), hvd.cross_rank()) == (world, world, 1, 0)
+        assert hvd.local_rank() == rank
+        total, product = sum(range(1, size + 1)), math.factorial(size)
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64):
+            mine = torch.full((2, 3), rank + 1, dtype=dtype)
+            cases = {hvd.Sum: total, hvd.Min: 1, hvd.Max: size, hvd.Product: product}
+            average = total // size if dtype in (torch.int32, torch.int64) else total / size
+            for op, expected in {**cases, hvd.Average: average}.items():
+                result = hvd.allreduce(mine, op=op)
+                assert result.dtype == dtype
+                assert result.tolist() == [[expected] * 3] * 2, (op, dtype)
+            assert mine.tolist() == [[rank + 1] * 3] * 2
+        bits = hvd.allreduce(torch.tensor([1.5], dtype=torch.bfloat16), op=hvd.Sum)
+        assert bits.tolist() == [1.5 * size]
+        assert hvd.allreduce(torch.tensor(2.0), average=False).item() == 2.0 * size
+        scaled = hvd.allreduce(torch.ones(2), op=hvd.Sum, prescale_factor=3, postscale_factor=0.5)
+        assert scaled.tolist() == [1.5 * size] * 2
+        half = hvd.allreduce(torch.tensor([0.1]), compression=hvd.Compression.fp16)
+        assert half.dtype == torch.float32
+        assert half.item() == torch.tensor(0.1).half().float().item()
+        strided = torch.arange(6.0).view(2, 3).t()
+        assert hvd.allreduce_(strided) is strided
+        assert strided.tolist() == [[0, 3], [1, 4], [2, 5]]
+        group = [torch.ones(2), torch.ones(3, dtype=torch.int64), torch.full((1, 2), 2.0)]
+        handle = hvd.grouped_allreduce_async_(group, op=hvd.Sum)
+        assert hvd.synchronize(handle)[2].tolist() == [[2.0 * size] * 2]
+        assert group[1].tolist() == [size] * 3
+        assert [t.tolist() for t in hvd.grouped_allreduce([torch.ones(1)] * 2)] == [[1.0]] * 2
+        handle = hvd.allreduce_async(torch.ones(1))
+        hvd.barrier()
+        assert hvd.poll(handle)
+        assert hvd.synchronize(handle).tolist() == [1.0]
+
+    run(reduce, world)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_rows_and_objects_reach_all_ranks(world):
+    def move() -> None:
+        rank, size = hvd.rank(), hvd.size()
+        for dtype in (torch.float32, torch.bool, torch.bfloat16, torch.int64):
+            mine = torch.full((rank, 2), bool(rank % 2), dtype=dtype)  # none on rank 0
+            whole = hvd.allgather(mine)
+            assert (whole.dtype, whole.shape) == (dtype, (size * (size - 1) // 2, 2))
+            assert whole[:, 0].tolist() == [bool(r % 2) for r in range(size) for _ in range(r)]
+        assert hvd.broadcast(torch.tensor([rank, 5]), root_rank=1).tolist() == [1, 5]
+        value = torch.tensor(bool(rank))
+        assert hvd.broadcast_(value, 1).item() is True
+        assert value.item() is True
+        assert hvd.broadcast_object({"from": rank}, root_rank=1, name="it") == {"from": 1}
+        assert hvd.allgather_object([rank] * rank) == [[r] * r for r in range(size)]
+        even = hvd.alltoall(torch.arange(2 * size) + 100 * rank)
+        assert even.tolist() == [100 * r + 2 * rank + i for r in range(size) for i in (0, 1)]
+        splits = [rank + 1] + [0] * (size - 2) + [1]
+        rows, received = hvd.alltoall(torch.full((rank + 2, 2), rank), splits=splits)
+        if rank == 0:
+            assert received.tolist() == [r + 1 for r in range(size)]
+            assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
+        shares = hvd.reducescatter(torch.arange(size + 1.0), op=hvd.Sum)
+        assert shares.tolist() == ([0.0, size] if rank == 0 else [size * (rank + 1.0)])
+        assert hvd.reducescatter(torch.ones(size)).tolist() == [1.0]
+
+    run(move, world)
+
+
+def test_gradients_flow_through_collectives():
+    def differentiate() -> None:
+        rank = hvd.rank()
+        x = torch.full((2,), float(rank + 1), requires_grad=True)
+        (hvd.allreduce(x, op=hvd.Sum) * (rank + 1)).sum().backward()
+        assert x.grad.tolist() == [3.0, 3.0]
+        x.grad = None
+        rows = hvd.allgather(x[: rank + 1])
+        (rows * torch.tensor([1.0, 10.0, 100.0])).sum().backward()
+        assert x.grad.tolist() == ([1.0, 0.0] if rank == 0 else [10.0, 100.0])
+        x.grad = None
+        hvd.broadcast(x, 1).sum().backward()
+        assert x.grad.tolist() == [float(rank)] * 2
+        x.grad = None
+        (hvd.alltoall(x) * torch.tensor([1.0, 10.0])).sum().backward()
+        assert x.grad.tolist() == ([1.0, 1.0] if rank == 0 else [10.0, 10.0])
+        x.grad = None
+        (hvd.reducescatter(x, op=hvd.Sum) * (rank + 1)).sum().backward()
+        assert x.grad.tolist() == [1.0, 2.0]
+
+    run(differentiate)
+
+
+def test_the_parameters_and_the_optimizer_become_those_of_the_root():
+    def spread() -> list[Any]:
+        torch.manual_seed(hvd.rank())
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=0.1 * (hvd.rank() + 1), betas=(0.5, 0.9)
+        )
+        if hvd.rank() == 0:  # the other has made no step, and so has no state
+            model(torch.rand(4, 3)).sum().backward()
+            optimizer.step()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        other = torch.nn.Linear(2, 1)
+        hvd.broadcast_parameters(list(other.named_parameters()), root_rank=1)
+        hvd.broadcast_parameters(list(other.parameters()), root_rank=0)
+        state = optimizer.state_dict()
+        moments = [each["exp_avg"].tolist() for each in state["state"].values()]
+        weights = [tensor.tolist() for tensor in model.state_dict().values()]
+        return [weights, moments, state["param_groups"], next(iter(other.parameters())).tolist()]
+
+    first, second = run(spread)
+    assert first == second
+    assert first[2][0]["lr"] == 0.1
+    assert first[2][0]["betas"] == (0.5, 0.9)
+    assert any(first[1][-1])
+
+
+def test_what_cannot_be_is_refused_at_the_call():
+    def refuse() -> None:
+        one = torch.ones(1)
+        with pytest.raises(ValueError, match="provide only op"):
+            hvd.allreduce(one, average=True, op=hvd.Sum)
+        with pytest.raises(ValueError, match=r"root_rank 2 is not one of 2 ranks"):
+            hvd.broadcast(one, 2)
+        with pytest.raises(ValueError, match=r"give tensor.reshape\(1\)"):
+            hvd.allgather(torch.tensor(1.0))
+        with pytest.raises(ValueError, match=r"3 rows cannot be split over 2 ranks evenly"):
+            hvd.alltoall(torch.ones(3))
+        with pytest.raises(ValueError, match=r"splits \[1, 1\] are not 2 numbers .* 3 rows"):
+            hvd.alltoall(torch.ones(3), [1, 1])
+        with pytest.raises(NotImplementedError, match="floating-point"):
+            hvd.allreduce(torch.ones(1, dtype=torch.int64), op=hvd.Adasum)
+        with pytest.raises(NotImplementedError, match=r"tensor.to_dense\(\)"):
+            hvd.allreduce(one.to_sparse())
+        with pytest.raises(NotImplementedError, match="new_group"):
+            hvd.allreduce(one, process_set=object())
+        with pytest.raises(ValueError, match="invalid params"):
+            hvd.broadcast_parameters(one, 0)
+        optimizer = torch.optim.LBFGS([one])
+        with pytest.raises(ValueError, match="LBFGS"):
+            hvd.broadcast_optimizer_state(optimizer, 0)
+        with pytest.raises(NotImplementedError, match=r"torch.profiler"):
+            hvd.start_timeline("file")
+
+    run(refuse)
+
+
+def test_one_process_alone_needs_no_group():
+    def alone() -> None:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            del __import__("os").environ[name]
+        hvd.init()
+        hvd.init()
+        assert (hvd.rank(), hvd.size(), hvd.local_size(), hvd.cross_size()) == (0, 1, 1, 1)
+        x = torch.arange(3.0, requires_grad=True)
+        for result in (hvd.allreduce(x), hvd.allgather(x), hvd.broadcast(x, 0), hvd.alltoall(x)):
+            assert result.tolist() == [0.0, 1.0, 2.0]
+        assert hvd.allreduce(x, op=hvd.Adasum).tolist() == [0.0, 1.0, 2.0]
+        assert hvd.broadcast_object("it") == "it"
+        assert hvd.join() == 0
+        assert not torch.distributed.is_initialized()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+
+    run_forked(alone, 1, group=False)
+
+
+def test_a_group_that_the_script_made_is_used_and_left_alone():
+    def share() -> float:
+        hvd.init()
+        result = hvd.allreduce(torch.ones(1), op=hvd.Sum)
+        torch.distributed.all_reduce(result)
+        hvd.shutdown()
+        assert torch.distributed.is_initialized()
+        return result.item()
+
+    assert run_forked(share, 2) == [4.0, 4.0]
+
+
+def test_init_after_shutdown_begins_anew():
+    def twice() -> float:
+        hvd.init()
+        hvd.shutdown()
+        hvd.init()
+        result = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+        return result
+
+    assert run_forked(twice, 2, group=False) == [2.0, 2.0]
