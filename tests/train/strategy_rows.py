@@ -67,6 +67,7 @@ class Row:
 MICROBATCHES = ("--strategy_options.microbatches=4",)
 ROWS = (
     Row(name="ddp", fast=True),
+    Row(name="ddp2", fast=True),
     Row(name="fsdp", fast=True),
     Row(name="fsdp", options=("--strategy_options.reshard=false", "--strategy_options.units=size")),
     Row(name="fsdp", options=("--strategy_options.offload=true", "--strategy_options.units=whole")),
@@ -88,7 +89,14 @@ ROWS = (
 )
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
-ELSEWHERE: dict[str, str] = {}
+ELSEWHERE: dict[str, str] = {
+    "ddp_spawn": "tests/fabric_train/test_processes.py",
+    "ddp_fork": "tests/fabric_train/test_processes.py",
+    "ddp_notebook": "tests/fabric_train/test_processes.py",
+    "dp": "tests/fabric_train/strategies/test_dp.py: needs GPUs",
+    "model_parallel": "tests/fabric_train/strategies/test_model_parallel.py: one process",
+    "xla": "tests/fabric_train/strategies/test_xla.py: torch_xla is not installed",
+}
 """Strategies without a row, and where they are tried instead."""
 
 
