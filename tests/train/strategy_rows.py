@@ -78,6 +78,7 @@ EVERY = ("--strategy_options.every=2",)
 MICROBATCHES = ("--strategy_options.microbatches=4",)
 ROWS = (
     Row(name="ddp", fast=True),
+    Row(name="ddp2", fast=True),
     Row(name="fsdp", fast=True),
     Row(name="fsdp", options=("--strategy_options.reshard=false", "--strategy_options.units=size")),
     Row(name="fsdp", options=("--strategy_options.offload=true", "--strategy_options.units=whole")),
