@@ -72,6 +72,11 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
 
 
+def read_outcome_of(run: RunFolder) -> Outcome | None:
+    """How a run ended; None while it goes on, or where that cannot be known."""
+    return read_state(run, run.read_plan())[1]
+
+
 def render_table(rows: Sequence[ListedRun]) -> str:
     """Columns for a person."""
     if not rows:

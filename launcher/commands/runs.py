@@ -6,13 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.api.choose_target import rooms
 from launcher.commands.arguments import add_command, add_run, find, run_root
 from launcher.commands.parser import natural, seconds
 from launcher.commands.printed_commands import spell
 from launcher.contract.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from launcher.runs.folder import RunFolder
 
 
 def add(commands: Any) -> None:
@@ -52,7 +55,8 @@ def add(commands: Any) -> None:
     )
     add_run(logs)
     logs.epilog = (
-        "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr."
+        "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr. With"
+        " --follow the exit code is the run's own; Ctrl-C ends the output and not the run."
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
@@ -125,18 +129,36 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from launcher.api.listing import show_logs
+    from launcher.api.listing import read_outcome_of, show_logs
 
     run = find(arguments)
-    show_logs(
-        run,
-        sys.stdout.buffer,
-        sys.stderr.buffer,
-        follow=arguments.follow,
-        rank=arguments.rank,
-        agents=arguments.verbose,
-    )
-    return int(ExitCode.OK)
+    try:
+        show_logs(
+            run,
+            sys.stdout.buffer,
+            sys.stderr.buffer,
+            follow=arguments.follow,
+            rank=arguments.rank,
+            agents=arguments.verbose,
+        )
+        outcome = read_outcome_of(run) if arguments.follow else None
+    except KeyboardInterrupt:
+        print(spell(_tell_left(run), arguments), file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    if outcome is None or outcome.exit_code == ExitCode.OK:
+        return int(ExitCode.OK)
+    ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
+    told = f"launcher: {run.run_id}: {ended}; see: launcher report {run.run_id}"
+    print(spell(told, arguments), file=sys.stderr)
+    return outcome.exit_code
+
+
+def _tell_left(run: RunFolder) -> str:
+    """What the run does of which nobody reads the output any more; asks no target."""
+    if (outcome := run.read_outcome()) is not None:
+        return f"interrupted; {run.run_id} has ended: {outcome.state}"
+    goes_on = "goes on" if run.launcher_pid() is not None else "is left as it is"
+    return f"{run.run_id} {goes_on}; end it: launcher stop {run.run_id}"
 
 
 def _stop(arguments: argparse.Namespace) -> int:

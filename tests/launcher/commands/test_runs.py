@@ -1,0 +1,43 @@
+"""Commands about runs, typed as a person types them: which run is meant, and what is told of it."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.launcher.runner import WAITING, Runner, wait_until
+
+LOCAL = ("run", "job.yaml", "--on", "local")
+
+
+def detach(launcher: Runner) -> str:
+    """Starts a run in the background; its id."""
+    done = launcher(*LOCAL, "--detach")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_ctrl_c_ends_the_logs_and_says_that_the_run_goes_on(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    run_id = detach(launcher)
+    following = launcher.start("logs", "-f")
+    assert following.stdout is not None
+    assert following.stdout.readline() == b"[0/0] up\n"
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=60)
+    assert said.decode().startswith(f"{run_id} goes on; end it: ")
+    assert said.decode().endswith(f" stop {run_id}\n")
+    assert following.returncode == 130
+    assert launcher.processes(), "the run goes on"
+    assert launcher("stop").returncode == 0
+
+
+def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher: Runner) -> None:
+    launcher.write("import time; time.sleep(1); print('so far', flush=True); raise SystemExit(7)\n")
+    run_id = detach(launcher)
+    done = launcher("logs", "--follow")
+    assert done.stdout == "[0/0] so far\n"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"launcher: {run_id}: failed, training-failed, exit code 1; see: ")
+    assert last.endswith(f" report {run_id}")
+    assert done.returncode == 1
+    assert launcher("logs").returncode == 0, "without --follow the output is what was asked for"
