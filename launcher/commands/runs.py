@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.api.choose_target import rooms
 from launcher.commands.arguments import add_command, add_run, find, run_root
 from launcher.commands.parser import natural, seconds
-from launcher.commands.printed_commands import spell
+from launcher.commands.printed_commands import program_name, spell
 from launcher.contract.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def add(commands: Any) -> None:
 
 
 def _ps(arguments: argparse.Namespace) -> int:
-    from launcher.api.listing import list_runs, render_table
+    from launcher.api.listing import describe_none, list_runs, render_table
 
     def note(line: str) -> None:
         print(f"note: {line}", file=sys.stderr)
@@ -91,9 +92,24 @@ def _ps(arguments: argparse.Namespace) -> int:
         rows += room.list_runs(arguments, root, note, everything=everything)
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
-    else:
+    elif rows:
         sys.stdout.write(spell(render_table(rows), arguments))
+    else:
+        none = describe_none(root, everything=everything, is_here=not alone)
+        sys.stdout.write(spell(none, arguments))
+        if not alone:
+            _name_elsewhere(root)
     return int(ExitCode.OK)
+
+
+def _name_elsewhere(root: Path) -> None:
+    """Lines on the runs of this machine that have their folder in another place."""
+    from launcher.api.listing import find_elsewhere
+
+    for live in find_elsewhere(root):
+        where = shlex.quote(str(Path(live.run_dir).parent))
+        # Not spelled, as that adds the option of the folder that holds none.
+        print(f"{live.run_id} runs here; see: {program_name()} status {live.run_id} --runs {where}")
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
-from tests.launcher.runner import WAITING, Runner, wait_until
+from tests.launcher.runner import WAITING, Runner
 
 LOCAL = ("run", "job.yaml", "--on", "local")
 
@@ -41,3 +42,29 @@ def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher: Run
     assert last.endswith(f" report {run_id}")
     assert done.returncode == 1
     assert launcher("logs").returncode == 0, "without --follow the output is what was asked for"
+
+
+def test_in_another_folder_it_is_told_where_runs_are_looked_for(
+    launcher: Runner, tmp_path: Path
+) -> None:
+    launcher.write(WAITING)
+    run_id = detach(launcher)
+    runs = launcher.folder / "runs"
+    launcher.folder = elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    where = f"no runs in {elsewhere}/runs, which is not there"
+    fix = "cd to the folder where you started it, or --runs DIR"
+    for words in (("ps",), ("ps", "--all")):
+        said = launcher(*words).stdout
+        assert said.startswith(f"{where}\n  fix: {fix}\n"), said
+        assert f"{run_id} runs here; see: python -m launcher status {run_id} --runs {runs}" in said
+    for word in ("stop", "status", "logs", "report"):
+        done = launcher(word)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: {where}\n  fix: {fix}; "), done.stderr
+    assert launcher("stop", "tiny").stderr.startswith(f"error: no run 'tiny': {where}\n")
+    above = launcher("status", "--runs", str(tmp_path))
+    assert f"\n  fix: they are in the folder below: --runs {runs}; " in above.stderr
+    assert launcher("stop", "--runs", str(runs)).returncode == 0
+    launcher.folder = tmp_path
+    assert launcher("ps").stdout.startswith("no runs go on; those that ended: ")
