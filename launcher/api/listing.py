@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from launcher.api.choose_target import open_target, rooms
 from launcher.api.stopping import read_outcome_now
+from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import TERMINAL_STATES, RunState
@@ -29,6 +30,7 @@ POLL_S = 0.1
 ORPHANED = "orphaned"
 """Nodes run on, but the launcher that followed them has died."""
 UNREADABLE = "unreadable"
+GOES_ON = (RunState.RUNNING.value, ORPHANED)
 
 
 def list_runs(run_root: Path, *, everything: bool) -> list[ListedRun]:
@@ -71,6 +73,13 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
             # Of a run that another machine started, its launcher may be there.
             return (RunState.RUNNING.value if run.is_foreign else ORPHANED), None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
+
+
+def find_going_on(run_root: Path, name: str) -> list[RunFolder]:
+    """Runs that go on and whose ids begin with a name, or all for ``latest``; the oldest first."""
+    begin = "" if name == protocol.LATEST_LINK else name
+    fitting = [run for run in list_folders(run_root) if run.run_id.startswith(begin)]
+    return [run for run in fitting if run.read_outcome() is None and _row(run).state in GOES_ON]
 
 
 def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:

@@ -14,6 +14,7 @@ from launcher.commands.arguments import add_command, add_run, find, run_root
 from launcher.commands.parser import natural, seconds
 from launcher.commands.printed_commands import program_name, spell
 from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.protocol import LATEST_LINK
 
 if TYPE_CHECKING:
     from launcher.runs.folder import RunFolder
@@ -65,6 +66,7 @@ def add(commands: Any) -> None:
 
     stop = add_command(commands, "stop", _stop, "end a run and remove what is left of it")
     add_run(stop)
+    stop.epilog = "Without RUN: the newest run that goes on; the others that go on are named."
     stop.add_argument(
         "--grace", type=seconds, metavar="S", help="seconds until the kill (the job's own)"
     )
@@ -180,10 +182,34 @@ def _tell_left(run: RunFolder) -> str:
 def _stop(arguments: argparse.Namespace) -> int:
     from launcher.api.stopping import stop_run
 
-    run = find(arguments)
+    run, others = _find_to_stop(arguments)
     said = stop_run(run, arguments.grace, keep=arguments.keep)
     print(spell(said, arguments), file=sys.stderr)
+    for other in others:
+        told = f"{other.run_id} still runs; end it: launcher stop {other.run_id}"
+        print(spell(told, arguments), file=sys.stderr)
     return int(ExitCode.OK)
+
+
+def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
+    """The run that was named, and others that go on where none was named by its whole id.
+
+    Of several that fit, those that go on come before newer ones that have ended.
+    """
+    from launcher.api.listing import find_going_on
+    from launcher.runs.folder import name_newest
+
+    root, name, is_open = run_root(arguments), arguments.run, arguments.run == LATEST_LINK
+    is_exact = not is_open and (root / name).is_dir()
+    if is_exact or any(room.has_runs_named(arguments) for room in rooms()):
+        return find(arguments), []
+    going_on = find_going_on(root, name)
+    if not going_on:
+        return find(arguments), []
+    if len(going_on) > 1 and not is_open:
+        what = f"{name!r} may be any of {name_newest(going_on)}"
+        raise InputError(what, "launcher ps lists the runs that go on")
+    return going_on[-1], going_on[:-1]
 
 
 def _scale(arguments: argparse.Namespace) -> int:

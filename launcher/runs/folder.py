@@ -229,7 +229,7 @@ def find_run(run_root: Path, name: str) -> RunFolder:
         return matches[0]
     if not runs:
         what, fix = describe_no_runs(run_root)
-        what = what if name == protocol.LATEST_LINK else f"no run {name!r}: {what}"
+        what = what if name == protocol.LATEST_LINK else f"no run {name!r} in {run_root}"
         raise InputError(what, f"{fix}; launcher ps names those that run elsewhere here")
     what = f"no run {name!r} in {run_root}"
     if matches:

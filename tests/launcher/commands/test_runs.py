@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.launcher.runner import WAITING, Runner
+from tests.launcher.runner import WAITING, Runner, wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
 
@@ -62,9 +62,28 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(
         done = launcher(word)
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: {where}\n  fix: {fix}; "), done.stderr
-    assert launcher("stop", "tiny").stderr.startswith(f"error: no run 'tiny': {where}\n")
+    assert launcher("stop", "tiny").stderr.startswith(f"error: no run 'tiny' in runs\n  fix: {fix}")
     above = launcher("status", "--runs", str(tmp_path))
     assert f"\n  fix: they are in the folder below: --runs {runs}; " in above.stderr
     assert launcher("stop", "--runs", str(runs)).returncode == 0
     launcher.folder = tmp_path
     assert launcher("ps").stdout.startswith("no runs go on; those that ended: ")
+
+
+def test_stop_ends_runs_that_go_on_before_newer_ones_that_have_ended(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    first, second = detach(launcher), detach(launcher)
+    runs = launcher.folder / "runs"
+    wait_until(lambda: all((runs / name / "up-0").exists() for name in (first, second)))
+    launcher.write("print('ended')\n")
+    assert launcher(*LOCAL).returncode == 0
+    several = launcher("stop", "tiny")
+    assert several.returncode == 2
+    assert several.stderr.startswith(f"error: 'tiny' may be any of {first}, {second}\n  fix: ")
+    done = launcher("stop")
+    assert done.stderr.startswith(f"{second}: stopped, stop-requested")
+    assert f"\n{first} still runs; end it: python -m launcher stop {first}\n" in done.stderr
+    done = launcher("stop", "tiny")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert done.stderr.startswith(f"{first}: stopped, stop-requested")
+    assert launcher("stop").returncode == 0, "with none that goes on, the newest"
