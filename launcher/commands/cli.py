@@ -13,6 +13,7 @@ from launcher import __version__
 from launcher.api.choose_target import rooms
 from launcher.commands import build, check, completion, doctor, env, jobs, play, runs, schema
 from launcher.commands.arguments import add_command
+from launcher.commands.other_programs import check_command
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import OF_RUNS, spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
@@ -38,6 +39,7 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     own = _place_last(own, plugin.plugin_options) if plugin else own
     arguments = argparse.Namespace()
     try:
+        check_command(own, parser.prog, TAKES_TRAINING)
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
         if plugin:
