@@ -112,7 +112,7 @@ def render_table(rows: Sequence[ListedRun]) -> str:
     """Columns for a person; ``rows`` are not empty."""
     header = ("RUN", "TARGET", "NODES", "STATE", "REASON", "AGE")
     body = [
-        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, f"{row.age_s:.0f} s")
+        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, _render_age(row.age_s))
         for row in rows
     ]
     ends = "".join(
@@ -121,6 +121,14 @@ def render_table(rows: Sequence[ListedRun]) -> str:
         if row.state == ORPHANED
     )
     return "\n".join((*render_columns([header, *body]), ends))
+
+
+def _render_age(age_s: float) -> str:
+    """A time in the largest unit of which it has at least two: ``90 s``, ``3 min``, ``47 h``."""
+    for unit, unit_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * unit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.launcher.runner import WAITING, Runner, wait_until
+import pytest
+
+from launcher.api.listing import render_table
+from launcher.follow.target import ListedRun
+from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
 
@@ -87,3 +94,49 @@ def test_stop_ends_runs_that_go_on_before_newer_ones_that_have_ended(launcher: R
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
     assert done.stderr.startswith(f"{first}: stopped, stop-requested")
     assert launcher("stop").returncode == 0, "with none that goes on, the newest"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "shown"),
+    [
+        (0.4, "0 s"),
+        (119.4, "119 s"),
+        (120.0, "2 min"),
+        (234.0, "3 min"),
+        (7199.0, "119 min"),
+        (7200.0, "2 h"),
+        (172_799.0, "47 h"),
+        (172_800.0, "2 d"),
+        (1e7, "115 d"),
+    ],
+)
+def test_the_age_of_a_run_has_a_unit_that_fits(age_s: float, shown: str) -> None:
+    row = ListedRun(run_id="tiny-1", state="running", age_s=age_s, folder="")
+    assert render_table([row]).splitlines()[1].endswith(f" {shown}")
+
+
+@pytest.mark.parametrize("module", ["launcher.commands.cli", "launcher.api.choose_target"])
+def test_ctrl_c_while_modules_are_imported_is_no_stack_trace(module: str, tmp_path: Path) -> None:
+    """A signal that this process sends itself, in the middle of the imports."""
+    program = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = ["launcher", "ps"]
+from launcher.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
