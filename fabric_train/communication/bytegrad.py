@@ -14,8 +14,8 @@ from fabric_train.communication.compression import CompressedMean, MinMaxUInt8
 from fabric_train.communication.hooks import PhasedHook
 
 
-class ByteGrad(PhasedHook):
-    """DDP's gradients as compressed means: ``ByteGrad().attach(ddp_model)``."""
+class ByteGradHook(PhasedHook):
+    """DDP's gradients as compressed means: ``ByteGradHook().attach(ddp_model)``."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()

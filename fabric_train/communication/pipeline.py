@@ -54,7 +54,7 @@ class Layer:
     members: tuple[str, ...]
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """Neighbouring layers of a model, one after the other, under ``context``."""
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
@@ -74,7 +74,7 @@ class Stage(nn.Module):
         return states
 
 
-class Pipeline:
+class PipelineStages:
     """This process' stages of a model, and the schedule over all of them.
 
     ``model`` loses the members of other processes' stages. ``group``: the pipeline's ranks, in the
@@ -101,7 +101,7 @@ class Pipeline:
         numbers = range(self.rank, self.count, self.size)
         self.owners = find_owners(model, stages, self.size)
         keep_members(model, [layer for number in numbers for layer in stages[number]])
-        self._stages = {number: Stage(model, stages[number]) for number in numbers}
+        self._stages = {number: StageModule(model, stages[number]) for number in numbers}
         self._weights = dict(model.named_parameters())
         self._schedule: Any = None
         self._shape: torch.Size | None = None

@@ -48,8 +48,8 @@ class Begun:
     qs: Tensor | None = None
 
 
-class PowerSgd(PhasedHook):
-    """DDP's gradients by PowerSGD: ``PowerSgd(model).attach(ddp_model)``.
+class PowerSgdHook(PhasedHook):
+    """DDP's gradients by PowerSGD: ``PowerSgdHook(model).attach(ddp_model)``.
 
     ``model``: without DDP, for the parameters' names. Plain averages before
     ``start_powerSGD_iter`` steps; from then on a weight of n rows and m columns is compressed if

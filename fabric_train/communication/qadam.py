@@ -27,7 +27,7 @@ from fabric_train.communication.flat import average_gradients, fill_gradients
 Bits = Literal[8, 1]
 
 
-class QAdam:
+class QAdamSteps:
     """Steps of an Adam or AdamW over all ranks; use it in place of ``optimizer.step``.
 
     Raises ValueError for another optimizer, or one with ``amsgrad`` or ``maximize``.

@@ -109,6 +109,7 @@ def shard(
 ) -> nn.Module:
     """Cuts the model's weights along their first dimension over the mesh, in place.
 
+    A mesh of two dimensions holds copies along the first, and parts along the second.
     Without ``reshard`` a unit's weights stay whole from a step's first forward pass to its last
     backward pass. An optimizer must be made afterwards. Raises InputError, with the weight's name,
     for a model that FSDP2 cannot take.
@@ -165,12 +166,14 @@ def sync_gradients(model: nn.Module, *, last: bool, reshard: bool = True) -> Ite
         yield
         return
     model.set_requires_gradient_sync(False)
-    model.set_reshard_after_backward(reshard)
+    if not reshard:
+        model.set_reshard_after_backward(False)
     try:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-        model.set_reshard_after_backward(True)
+        if not reshard:
+            model.set_reshard_after_backward(True)
 
 
 def drop_gathered(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch.nn.parallel import DistributedDataParallel
 
-from fabric_train.communication.bytegrad import ByteGrad as Hook
+from fabric_train.communication.bytegrad import ByteGradHook
 from fabric_train.strategies.hooked import HookedDdp
 
 
@@ -24,4 +24,4 @@ class ByteGrad(HookedDdp):
     name: ClassVar[str] = "bagua:bytegrad"
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        Hook().attach(ddp)
+        ByteGradHook().attach(ddp)

@@ -1,12 +1,15 @@
 """Fully sharded data parallel (FSDP2): every process holds a part of each weight.
 
+## fsdp
+
 What it does: weights, gradients and the optimizer's state are cut along their first dimension, one
 part for each process. A unit's weights are gathered before its forward pass and again before its
 backward pass; its gradients are averaged and cut in the last backward pass of a step. Weights and
 losses are those of one process up to rounding. The same code runs on GPUs and on CPUs.
 
-Options: ``reshard``, ``offload``, ``units``, ``unit_elements``. With ``--precision bf16-mixed``
-weights are gathered and used in bfloat16; gradients are averaged, and weights updated, in 32 bits.
+Options: ``reshard``, ``offload``, ``span``, ``units``, ``unit_elements``. With ``--precision
+bf16-mixed`` weights are gathered and used in bfloat16; gradients are averaged, and weights updated,
+in 32 bits.
 
 Memory of a process, for P weights of 4 bytes under AdamW and W processes: 16 P / W for its part of
 weights, gradients and moments, 4 for each weight of the largest two units and of what is in no
@@ -17,7 +20,9 @@ whole model before it is cut. With ``offload`` the 16 P / W lie in host memory.
 Bytes that a process sends in a step, with m micro-batches (those of the process with most of them):
 (W - 1) / W * 4 P * (2 m + 1): two gatherings for each, one averaging. What is in no unit is
 gathered once for each. ``reshard: false``: (W - 1) / W * 4 P * 2, as much as DDP. Weights gathered
-as bfloat16 count 2 P instead of 4 P.
+as bfloat16 count 2 P instead of 4 P. ``span: node``, with N nodes of L processes: L takes the place
+of W in all of the above, and each part's gradients travel between nodes:
+2 (N - 1) / N * 4 P / L bytes for each process.
 
 What it cannot: ``reduction: exact``; weights without a dimension; weights of several types in one
 unit; a unit that the model uses otherwise than by calling it (``units: whole`` can).
@@ -27,7 +32,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -67,6 +72,9 @@ class Fsdp(Strategy):
     bytes."""
     offload: bool = False
     """Keep weights, gradients and the optimizer's state in host memory, and update them there."""
+    span: Literal["world", "node"] = "world"
+    """Cut the model over all processes, or over those of each node, so that only gradients travel
+    between nodes (HSDP): more memory, less traffic on a slow network."""
     units: Units = "blocks"
     """What is gathered in one piece: `blocks` are the members of the model's outermost Sequentials
     and lists, `size` any modules that are large enough, `whole` is the model at once."""
@@ -100,8 +108,13 @@ class Fsdp(Strategy):
         )
 
     def build_mesh(self) -> DeviceMesh:
-        """All processes in one row, whatever device torch would choose."""
-        return init_device_mesh(self.place.device.type, (self.place.world_size,))
+        """All processes in one row, or a row for each node, whatever device torch would choose."""
+        world_size, row = self.place.world_size, self.place.local_world_size
+        if self.span == "world" or row == world_size:
+            return init_device_mesh(self.place.device.type, (world_size,))
+        return init_device_mesh(
+            self.place.device.type, (world_size // row, row), mesh_dim_names=("copies", "parts")
+        )
 
     def plan_precision(self) -> MixedPrecisionPolicy | None:
         """The types to gather, compute and average in."""

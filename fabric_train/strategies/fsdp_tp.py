@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fabric_train.communication.tensor_parallel import split_linears
+from fabric_train.errors import InputError
 from fabric_train.parts import clip_over_ranks, find_cuts, gather_parts
 from fabric_train.strategies.fsdp import Fsdp
 from fabric_train.strategies.strategy import Device
@@ -42,6 +43,12 @@ class FsdpTp(Fsdp):
         super().check(world, device)
         self.require(tensor_size=1)
         check_size(self.name, "tensor_size", self.tensor_size, world.world_size if world else 1)
+        if self.span != "world":
+            raise InputError(
+                f"--strategy {self.name}: span={self.span} would cut the model within a node, "
+                "where its linear layers are split already",
+                "leave --strategy_options.span out, or --strategy fsdp",
+            )
 
     def count_replicas(self, world_size: int) -> int:
         return max(1, world_size // max(1, self.tensor_size))

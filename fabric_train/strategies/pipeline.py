@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fabric_train.communication.pipeline import Pipeline as Stages
+from fabric_train.communication.pipeline import PipelineStages
 from fabric_train.errors import InputError
 from fabric_train.parts import clip_over_ranks, gather_members
 from fabric_train.reduction import assign_gradients, flatten_gradients
@@ -56,7 +56,7 @@ class Pipeline(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._stages: Stages | None = None
+        self._stages: PipelineStages | None = None
         self._data: dist.ProcessGroup | None = None
 
     def check(self, world: World | None, device: Device) -> None:
@@ -98,7 +98,7 @@ class Pipeline(Strategy):
             return model
         size = world_size // self.replicas
         mesh = make_mesh(self.place.device, self.replicas, world_size, "pipeline")
-        self._stages = Stages(
+        self._stages = PipelineStages(
             model,
             mesh.get_group("pipeline"),
             schedule=self.schedule,

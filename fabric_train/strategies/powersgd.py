@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fabric_train.communication.powersgd import PowerSgd as Hook
+from fabric_train.communication.powersgd import PowerSgdHook
 from fabric_train.memory import share_row, take_row
 from fabric_train.strategies.hooked import HookedDdp
 from fabric_train.strategies.strategy import Device
@@ -47,7 +47,7 @@ class PowerSgd(HookedDdp):
         self.require(matrix_approximation_rank=1, start_powerSGD_iter=0, min_compression_rate=0)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self.hook = Hook(
+        self.hook = PowerSgdHook(
             model,
             matrix_approximation_rank=self.matrix_approximation_rank,
             start_powerSGD_iter=self.start_powerSGD_iter,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fabric_train.communication.qadam import QAdam as Steps
+from fabric_train.communication.qadam import QAdamSteps
 from fabric_train.errors import InputError
 from fabric_train.memory import share_row, take_row
 from fabric_train.strategies.strategy import BuildOptimizer, Device, Place, Strategy
@@ -64,7 +64,7 @@ class QAdam(Strategy):
             model, build_optimizer, place, virtual_shards=virtual_shards
         )
         try:
-            self.adam = Steps(
+            self.adam = QAdamSteps(
                 optimizer,
                 warmup_steps=self.warmup_steps,
                 bits=self.bits,

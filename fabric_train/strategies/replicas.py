@@ -19,7 +19,8 @@ class Replicas(Strategy):
     So a checkpoint is as large as ``ddp``'s, loads at any world size and under any strategy, and a
     resumed training goes on like one that was not disturbed. The tests at the end see the mean too,
     which is what the papers prove to converge. A checkpoint costs three all-reduces of the weights
-    with Adam, and at which steps checkpoints are written has an effect on the weights.
+    with Adam, and at which steps checkpoints are written has an effect on the weights: ask for them
+    by ``--checkpoint_every_steps`` where two trainings have to give the same.
     """
 
     def __post_init__(self) -> None:

@@ -57,12 +57,14 @@ def run_forked(
     limit_s: float = LIMIT_S,
     group: bool = True,
     environ: dict[str, str] | None = None,
+    nodes: int = 1,
 ) -> list[Any]:
     """What ``function(*arguments)`` returns in each rank, in the order of ranks.
 
-    Each rank has torchrun's variables, ``environ``, one thread, and a gloo group over a file unless
-    ``group`` is false. Raises ForkedError with the tracebacks of ranks that failed; a rank that has
-    not ended after ``limit_s`` is killed, and the error says where it stood. None is left behind.
+    Each rank has torchrun's variables, as if on so many ``nodes``, and ``environ``, one thread, and
+    a gloo group over a file unless ``group`` is false. Raises ForkedError with the tracebacks of
+    ranks that failed; a rank that has not ended after ``limit_s`` is killed, and the error says
+    where it stood. None is left behind.
     """
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="forked-") as name:
@@ -71,7 +73,7 @@ def run_forked(
         try:
             for rank in range(world_size):
                 reader, writer = fork.Pipe(duplex=False)
-                world = torchrun_variables(rank, world_size, port) | (environ or {})
+                world = torchrun_variables(rank, world_size, port, nodes) | (environ or {})
                 work = (function, arguments, world, group, folder, limit_s, writer)
                 process = fork.Process(target=enter, args=work, name=f"rank {rank}")
                 process.start()
@@ -86,13 +88,14 @@ def run_forked(
         return judge(outcomes, world_size, folder, limit_s)
 
 
-def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The environment of one rank on one node."""
+def torchrun_variables(rank: int, world_size: int, port: int, nodes: int) -> dict[str, str]:
+    """The environment of one rank, with equally many on each node."""
+    per_node = world_size // nodes
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % per_node),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(per_node),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "forked",

@@ -46,6 +46,14 @@ def test_without_a_group_a_rank_has_torchruns_variables_and_those_that_are_given
     assert "MORE" not in os.environ
 
 
+def test_ranks_can_be_spread_over_nodes():
+    def read() -> tuple[str, ...]:
+        return os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]
+
+    ranks = run_forked(read, 4, group=False, nodes=2)
+    assert ranks == [("0", "0", "2"), ("1", "1", "2"), ("2", "0", "2"), ("3", "1", "2")]
+
+
 def test_a_failed_rank_is_told_with_its_traceback_and_the_others_end():
     def fail() -> None:
         if dist.get_rank() == 1:

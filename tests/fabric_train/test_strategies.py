@@ -12,7 +12,7 @@ from fabric_train.errors import InputError
 from fabric_train.strategies import INSTEAD, STRATEGIES, check_name, make_strategy
 
 KNOWN = {*STRATEGIES, "fsdp", "tp", "fsdp+tp", "pipeline", "powersgd", "fp16", "bf16"}
-KNOWN |= {"local_sgd", "diloco", "bagua", "deepspeed", "xla"}
+KNOWN |= {"local_sgd", "diloco", "bagua"}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

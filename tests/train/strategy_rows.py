@@ -40,11 +40,16 @@ class Row:
     """Further options of ``python -m train``."""
     worlds: tuple[int, ...] = (1, 2, 3, 4)
     """The numbers of processes, of these, in which it can train the model."""
+    processes_per_node: int | None = None
+    """In how large nodes the processes are; without it all are in one."""
     like_one: float | None = 2e-5
     """How far each step's loss may be from one process' without a strategy; None if it computes
     something else."""
-    like_undisturbed: float = 0.0
-    """How far a resumed training's losses may be from an undisturbed one's in the same world."""
+    like_undisturbed: float | None = 0.0
+    """How far a resumed training's losses may be from an undisturbed one's in the same world; None
+    if no two trainings are alike."""
+    saves_show: bool = False
+    """Whether a checkpoint changes the weights that are trained on: the ranks' mean."""
     fast: bool = False
     """Whether it is tried in every CI; else only in ``make soak``."""
 
@@ -59,17 +64,27 @@ class Row:
         """The size that it is tried in first: two processes where it can."""
         return 2 if 2 in self.worlds else self.worlds[0]
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it is its strategy's first row."""
+        return self is next(row for row in ROWS if row.name == self.name)
+
     def another_world(self, size: int) -> int:
         """A size of its own that is not ``size``, if it has one: uneven shards are the hardest."""
         return next((each for each in (3, 1, 4, 2) if each in self.worlds and each != size), size)
 
 
+EVERY = ("--strategy_options.every=2",)
 MICROBATCHES = ("--strategy_options.microbatches=4",)
 ROWS = (
     Row(name="ddp", fast=True),
+    Row(name="ddp2", fast=True),
     Row(name="fsdp", fast=True),
     Row(name="fsdp", options=("--strategy_options.reshard=false", "--strategy_options.units=size")),
     Row(name="fsdp", options=("--strategy_options.offload=true", "--strategy_options.units=whole")),
+    Row(
+        name="fsdp", options=("--strategy_options.span=node",), worlds=(2, 4), processes_per_node=2
+    ),
     Row(name="tp", worlds=(1, 2, 4), fast=True),
     Row(name="tp", options=("--strategy_options.tensor_size=2",), worlds=(2, 4)),
     Row(name="fsdp+tp", worlds=(2, 4), fast=True),
@@ -85,10 +100,32 @@ ROWS = (
         options=("--strategy_options.pipeline_size=2", "--strategy_options.microbatches=2"),
         worlds=(2, 4),
     ),
+    Row(name="ddp2"),
+    Row(name="local_sgd", options=EVERY, like_one=None),
+    Row(name="diloco", options=EVERY, like_one=None),
+    Row(name="powersgd", like_one=None),
+    Row(name="fp16", like_one=5e-3),
+    Row(name="bagua:gradient_allreduce"),
+    Row(name="bagua:bytegrad", like_one=None),
+    Row(name="bagua:decentralized", like_one=None, saves_show=True),
+    Row(name="bagua:low_precision_decentralized", like_one=None, saves_show=True),
+    Row(name="bagua:qadam", like_one=None),
+    # What others have sent when a process looks depends on the machine's load.
+    Row(name="bagua:async", like_one=None, like_undisturbed=None, saves_show=True),
 )
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
-ELSEWHERE: dict[str, str] = {}
+OF_STRATEGIES = "tests/fabric_train/strategies/"
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("ddp_spawn", "ddp_fork", "ddp_notebook"),
+        "tests/fabric_train/test_processes.py: they start processes of their own",
+    ),
+    "dp": f"{OF_STRATEGIES}test_dp.py: one process and several GPUs",
+    "model_parallel": f"{OF_STRATEGIES}test_model_parallel.py: one process and several devices",
+    "xla": f"{OF_STRATEGIES}test_xla.py: one process and torch_xla",
+    "bf16": f"{OF_STRATEGIES}test_bagua.py: GPUs",
+}
 """Strategies without a row, and where they are tried instead."""
 
 
@@ -125,6 +162,7 @@ def run(
         row is ONE,
         kill_in,
         group=False,
+        nodes=world // (row.processes_per_node or world),
         environ={"LAUNCHER_NODE_DIR": str(node_dir)} if node_dir else {},
         limit_s=LIMIT_S,
     )

@@ -23,14 +23,16 @@ CASES: dict[str, list[str]] = {
     "bagua:bytegrad": [],
     "bagua:decentralized": ["--strategy_options.peer_selection_mode=shift_one"],
     "bagua:low_precision_decentralized": [],
-    "bagua:qadam": ["--strategy_options.warmup_steps=10"],
+    "bagua:qadam": ["--strategy_options.warmup_steps=30"],
     "bagua:async": ["--strategy_options.sync_interval_ms=20"],
 }
 """Options by strategy."""
 
 
 def options(name: str, folder: Path, epochs: int) -> list[str]:
-    common = ["--accelerator=cpu", f"--epochs={epochs}", f"--checkpoint_dir={folder}"]
+    # In steps, because a checkpoint brings the weights of decentralised ranks together.
+    common = ["--accelerator=cpu", f"--epochs={epochs}", "--checkpoint_every_steps=15"]
+    common += [f"--checkpoint_dir={folder}"]
     return ["--strategy", name, *CASES[name], *common, "--checkpoint_async=false"]
 
 

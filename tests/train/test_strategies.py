@@ -22,21 +22,23 @@ class Trainings:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._endings: dict[tuple[str, int, int], Ending] = {}
+        self._endings: dict[Path, Ending] = {}
 
-    def ending(self, row: Row, world: int, steps: int = STEPS) -> Ending:
-        key = (f"{row.id}-one" if row is ONE else row.id, world, steps)
-        if key not in self._endings:
-            self._endings[key] = run(row, world, self._path(*key), steps=steps)
-        return self._endings[key]
+    def ending(
+        self, row: Row, world: int, steps: int = STEPS, options: tuple[str, ...] = ()
+    ) -> Ending:
+        path = self._path(f"{row.id}-one" if row is ONE else row.id, world, steps, *options)
+        if path not in self._endings:
+            self._endings[path] = run(row, world, path, steps=steps, options=options)
+        return self._endings[path]
 
     def copy_checkpoint(self, row: Row, world: int, steps: int, to: Path) -> Ending:
         ending = self.ending(row, world, steps)
         shutil.copytree(self._path(row.id, world, steps), to, symlinks=True)
         return ending
 
-    def _path(self, name: str, world: int, steps: int) -> Path:
-        return self._folder / f"{name}-{world}-{steps}".replace("/", "-")
+    def _path(self, *words: object) -> Path:
+        return self._folder / "-".join(map(str, words)).replace("/", "-")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,8 @@ def is_fast(saver: Row, loader: Row) -> bool:
         )
         for saver in ROWS
         for loader in ROWS
+        # Options of a strategy are tried with the first one alone: all pairs would take hours.
+        if (saver.is_first and loader.is_first) or ROWS[0] in (saver, loader)
     ],
 )
 def test_what_one_saves_another_loads_in_another_world_or_says_why_not(
@@ -119,13 +123,15 @@ def is_bound(saver: Row, loader: Row, world: int) -> bool:
 def test_a_worker_killed_in_the_middle_of_a_step_leaves_no_trace_in_the_losses(
     trainings, tmp_path, row
 ):
-    undisturbed = trainings.ending(row, row.world)
     often = ("--checkpoint_every_steps=2",)
+    undisturbed = trainings.ending(row, row.world, options=often if row.saves_show else ())
     with pytest.raises(ForkedError, match=f"rank {row.world - 1} died: exit code -9"):
         run(row, row.world, tmp_path, kill_in=5, options=often)
     ending = run(row, row.world, tmp_path, options=often)
     # The save of step 4 may have been in flight; it began when that of step 2 had ended.
     assert ending.metrics["resumed_from_step"] in (2, 4)
+    if row.like_undisturbed is None:
+        return
     check(ending.losses, undisturbed.losses, row.like_undisturbed)
     if not row.like_undisturbed:
         assert ending.metrics["weights_sha256"] == undisturbed.metrics["weights_sha256"]
@@ -147,4 +153,5 @@ def test_a_stop_commits_first_and_the_next_start_goes_on_from_there(trainings, t
     (node_dir / "stop-request").unlink()
     ending = run(row, row.world, folder)
     assert 0 < ending.metrics["resumed_from_step"] == step < STEPS
-    check(ending.losses, undisturbed.losses, row.like_undisturbed)
+    if row.like_undisturbed is not None and not row.saves_show:
+        check(ending.losses, undisturbed.losses, row.like_undisturbed)

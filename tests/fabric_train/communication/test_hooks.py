@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from fabric_train.communication.bytegrad import ByteGrad
-from fabric_train.communication.powersgd import PowerSgd
+from fabric_train.communication.bytegrad import ByteGradHook
+from fabric_train.communication.powersgd import PowerSgdHook
 from tests.fabric_train.communication import quadratic
 from tests.fabric_train.communication.quadratic import Quadratic
 from tests.fabric_train.forked import run_forked
@@ -33,7 +33,7 @@ def train_plainly(make_hook, bucket_cap_mb: float = 25):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bytegrad_is_the_mean_of_what_8_bits_keep(ranks):
     expected = list(quadratic.run_bytegrad(ranks))
-    for rank, seen in enumerate(run_forked(train_plainly, ranks, lambda model: ByteGrad())):
+    for rank, seen in enumerate(run_forked(train_plainly, ranks, lambda model: ByteGradHook())):
         apart = np.abs(np.stack(seen) - np.stack([each[rank] for each in expected]))
         # Numpy and torch may round a number to two neighbouring codes.
         assert np.mean(apart > 2e-6) < 0.005, np.sort(apart[-1])[-9:]
@@ -44,7 +44,7 @@ def test_bytegrad_is_the_mean_of_what_8_bits_keep(ranks):
 @pytest.mark.parametrize("rank", [1, 3])
 def test_powersgd_is_the_algorithm_of_the_paper(ranks, rank):
     def make(model):
-        return PowerSgd(model, matrix_approximation_rank=rank, start_powerSGD_iter=3)
+        return PowerSgdHook(model, matrix_approximation_rank=rank, start_powerSGD_iter=3)
 
     expected = list(quadratic.run_powersgd(ranks, rank, 3))
     for place, seen in enumerate(run_forked(train_plainly, ranks, make)):
@@ -54,7 +54,7 @@ def test_powersgd_is_the_algorithm_of_the_paper(ranks, rank):
 
 def test_powersgd_with_as_many_columns_as_the_matrix_is_the_mean():
     def make(model):
-        return PowerSgd(
+        return PowerSgdHook(
             model, matrix_approximation_rank=50, start_powerSGD_iter=0, min_compression_rate=0
         )
 
@@ -63,7 +63,7 @@ def test_powersgd_with_as_many_columns_as_the_matrix_is_the_mean():
         np.testing.assert_allclose(seen[-1], expected[-1][0], atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [lambda model: ByteGrad(), PowerSgd])
+@pytest.mark.parametrize("make", [lambda model: ByteGradHook(), PowerSgdHook])
 def test_several_buckets_are_sent_in_one_order_on_all_ranks(make):
     for seen in run_forked(train_plainly, 4, make, 0.001):
         expected = list(quadratic.run_mean(4))

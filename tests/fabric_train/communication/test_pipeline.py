@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, mse_loss
 
 from fabric_train.communication.pipeline import (
-    Pipeline,
+    PipelineStages,
     ScheduleName,
     cut_layers,
     list_layers,
@@ -65,7 +65,7 @@ def train(
     pipeline = None
     if dist.is_initialized():
         assert dist.group.WORLD is not None
-        pipeline = Pipeline(
+        pipeline = PipelineStages(
             model,
             dist.group.WORLD,
             schedule=schedule,
@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(
         before = list(model.state_dict())
         assert dist.group.WORLD is not None
         with pytest.raises(InputError) as caught:
-            Pipeline(model, dist.group.WORLD)
+            PipelineStages(model, dist.group.WORLD)
         assert list(model.state_dict()) == before
         return str(caught.value)
 
@@ -184,7 +184,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(
 def test_a_batch_that_micro_batches_cannot_share_is_refused_with_what_to_write() -> None:
     def refuse() -> str:
         assert dist.group.WORLD is not None
-        pipeline = Pipeline(build(), dist.group.WORLD, microbatches=3)
+        pipeline = PipelineStages(build(), dist.group.WORLD, microbatches=3)
         with pytest.raises(InputError) as caught:
             pipeline.run(draw(0), draw(0), mse_loss)
         return str(caught.value)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.optim import SGD, AdamW
 
 from fabric_train.communication.decentralized import LowPrecisionRing, PeerAverage, find_peer
-from fabric_train.communication.qadam import QAdam
+from fabric_train.communication.qadam import QAdamSteps
 from tests.fabric_train.communication import quadratic
 from tests.fabric_train.communication.quadratic import Quadratic
 from tests.fabric_train.forked import run_forked
@@ -82,7 +82,7 @@ def test_low_precision_decentralized_is_dcd_psgd(ranks):
 
 def train_qadam(warmup, bits, feedback):
     model, seen = Quadratic(dist.get_rank()), []
-    optimizer = QAdam(
+    optimizer = QAdamSteps(
         AdamW(model.parameters(), lr=quadratic.LR, weight_decay=0.05),
         warmup_steps=warmup,
         bits=bits,
@@ -113,7 +113,9 @@ def test_qadam_leaves_weights_alone_that_never_had_a_gradient():
     def train():
         model = Quadratic(dist.get_rank())
         model.scale[:100] = 0
-        optimizer = QAdam(AdamW(model.parameters(), lr=0.1, weight_decay=0), warmup_steps=2, bits=1)
+        optimizer = QAdamSteps(
+            AdamW(model.parameters(), lr=0.1, weight_decay=0), warmup_steps=2, bits=1
+        )
         for _ in range(6):
             optimizer.optimizer.zero_grad()
             model().backward()
@@ -135,4 +137,4 @@ def test_qadam_leaves_weights_alone_that_never_had_a_gradient():
 )
 def test_qadam_refuses_other_optimizers(make, told):
     with pytest.raises(ValueError, match=told):
-        QAdam(make([torch.nn.Parameter(torch.ones(2))]), warmup_steps=1)
+        QAdamSteps(make([torch.nn.Parameter(torch.ones(2))]), warmup_steps=1)

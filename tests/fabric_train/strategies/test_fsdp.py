@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -34,6 +34,8 @@ class Case:
     workload: str = "digits"
     options: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "32-true"
+    processes_per_node: int = 0
+    """0: all in one node."""
 
 
 CASES = (
@@ -43,7 +45,7 @@ CASES = (
     Case(workload="charlm", options={"offload": True, "units": "whole"}),
     Case(workload="charlm", options={"unit_elements": 1}),
 )
-BF16 = Case(workload="charlm", precision="bf16-mixed")
+BF16 = Case(precision="bf16-mixed")
 
 
 @dataclass(kw_only=True)
@@ -84,7 +86,12 @@ def train(case: Case) -> Result:
     model, optimizer = strategy.setup(
         build(case.workload),
         lambda weights: AdamW(weights, lr=1e-3, fused=True),
-        Place(device=torch.device("cpu"), rank=rank, world_size=world_size),
+        Place(
+            device=torch.device("cpu"),
+            rank=rank,
+            world_size=world_size,
+            local_world_size=case.processes_per_node or world_size,
+        ),
         virtual_shards=SHARDS,
     )
     seen: set[torch.dtype] = set()
@@ -146,6 +153,16 @@ def test_losses_weights_and_outputs_are_those_of_one_process(world_size):
             assert result.seen == {torch.float32}
 
 
+@pytest.mark.slow
+def test_cut_within_nodes_it_computes_the_same_and_holds_more():
+    nodes = Case(workload="charlm", options={"span": "node"}, processes_per_node=2)
+    alone = train(nodes)
+    for result in run_forked(train, 4, nodes):
+        compare(result, alone, 1e-5)
+        assert alone.own_elements / 2 <= result.own_elements * 1.05
+        assert result.own_elements <= alone.own_elements / 2 * 1.05
+
+
 def test_with_bf16_weights_are_gathered_in_it_and_kept_in_32_bits():
     # In a group, one process computes in the types that several do.
     (alone,), pair = (run_forked(train, size, BF16) for size in (1, 2))
@@ -189,3 +206,8 @@ def test_offload_from_a_gpu_needs_a_process_group():
 def test_offloaded_gradients_have_a_group_of_their_own_to_be_added_up_in(offload, backend):
     strategy = make_strategy("fsdp", {"offload": offload})
     assert strategy.build_fabric_strategy("cuda").process_group_backend == backend
+
+
+def test_with_tp_the_span_is_not_ones_own_to_choose():
+    with pytest.raises(InputError, match=r"fsdp\+tp: span=node would cut the model within a node"):
+        make_strategy("fsdp+tp", {"span": "node"}).check(replace(WORLD, world_size=2), "cpu")
