@@ -1,4 +1,4 @@
-"""``strategies``: each way of using several processes, beside plain PyTorch code for the same thing."""
+"""``strategies``: each way of using several processes, beside plain PyTorch code for it."""
 
 from __future__ import annotations
 

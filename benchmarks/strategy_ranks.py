@@ -6,6 +6,7 @@ samples. Rank 0 times rounds of steps; each rank tells its memory, and the bytes
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -78,7 +79,7 @@ class Watch:
         memory = read_memory()
         peak = memory["VmHWM"] - memory["RssFile"] - memory["RssShmem"] - self._memory
         ends = self._ends[ROUND - 1 :: ROUND]
-        rounds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        rounds = [after - before for before, after in itertools.pairwise(ends)]
         self._writer.send(
             {
                 "step_s": statistics.median(rounds) / ROUND,

@@ -1,8 +1,8 @@
-"""Each strategy as one writes it with PyTorch alone, for the language model: the peer of ``strategies``.
+"""Each strategy as one writes it with PyTorch alone: the peer of ``strategies``.
 
 Model, data, micro-batches, order of the samples, optimizer and learning rates are those of
-``python -m train --workload charlm``, and so are the losses, as a test compares. A function for each
-strategy builds what it needs and returns the step: inputs and targets to the loss.
+``python -m train --workload charlm``, and so are the losses, as a test compares. A function for
+each strategy builds what it needs and returns the step: inputs and targets to the loss.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def step_once(
-    model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor
-) -> Tensor:
+def step_once(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
     """Forward pass, backward pass, optimizer."""
     loss = mean_loss(model(inputs), targets)
     loss.backward()

@@ -48,7 +48,9 @@ def read_options(name: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for other in re.findall(rf"those of {NAME}", text):
         options |= read_options(other)
-    return options | dict(re.findall(rf"^\| {NAME.replace('a-z', 'a-zA-Z')} \| (.*?) \|", text, re.M))
+    return options | dict(
+        re.findall(rf"^\| {NAME.replace('a-z', 'a-zA-Z')} \| (.*?) \|", text, re.M)
+    )
 
 
 def find_class(name: str) -> type[Strategy]:
@@ -112,7 +114,8 @@ def test_what_the_tables_say_to_type_exists(other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [EXAMPLE, 'make_strategy("fsdp")', 'make_strategy("ddp")', 'make_strategy("pipeline")']
+    "choice",
+    [EXAMPLE, 'make_strategy("fsdp")', 'make_strategy("ddp")', 'make_strategy("pipeline")'],
 )
 def test_the_loop_of_ones_own_runs_with_any_strategy(choice: str) -> None:
     code = re.findall(r"```python\n(.*?)```", read_part("In a loop of your own"), re.S)[0]
