@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 BUCKET_ELEMENTS = 2**25
 """The largest message; DeepSpeed's own choice would keep 2 GB for one."""
-COUNTER = "step"
-"""An optimizer's state that is no number for each weight."""
 
 
 @dataclass
@@ -113,10 +111,8 @@ class DeepSpeed(Strategy):
         for name, weight in model.named_parameters():
             if weight.dtype != torch.float32:
                 raise InputError(
-                    f"--strategy deepspeed: {name} is {str(weight.dtype).removeprefix('torch.')}, "
-                    "and weights are cut as float32",
-                    "keep the weights in float32 (--precision bf16-mixed computes in bfloat16), "
-                    "or --strategy ddp",
+                    f"--strategy deepspeed: {name} is {weight.dtype}, and it is cut as float32",
+                    "float32 weights, with --precision bf16-mixed; or --strategy ddp",
                 )
         super().setup(model, build_optimizer, place, virtual_shards=virtual_shards)
         self.engine = import_deepspeed(place.device.type).initialize(
@@ -130,9 +126,7 @@ class DeepSpeed(Strategy):
         elements = sum(weight.numel() for weight in self.bare.parameters())
         bucket = min(BUCKET_ELEMENTS, elements + elements % 2)
         return {
-            # For its own statistics; the loop says when a step ends.
-            "train_micro_batch_size_per_gpu": 1,
-            "steps_per_print": None,
+            "train_micro_batch_size_per_gpu": 1,  # only for its own statistics
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "zero_optimization": {
@@ -141,16 +135,13 @@ class DeepSpeed(Strategy):
                 "allgather_bucket_size": bucket,
                 "offload_optimizer": {"device": "cpu" if self.offload else "none"},
             },
-            # Without it the engine would end the program's autocast. Gradients stay in 32 bits.
+            # Without it the engine ends the program's autocast. Gradients are averaged in 32 bits.
             "torch_autocast": {
                 "enabled": self.precision == "bf16-mixed",
                 "dtype": "bfloat16",
                 "lower_precision_safe_modules": [],
             },
         }
-
-    def describe(self) -> str:
-        return f"DeepSpeed {import_module('deepspeed').__version__}, ZeRO-{self.stage}"
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -186,9 +177,10 @@ class DeepSpeed(Strategy):
 
     def before_save(self) -> None:
         """Gathers the optimizer's state on rank 0, which writes it."""
-        for weights, part in self._flat_weights():
+        for weights, part in self._groups():
             for key, value in self.engine.optimizer.optimizer.state[part].items():
-                whole = self._gather(value) if is_cut(key, value) else None
+                is_cut = isinstance(value, Tensor) and value.shape == part.shape
+                whole = self._gather(value) if is_cut else None
                 for weight, offset in weights if self.place.rank == 0 else ():
                     self.optimizer.state[weight][key] = (
                         value if whole is None else whole[offset:][: weight.numel()].view_as(weight)
@@ -197,57 +189,49 @@ class DeepSpeed(Strategy):
     def after_save(self) -> None:
         self.optimizer.state.clear()
 
-    @torch.no_grad()
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
         """Takes this process' part of the weights and of the state that were loaded."""
         self.engine.optimizer.refresh_fp32_params()
-        for weights, part in self._flat_weights():
-            own = self.engine.optimizer.optimizer.state[part]
-            own.clear()
-            start = self.place.rank * part.numel()
-            for weight, offset in weights:
-                for key, value in self.optimizer.state.get(weight, {}).items():
-                    if not is_cut(key, value):
-                        own[key] = value
-                        continue
-                    mine = own.setdefault(key, torch.zeros_like(part, dtype=value.dtype))
-                    begin = max(offset, start)
-                    end = min(offset + value.numel(), start + len(part))
-                    if begin < end:
-                        mine[begin - start : end - start] = value.flatten()[
-                            begin - offset : end - offset
-                        ]
+        for weights, part in self._groups():
+            loaded = [self.optimizer.state.get(weight, {}) for weight, _ in weights]
+            self.engine.optimizer.optimizer.state[part] = {
+                key: self._cut([state[key] for state in loaded], weights, part) for key in loaded[0]
+            }
         self.optimizer.state.clear()
 
     def close(self) -> None:
         if self.engine is not None:
             self.engine.destroy()
 
-    def _flat_weights(self) -> Iterator[tuple[list[tuple[nn.Parameter, int]], Tensor]]:
-        """The weights of each group with their places in one flat tensor, and this process' part.
+    def _groups(self) -> Iterator[tuple[list[tuple[Tensor, int]], Tensor]]:
+        """Each group's weights with their places in one flat tensor, and this process' part of it.
 
-        The parts are equally long, and the last ones may be longer than what is left for them.
+        The parts are equally long, and the last may end with padding.
         """
         zero = self.engine.optimizer
-        for weights, flat, part in zip(
-            zero.bit16_groups,
-            zero.bit16_groups_flat,
-            zero.single_partition_of_fp32_groups,
-            strict=True,
-        ):
+        flats, parts = zero.bit16_groups_flat, zero.single_partition_of_fp32_groups
+        for weights, flat, part in zip(zero.bit16_groups, flats, parts, strict=True):
             yield [(each, each.storage_offset() - flat.storage_offset()) for each in weights], part
 
     def _gather(self, part: Tensor) -> Tensor | None:
         """All processes' parts one after the other, in host memory; only on rank 0."""
-        leads = self.place.rank == 0
-        whole = part.new_empty(self.place.world_size * len(part)) if leads else None
-        dist.gather(part, list(whole.chunk(self.place.world_size)) if whole is not None else None)
+        leads, size = self.place.rank == 0, self.place.world_size
+        whole = part.new_empty(size * len(part)) if leads else None
+        dist.gather(part, list(whole.chunk(size)) if whole is not None else None)
         return None if whole is None else whole.cpu()
 
-
-def is_cut(key: str, value: object) -> bool:
-    """Whether an optimizer's state has a number for each weight."""
-    return isinstance(value, Tensor) and key != COUNTER
+    def _cut(self, values: list[Any], weights: list[tuple[Tensor, int]], part: Tensor) -> Any:
+        """This process' part of one of the weights' states; what they share, such as a counter."""
+        first, size = values[0], self.place.world_size
+        if not isinstance(first, Tensor):
+            return first
+        if [value.shape for value in values] != [weight.shape for weight, _ in weights]:
+            # Counters lie on the host or beside the weights.
+            return first if first.device.type == "cpu" else first.to(part.device)
+        whole = first.new_zeros(size * len(part))
+        for value, (_, offset) in zip(values, weights, strict=True):
+            whole[offset:][: value.numel()] = value.flatten()
+        return whole.chunk(size)[self.place.rank].to(part.device, copy=True)
 
 
 def import_deepspeed(device: str) -> Any:
