@@ -52,6 +52,9 @@ def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
         where = message.split(":")[0].removeprefix("argument ")
         what = f"{where} {_one_line(match[1])}: not one of {', '.join(choices)}"
         return what, f"did you mean {close[0]}?" if close else see
+    if re.fullmatch(r"argument (JOB|-m): not allowed with argument (JOB|-m)", message):
+        what = "-m names a module, and another word names a script or job file: one of them"
+        return what, f"what is for the training goes behind --: {program} -m MODULE -- --lr 3"
     if re.fullmatch(r"one of the arguments JOB .* is required", message):
         message = "the following arguments are required: JOB"
     if message.startswith("the following arguments are required: "):

@@ -120,7 +120,7 @@ def test_without_torchrun_there_is_one_device_whatever_batch_system_is_around(mo
 
 
 def test_fabric_refuses_a_number_of_nodes_that_was_fixed_before_a_resize(monkeypatch):
-    for name, value in torchrun_variables(0, 2, 1).items():
+    for name, value in torchrun_variables(0, 2, 29500, nodes=1).items():
         monkeypatch.setenv(name, value)
     fabric = Fabric(
         accelerator="cpu",
