@@ -100,7 +100,8 @@ def find_elsewhere(run_root: Path) -> list[LiveRun]:
             with contextlib.suppress(TargetError):
                 found += room.open(run_root).live_runs()
     root = run_root.resolve()
-    return [live for live in found if live.run_dir and Path(live.run_dir).parent != root]
+    folders = [(live, Path(live.run_dir)) for live in found if live.run_dir]
+    return [live for live, path in folders if path.parent != root and RunFolder(path).is_there()]
 
 
 def read_outcome_of(run: RunFolder) -> Outcome | None:
