@@ -104,11 +104,6 @@ def find_elsewhere(run_root: Path) -> list[LiveRun]:
     return [live for live, path in folders if path.parent != root and RunFolder(path).is_there()]
 
 
-def read_outcome_of(run: RunFolder) -> Outcome | None:
-    """How a run ended; None while it goes on, or where that cannot be known."""
-    return read_state(run, run.read_plan())[1]
-
-
 def render_table(rows: Sequence[ListedRun]) -> str:
     """Columns for a person; ``rows`` are not empty."""
     header = ("RUN", "TARGET", "NODES", "STATE", "REASON", "AGE")

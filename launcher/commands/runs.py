@@ -15,6 +15,7 @@ from launcher.commands.parser import natural, seconds
 from launcher.commands.printed_commands import program_name, spell
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.protocol import LATEST_LINK
+from launcher.contract.reasons import RunState
 
 if TYPE_CHECKING:
     from launcher.runs.folder import RunFolder
@@ -58,7 +59,7 @@ def add(commands: Any) -> None:
     add_run(logs)
     logs.epilog = (
         "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr. With"
-        " --follow the exit code is the run's own; Ctrl-C ends the output and not the run."
+        " --follow the exit code of a failed run is its own; Ctrl-C ends the output, not the run."
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
@@ -147,7 +148,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from launcher.api.listing import read_outcome_of, show_logs
+    from launcher.api.listing import show_logs
 
     run = find(arguments)
     try:
@@ -159,11 +160,12 @@ def _logs(arguments: argparse.Namespace) -> int:
             rank=arguments.rank,
             agents=arguments.verbose,
         )
-        outcome = read_outcome_of(run) if arguments.follow else None
     except KeyboardInterrupt:
         print(spell(_tell_left(run), arguments), file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
-    if outcome is None or outcome.exit_code == ExitCode.OK:
+    # Only as recorded: what a run without an outcome came to is for `ps` and `stop` to find out.
+    outcome = run.read_outcome() if arguments.follow else None
+    if outcome is None or outcome.state != RunState.FAILED.value:
         return int(ExitCode.OK)
     ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
     told = f"launcher: {run.run_id}: {ended}; see: launcher report {run.run_id}"
