@@ -191,6 +191,10 @@ class Target(ABC):
         """Where a job runs, in words."""
         return self.name
 
+    def own_python(self, plan: LaunchPlan) -> str:
+        """The Python of this machine that runs the workers; empty where they have another. Pure."""
+        return ""
+
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
         """Raises ``InputError`` where something that the nodes need is seen to be missing.
 
