@@ -64,7 +64,10 @@ def add_job_file(
         help="nodes; with a range the run goes on while MIN are left",
     )
     parser.add_argument(
-        "--nproc-per-node", metavar="N", help="processes on each node: a number, gpu, cpu or auto"
+        "--nproc-per-node",
+        metavar="N",
+        help="processes on each node: a number, gpu, cpu or auto (default: auto, one for each GPU "
+        "of the node, without GPUs one for each of its cores)",
     )
     parser.add_argument(
         "--max-restarts", metavar="N", help="how often failed workers are started again"

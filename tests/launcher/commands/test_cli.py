@@ -42,6 +42,12 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
     assert f"launcher {command}" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["run", "render"])
+def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_path: Path) -> None:
+    said = " ".join(launcher(command, "--help", cwd=tmp_path).stdout.split())
+    assert "(default: auto, one for each GPU of the node, without GPUs one for each" in said
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
