@@ -42,6 +42,14 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
     assert f"launcher {command}" in done.stdout
 
 
+def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path: Path) -> None:
+    (tmp_path / "обучение.py").touch()
+    argv = ("render", "обучение.py", "--on", "local", "--json")
+    assert json.loads(launcher(*argv, cwd=tmp_path).stdout)["job"] == "job"
+    named = launcher(*argv, "--set", "name=speech", cwd=tmp_path)
+    assert json.loads(named.stdout)["job"] == "speech"
+
+
 @pytest.mark.parametrize("command", ["run", "render"])
 def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_path: Path) -> None:
     said = " ".join(launcher(command, "--help", cwd=tmp_path).stdout.split())

@@ -18,6 +18,8 @@ from launcher.job.script import check_script, is_script, name_of, write_job
         (("src/My script.py",), "my-script"),
         (("träin_ü.py",), "train-u"),
         (("训练.py",), "job"),
+        (("обучение.py",), "job"),
+        (("2024.py",), "job-2024"),
         (("2stage.py",), "job-2stage"),
         (("-m", "pkg.train"), "pkg-train"),
         (("-m", "pkg.__main__"), "pkg"),
