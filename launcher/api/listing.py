@@ -89,7 +89,7 @@ def render_table(rows: Sequence[ListedRun]) -> str:
     return "\n".join((*render_columns([header, *body]), ends))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunStatus:
     """One run; ``nodes`` as the target reports them, none of a run that has ended.
 
@@ -122,6 +122,10 @@ class RunStatus:
             for node in self.nodes
         ]
         return data | {"nodes": nodes}
+
+    def __repr__(self) -> str:
+        nodes = f", {len(self.nodes)} nodes" if self.nodes else ""
+        return f"<RunStatus {self.run_id}: {self.state} on {self.target}{nodes}>"
 
     def __str__(self) -> str:
         return render_status(self)

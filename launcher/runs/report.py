@@ -87,7 +87,7 @@ def read_story(run: RunFolder) -> Story:
     return Story()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Postmortem:
     """All that is known of a run. ``reason`` and ``exit_code`` are None while it goes on.
 
@@ -122,6 +122,10 @@ class Postmortem:
         """Plain data for ``--json``."""
         goodput = self.goodput.to_jsonable() if self.goodput else None
         return {**asdict(self), "goodput": goodput}
+
+    def __repr__(self) -> str:
+        reason = f", {self.reason}" if self.reason else ""
+        return f"<Postmortem {self.run_id}: {self.state} on {self.target}{reason}>"
 
     def __str__(self) -> str:
         return render_postmortem(self)

@@ -157,6 +157,19 @@ def test_a_failed_training_is_an_outcome_that_names_its_rank(place: Runner) -> N
     assert "too hot" in outcome.failure.first.exception
 
 
+def test_what_a_python_shell_shows_of_a_run_is_one_line(place: Runner) -> None:
+    place.write("raise ValueError('too hot\\nand more')\n")
+    training = run(tiny(), on="local")
+    outcome = training.wait(timeout=60)
+    told = training.run_id
+    assert repr(training.status()) == f"<RunStatus {told}: failed on local>"
+    assert repr(training.report()) == f"<Postmortem {told}: failed on local, training-failed>"
+    assert repr(outcome.failure) == "<FailureReport rank 0 on node 0: ValueError: too hot>"
+    assert str(outcome.failure).startswith("first failure: rank 0 on node 0: ValueError: too hot")
+    assert "\n  | and more" in str(outcome.failure)
+    assert len(repr(outcome)) < 1000
+
+
 @pytest.mark.parametrize("job", ["job.yaml", Path("train.py")], ids=str)
 def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(
     place: Runner, job: str | Path
