@@ -45,9 +45,9 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
 def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path: Path) -> None:
     (tmp_path / "обучение.py").touch()
     argv = ("render", "обучение.py", "--on", "local", "--json")
-    assert json.loads(launcher(*argv, cwd=tmp_path).stdout)["job"] == "job"
+    assert json.loads(launcher(*argv, cwd=tmp_path).stdout)["job_name"] == "job"
     named = launcher(*argv, "--set", "name=speech", cwd=tmp_path)
-    assert json.loads(named.stdout)["job"] == "speech"
+    assert json.loads(named.stdout)["job_name"] == "speech"
 
 
 @pytest.mark.parametrize("command", ["run", "render"])
