@@ -10,7 +10,7 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,13 @@ def complete(parser: argparse.ArgumentParser) -> None:
     for action in _actions(parser):
         if action.choices is None and action.nargs != 0:
             # Looked up by argcomplete on each action.
-            action.completer = COMPLETERS.get(action.dest, _nothing)  # type: ignore[attr-defined]
+            action.completer = _completer(action)  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _completer(action: argparse.Action) -> Callable[..., list[str]]:
+    kind = str(action.metavar).partition("|")[0]
+    return COMPLETERS.get(action.dest) or BY_METAVAR.get(kind, _nothing)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -164,8 +169,8 @@ COMPLETERS = {
     "nproc_per_node": _processes,
     "set": _keys,
     **dict.fromkeys(("run", "resume", "again", "join"), _runs),
-    **dict.fromkeys(("runs", "wheelhouse"), _folders),
-    **dict.fromkeys(("files", "words", "hosts", "kubeconfig", "png", "requirements"), _paths),
-    "claim": _paths,
+    "words": _paths,
 }
-"""What is offered for an argument, by its name; nothing for all others, such as numbers."""
+"""What is offered for an argument, by its name."""
+BY_METAVAR = {"FILE": _paths, "DIR": _folders, "NAME=DIR": _paths}
+"""What is offered for all others, by what ``--help`` calls their value; nothing for numbers."""
