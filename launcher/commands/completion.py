@@ -161,7 +161,7 @@ def _nothing(**_: Any) -> list[str]:
     return []
 
 
-COMPLETERS = {
+COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "job": _job_files,
     "module": _modules,
     "on": _targets,
@@ -172,5 +172,9 @@ COMPLETERS = {
     "words": _paths,
 }
 """What is offered for an argument, by its name."""
-BY_METAVAR = {"FILE": _paths, "DIR": _folders, "NAME=DIR": _paths}
+BY_METAVAR: dict[str, Callable[..., list[str]]] = {
+    "FILE": _paths,
+    "DIR": _folders,
+    "NAME=DIR": _paths,
+}
 """What is offered for all others, by what ``--help`` calls their value; nothing for numbers."""
