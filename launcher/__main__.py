@@ -6,19 +6,25 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import sys
+from typing import NoReturn
 
 GARBAGE_THRESHOLD = 100_000
 """A command makes much and throws little away: with Python's 700, a tenth of its time goes into
 looking for garbage. Not switched off, since ``run`` may last for weeks."""
 
-BAD_INPUT = 2
+BAD_INPUT, INTERRUPTED = 2, 130
 GOES_ON_WITHOUT_STDOUT = "run"
 """The one command whose work is not to print; it tells that its workers' stdout goes nowhere."""
 
 
 def main(*, is_plugin: bool = False) -> None:
     """Runs the command line and ends the process with its code."""
+    # Where Ctrl-C is ignored, as under nohup, it stays so.
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if hears:
+        signal.signal(signal.SIGINT, _end_at_once)
     gc.set_threshold(GARBAGE_THRESHOLD)
     no_stdout = _open_closed_streams()
     from launcher.commands.cli import run_command
@@ -27,7 +33,11 @@ def main(*, is_plugin: bool = False) -> None:
         say("stdout is closed, so nothing could be shown", "launcher ... >/dev/null")
         os._exit(BAD_INPUT)
     try:
+        if hears:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run_command(sys.argv[1:], is_plugin=is_plugin)
+    except KeyboardInterrupt:  # before the command, or after all that it does
+        _end_at_once()
     except SystemExit as ending:  # argparse's: --help, --version, or an error that it has told
         code = ending.code if isinstance(ending.code, int) else 0
     code = _flush(code)
@@ -38,6 +48,13 @@ def main(*, is_plugin: bool = False) -> None:
 def kubectl_main() -> None:
     """``kubectl launcher ...``: kubectl runs the program ``kubectl-launcher`` of the PATH."""
     main(is_plugin=True)
+
+
+def _end_at_once(*_: object) -> NoReturn:
+    """Ctrl-C while modules are imported, which takes a tenth of a second: nothing was started."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 def say(what: str, fix: str) -> None:

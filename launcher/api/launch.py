@@ -14,7 +14,6 @@ from typing import TextIO
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
-from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower
 from launcher.follow.output_buffer import OutputBuffer
@@ -30,12 +29,13 @@ def open_console(
     stream: TextIO | OutputBuffer,
     out: TextIO | OutputBuffer | None = None,
     *,
-    goes_on: str = "it goes on",
+    shows: str = "",
     spell: Callable[[str], str] | None = None,
 ) -> Console:
     """A console on stderr's stream and stdout's, as terminals and NO_COLOR allow.
 
-    ``spell`` writes the commands in the launcher's own lines as they are to be typed.
+    ``shows`` is the command that prints a run's output. ``spell`` writes the commands in the
+    launcher's own lines as they are to be typed.
     """
     colour = "NO_COLOR" not in os.environ
     return Console(
@@ -43,7 +43,7 @@ def open_console(
         out=out,
         terminal=stream.isatty(),
         colour=colour,
-        goes_on=goes_on,
+        shows=shows,
         spell=spell,
     )
 
@@ -55,7 +55,6 @@ def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> It
     Everything is written when it closes, unless the reader has gone. ``shows`` is the command
     that prints a run's output.
     """
-    goes_on = f"the run goes on; its output: {shows}"
     # A closed descriptor: Python has no stream for it.
     nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     stderr = OutputBuffer(sys.stderr or nowhere, shows=shows)
@@ -68,7 +67,7 @@ def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> It
             sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why)
         )
     )
-    console = open_console(stderr, stdout, goes_on=goes_on, spell=spell)
+    console = open_console(stderr, stdout, shows=shows, spell=spell)
     if sys.stdout is None:
         console.tell_lost("it is closed")
     try:
@@ -172,7 +171,8 @@ def _stop_on_signals(follower: Follower, target: Target) -> None:
             for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(ignored, signal.SIG_IGN)
             raise KeyboardInterrupt
-        follower.stop_reason = Reason.INTERRUPTED
+        typed = signum == signal.SIGINT
+        follower.interrupt("; Ctrl-C again ends it at once" if typed else "")
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Under nohup a hangup is ignored from the start, and stays so.

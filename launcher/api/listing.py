@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import open_target, rooms
 from launcher.api.stopping import read_outcome_now
+from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import TERMINAL_STATES, RunState
@@ -18,9 +20,9 @@ from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
-from launcher.follow.target import ListedRun, NodeObservation
+from launcher.follow.target import ListedRun, LiveRun, NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
 
@@ -28,6 +30,7 @@ POLL_S = 0.1
 ORPHANED = "orphaned"
 """Nodes run on, but the launcher that followed them has died."""
 UNREADABLE = "unreadable"
+GOES_ON = (RunState.RUNNING.value, ORPHANED)
 
 
 def list_runs(run_root: Path, *, everything: bool) -> list[ListedRun]:
@@ -72,13 +75,45 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
 
 
+def find_going_on(run_root: Path, name: str) -> list[RunFolder]:
+    """Runs that go on and whose ids begin with a name, or all for ``latest``; the oldest first."""
+    begin = "" if name == protocol.LATEST_LINK else name
+    fitting = [run for run in list_folders(run_root) if run.run_id.startswith(begin)]
+    return [run for run in fitting if run.read_outcome() is None and _row(run).state in GOES_ON]
+
+
+def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:
+    """Why a list of runs is empty, and what to type for others.
+
+    ``is_here``: the list is of a folder, and not of a cluster.
+    """
+    if is_here and (everything or not list_folders(run_root)):
+        return "{}\n  fix: {}\n".format(*describe_no_runs(run_root))
+    return "no runs\n" if everything else "no runs go on; those that ended: launcher ps --all\n"
+
+
+def find_elsewhere(run_root: Path) -> list[LiveRun]:
+    """Runs on this machine whose folders are not in ``run_root``."""
+    found: list[LiveRun] = []
+    for room in rooms():
+        if room.is_tried_unasked:
+            with contextlib.suppress(TargetError):
+                found += room.open(run_root).live_runs()
+    root = run_root.resolve()
+    folders = [(live, Path(live.run_dir)) for live in found if live.run_dir]
+    return [live for live, path in folders if path.parent != root and RunFolder(path).is_there()]
+
+
+def read_outcome_of(run: RunFolder) -> Outcome | None:
+    """How a run ended; None while it goes on, or where that cannot be known."""
+    return read_state(run, run.read_plan())[1]
+
+
 def render_table(rows: Sequence[ListedRun]) -> str:
-    """Columns for a person."""
-    if not rows:
-        return "no runs; those that ended: launcher ps --all\n"
+    """Columns for a person; ``rows`` are not empty."""
     header = ("RUN", "TARGET", "NODES", "STATE", "REASON", "AGE")
     body = [
-        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, f"{row.age_s:.0f} s")
+        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, _render_age(row.age_s))
         for row in rows
     ]
     ends = "".join(
@@ -87,6 +122,14 @@ def render_table(rows: Sequence[ListedRun]) -> str:
         if row.state == ORPHANED
     )
     return "\n".join((*render_columns([header, *body]), ends))
+
+
+def _render_age(age_s: float) -> str:
+    """A time in the largest unit of which it has at least two: ``90 s``, ``3 min``, ``47 h``."""
+    for unit, unit_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * unit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -16,8 +16,9 @@ from launcher import __version__
 from launcher.api.choose_target import rooms
 from launcher.commands import build, check, completion, doctor, env, jobs, play, runs, schema
 from launcher.commands.arguments import add_command
+from launcher.commands.other_programs import check_command
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
-from launcher.commands.printed_commands import spell
+from launcher.commands.printed_commands import OF_RUNS, spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
 GROUPS = (jobs, build, runs, doctor, env, check, play, schema, completion)
@@ -41,6 +42,7 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     own = _place_last(own, plugin.plugin_options) if plugin else own
     arguments = argparse.Namespace()
     try:
+        check_command(own, parser.prog, TAKES_TRAINING)
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
         if plugin:
@@ -53,7 +55,10 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     except LauncherError as error:
         return _tell(_placed(error, arguments), arguments)
     except KeyboardInterrupt:
-        print("interrupted; nothing was left running", file=sys.stderr)
+        # A command about a run starts nothing, and the run may well go on.
+        of_run = getattr(arguments, "command", None) in OF_RUNS
+        left = "" if of_run else "; nothing was left running"
+        print(f"interrupted{left}", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output has gone (`launcher ps | head`): not an error of ours.

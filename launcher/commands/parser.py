@@ -8,8 +8,10 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Collection
 from typing import Any, NoReturn
 
+from launcher.commands.other_programs import called_here, decided_here
 from launcher.contract.errors import ExitCode, InputError
 
 TAKES_TRAINING = ("run", "render")
@@ -76,17 +78,25 @@ def check_known(
     if not unknown:
         return
     command, job, first = arguments.command, getattr(arguments, "job", None), unknown[0]
-    close = difflib.get_close_matches(first.partition("=")[0], arguments.options, n=1, cutoff=0.75)
-    meant = f"did you mean {close[0]}? " if close and first.startswith("--") else ""
+    meant = _meant(first, arguments.options)
     if command in TAKES_TRAINING:
         typed = shlex.join(["launcher", *_without(given, unknown), "--", *unknown, *extra])
         if job not in given or given.index(first) < given.index(job):
             # Before JOB, one cannot tell which words are values of the unknown one.
             typed = f"launcher {command} JOB [options] -- [training arguments]"
         what = f"{_one_line(' '.join(unknown))}: no option of {command}"
+        if ours := decided_here(unknown):
+            meant = f"leave out {', '.join(ours)}, which the launcher decides; "
         raise InputError(what, f"{meant}what is for the training goes behind --: {typed}")
     what = f"{_one_line(' '.join(unknown))}: launcher {command} does not take it"
     raise InputError(what, f"{meant}launcher {command} --help")
+
+
+def _meant(word: str, options: Collection[str]) -> str:
+    """A question for the option that was meant, with a blank after it; empty for none."""
+    close = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.75)
+    option = called_here(word) or (close[0] if close and word.startswith("--") else "")
+    return f"did you mean {option}? " if option in options else ""
 
 
 def _without(given: list[str], unknown: list[str]) -> list[str]:

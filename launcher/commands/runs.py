@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.api.choose_target import rooms
 from launcher.commands.arguments import add_command, add_run, find, run_root
 from launcher.commands.parser import natural, seconds
-from launcher.commands.printed_commands import spell
+from launcher.commands.printed_commands import program_name, spell
 from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.protocol import LATEST_LINK
+
+if TYPE_CHECKING:
+    from launcher.runs.folder import RunFolder
 
 
 def add(commands: Any) -> None:
@@ -52,7 +57,8 @@ def add(commands: Any) -> None:
     )
     add_run(logs)
     logs.epilog = (
-        "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr."
+        "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr. With"
+        " --follow the exit code is the run's own; Ctrl-C ends the output and not the run."
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
@@ -60,6 +66,7 @@ def add(commands: Any) -> None:
 
     stop = add_command(commands, "stop", _stop, "end a run and remove what is left of it")
     add_run(stop)
+    stop.epilog = "Without RUN: the newest run that goes on; the others that go on are named."
     stop.add_argument(
         "--grace", type=seconds, metavar="S", help="seconds until the kill (the job's own)"
     )
@@ -74,7 +81,7 @@ def add(commands: Any) -> None:
 
 
 def _ps(arguments: argparse.Namespace) -> int:
-    from launcher.api.listing import list_runs, render_table
+    from launcher.api.listing import describe_none, list_runs, render_table
 
     def note(line: str) -> None:
         print(f"note: {line}", file=sys.stderr)
@@ -87,9 +94,24 @@ def _ps(arguments: argparse.Namespace) -> int:
         rows += room.list_runs(arguments, root, note, everything=everything)
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
-    else:
+    elif rows:
         sys.stdout.write(spell(render_table(rows), arguments))
+    else:
+        none = describe_none(root, everything=everything, is_here=not alone)
+        sys.stdout.write(spell(none, arguments))
+        if not alone:
+            _name_elsewhere(root)
     return int(ExitCode.OK)
+
+
+def _name_elsewhere(root: Path) -> None:
+    """Lines on the runs of this machine that have their folder in another place."""
+    from launcher.api.listing import find_elsewhere
+
+    for live in find_elsewhere(root):
+        where = shlex.quote(str(Path(live.run_dir).parent))
+        # Not spelled, as that adds the option of the folder that holds none.
+        print(f"{live.run_id} runs here; see: {program_name()} status {live.run_id} --runs {where}")
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -125,27 +147,69 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from launcher.api.listing import show_logs
+    from launcher.api.listing import read_outcome_of, show_logs
 
     run = find(arguments)
-    show_logs(
-        run,
-        sys.stdout.buffer,
-        sys.stderr.buffer,
-        follow=arguments.follow,
-        rank=arguments.rank,
-        agents=arguments.verbose,
-    )
-    return int(ExitCode.OK)
+    try:
+        show_logs(
+            run,
+            sys.stdout.buffer,
+            sys.stderr.buffer,
+            follow=arguments.follow,
+            rank=arguments.rank,
+            agents=arguments.verbose,
+        )
+        outcome = read_outcome_of(run) if arguments.follow else None
+    except KeyboardInterrupt:
+        print(spell(_tell_left(run), arguments), file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    if outcome is None or outcome.exit_code == ExitCode.OK:
+        return int(ExitCode.OK)
+    ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
+    told = f"launcher: {run.run_id}: {ended}; see: launcher report {run.run_id}"
+    print(spell(told, arguments), file=sys.stderr)
+    return outcome.exit_code
+
+
+def _tell_left(run: RunFolder) -> str:
+    """What the run does of which nobody reads the output any more; asks no target."""
+    if (outcome := run.read_outcome()) is not None:
+        return f"interrupted; {run.run_id} has ended: {outcome.state}"
+    goes_on = "goes on" if run.launcher_pid() is not None else "is left as it is"
+    return f"{run.run_id} {goes_on}; end it: launcher stop {run.run_id}"
 
 
 def _stop(arguments: argparse.Namespace) -> int:
     from launcher.api.stopping import stop_run
 
-    run = find(arguments)
+    run, others = _find_to_stop(arguments)
     said = stop_run(run, arguments.grace, keep=arguments.keep)
     print(spell(said, arguments), file=sys.stderr)
+    for other in others:
+        told = f"{other.run_id} still runs; end it: launcher stop {other.run_id}"
+        print(spell(told, arguments), file=sys.stderr)
     return int(ExitCode.OK)
+
+
+def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
+    """The run that was named, and others that go on where none was named by its whole id.
+
+    Of several that fit, those that go on come before newer ones that have ended.
+    """
+    from launcher.api.listing import find_going_on
+    from launcher.runs.folder import name_newest
+
+    root, name, is_open = run_root(arguments), arguments.run, arguments.run == LATEST_LINK
+    is_exact = not is_open and (root / name).is_dir()
+    if is_exact or any(room.has_runs_named(arguments) for room in rooms()):
+        return find(arguments), []
+    going_on = find_going_on(root, name)
+    if not going_on:
+        return find(arguments), []
+    if len(going_on) > 1 and not is_open:
+        what = f"{name!r} may be any of {name_newest(going_on)}"
+        raise InputError(what, "launcher ps lists the runs that go on")
+    return going_on[-1], going_on[:-1]
 
 
 def _scale(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,8 @@ class Console:
 
     ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out`` takes
     their stdout, by default in ``stream`` too. If ``out`` cannot be written any more, one note says
-    so and ends with ``goes_on``; no stream that is lost ends the run.
+    so and names the command ``shows``; no stream that is lost ends the run. ``is_ending`` is set
+    once the run is to end, for such a note.
     """
 
     def __init__(
@@ -33,14 +34,15 @@ class Console:
         colour: bool,
         clock: Clock | None = None,
         spell: Callable[[str], str] | None = None,
-        goes_on: str = "the run goes on",
+        shows: str = "",
     ) -> None:
         self._spell = spell or str
         self._stream, self._out = stream, stream if out is None else out
         self._terminal = terminal
         self._colour = colour
         self._clock = clock or SystemClock()
-        self._goes_on, self._lost = goes_on, set[int]()
+        self.is_ending = False
+        self._shows, self._lost = shows, set[int]()
         self._progress, self._progress_of = "", "stderr"
         self._last_progress_at = float("-inf")
 
@@ -134,4 +136,6 @@ class Console:
 
     def tell_lost(self, why: str) -> None:
         """Notes that the workers' stdout is not written any more."""
-        self.note(f"stdout takes no more ({why}); {self._goes_on}")
+        goes_on = "" if self.is_ending else "; the run goes on"
+        shows = f"; its output: {self._shows}" if self._shows else ""
+        self.note(f"stdout takes no more ({why}){goes_on}{shows}")

@@ -44,7 +44,8 @@ def create_run(
 class Follower:
     """Stays with one run from its submission to its outcome, on any target.
 
-    ``stop_reason`` may be set from a signal handler; the loop acts on it at its next turn.
+    ``stop_reason`` may be set, and ``interrupt`` called, from a signal handler; the loop acts on
+    it at its next turn.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Follower:
         show_agents: bool = False,
     ) -> None:
         self.stop_reason: Reason | None = None
+        self._at_once = ""
         self._run, self._target, self._console, self._clock = run, target, console, clock
         self._driver = target.drive(run, plan, console, clock, self._show_new)
         self._tails = RunTails(
@@ -68,6 +70,11 @@ class Follower:
         )
         self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         self._outcome: Outcome | None = None
+
+    def interrupt(self, at_once: str = "") -> None:
+        """Ends the run as for a signal; ``at_once`` are words on how to end it at once."""
+        self.stop_reason, self._at_once = Reason.INTERRUPTED, at_once
+        self._console.is_ending = True
 
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
         """Submits the plan and stays until the run has ended and nothing of it is left.
@@ -125,7 +132,8 @@ class Follower:
                 self.stop_reason = Reason.STOP_REQUESTED
             if reason := self.stop_reason:
                 grace_s = self._driver.plan.stop_grace_s
-                self._console.note(f"stopping ({reason.value}), at most {grace_s} s")
+                self._console.is_ending = True
+                self._console.note(f"stopping ({reason.value}), at most {grace_s} s{self._at_once}")
                 return RunEnd(reason=reason)
             if (nodes := take_scale_request(self._run)) is not None:
                 self._driver.scale(nodes)

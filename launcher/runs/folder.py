@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 BORROWED_FILE = "borrowed"
 """Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
+USUAL_ROOT = "runs"
+"""The folder of the run folders where no other one is named, in the current folder."""
+MOST_NAMED = 5
+"""Runs that a message names, of those that fit a beginning."""
 OUTCOME_BYTES = 65536
 """Disk space reserved for the outcome, which holds the last lines of several logs."""
 
@@ -218,13 +223,36 @@ def find_run(run_root: Path, name: str) -> RunFolder:
     exact = run_root / name
     if (exact / protocol.PLAN_FILE).is_file():
         return RunFolder(exact.resolve())
-    matches = [run for run in list_runs(run_root) if run.run_id.startswith(name)]
+    runs = list_runs(run_root)
+    matches = [run for run in runs if run.run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
+    if not runs:
+        what, fix = describe_no_runs(run_root)
+        what = what if name == protocol.LATEST_LINK else f"no run {name!r} in {run_root}"
+        raise InputError(what, f"{fix}; launcher ps names those that run elsewhere here")
     what = f"no run {name!r} in {run_root}"
     if matches:
-        what = f"{name!r} may be any of {', '.join(run.run_id for run in matches)}"
+        what = f"{name!r} may be any of {name_newest(matches)}"
     raise InputError(what, "launcher ps --all lists the runs")
+
+
+def name_newest(runs: Sequence[RunFolder]) -> str:
+    """The ids of runs, which are the oldest first; of many the newest few, and how many more."""
+    names = [run.run_id for run in runs[-MOST_NAMED:]]
+    more = len(runs) - len(names)
+    return f"{', '.join(names)}{f' and {more} older ones' if more else ''}"
+
+
+def describe_no_runs(run_root: Path) -> tuple[str, str]:
+    """That a folder holds no run, and where runs are instead."""
+    what = f"no runs in {run_root.absolute()}"
+    if not run_root.exists():
+        what += ", which is not there"
+    inside = run_root / USUAL_ROOT
+    if any(inside.glob(f"*/{protocol.PLAN_FILE}")):
+        return what, f"they are in the folder below: --runs {shlex.quote(str(inside))}"
+    return what, "cd to the folder where you started it, or --runs DIR"
 
 
 def list_runs(run_root: Path) -> list[RunFolder]:

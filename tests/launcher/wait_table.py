@@ -359,7 +359,7 @@ LAUNCHER = (
             commands.jobs:_render commands.runs:_ps commands.runs:_status
             commands.runs:_report commands.schema:_schema commands.check:_check
             commands.completion:_completion
-            api.listing:show_logs __main__:say __main__:_flush
+            api.listing:show_logs __main__:say __main__:_flush __main__:_end_at_once
             commands.parser:Parser._print_message""",
         "a command, for whoever reads it (check: writes to it)",
         SHOWN,

@@ -119,14 +119,14 @@ class KubernetesRoom(Room):
 
     def find_run(self, arguments: Namespace, run_root: Path) -> RunFolder:
         """As ``Room.find_run``: the cluster is asked before beginnings of ids are looked at."""
-        from launcher.runs.folder import RunFolder, find_run
+        from launcher.runs.folder import RunFolder
 
         name, exact = arguments.run, run_root / arguments.run
         is_here = (exact / protocol.PLAN_FILE).is_file()
         if is_here and not (name == protocol.LATEST_LINK and arguments.on == self.name):
             run = RunFolder(exact.resolve())
         else:
-            run = self._borrow(arguments, run_root, name) or find_run(run_root, name)
+            run = self._borrow(arguments, run_root, name) or _find_here(run_root, name)
         if (arguments.context or arguments.namespace) and not run.is_borrowed:
             move_run(run, arguments.context, arguments.namespace)
         return run
@@ -170,6 +170,16 @@ class KubernetesRoom(Room):
         for line in notes:
             note(line)
         return rows
+
+
+def _find_here(run_root: Path, name: str) -> RunFolder:
+    from launcher.runs.folder import find_run
+
+    try:
+        return find_run(run_root, name)
+    except InputError as error:
+        # There is no folder to cd to, of a run of a cluster.
+        raise InputError(error.what, "launcher ps --all lists the runs") from error
 
 
 def _cluster_of(arguments: Namespace) -> Cluster:

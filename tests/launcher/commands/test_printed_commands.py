@@ -106,11 +106,11 @@ class Terminal:
         assert "Traceback" not in text
         return process.returncode, text
 
-    def paste(self, command: str) -> str:
-        """Types a command that was printed; it has to do what it says."""
+    def paste(self, command: str, code: int = 0) -> str:
+        """Types a command that was printed; it has to do what it says and end with ``code``."""
         words = shlex.split(command.removeprefix(f"{PROGRAM} "))
-        code, text = self.type(*words)
-        assert code == 0, f"{command}\n{text}"
+        ended_with, text = self.type(*words)
+        assert ended_with == code, f"{command}\n{text}"
         return text
 
     def close(self) -> None:
@@ -199,7 +199,8 @@ def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeClust
     assert again[0] == 2
     attach, replace = commands_in(again[1])
     assert (attach.split()[3], replace.split()[3]) == ("logs", "stop")
-    assert "[0/0] no data at all" in terminal.paste(attach)
+    # Followed to its end, a failed run's logs end with its code.
+    assert "[0/0] no data at all" in terminal.paste(attach, code=1)
     gone = collect_garbage(server)
     terminal.paste(by_kind["stop"])
     gone.join(60)

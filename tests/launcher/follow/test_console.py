@@ -97,10 +97,13 @@ class Gone(io.StringIO):
 
 def test_a_stdout_that_takes_no_more_is_told_once_and_a_stderr_never() -> None:
     err = io.StringIO()
-    console = Console(err, out=Gone(), terminal=False, colour=False, goes_on="it goes on")
+    console = Console(err, out=Gone(), terminal=False, colour=False, shows="launcher logs")
     for _ in range(2):
         console.show(LineBlock(data=b"one\n"), stream="stdout")
-    assert err.getvalue() == "launcher: stdout takes no more (Broken pipe); it goes on\n"
+    told = (
+        "launcher: stdout takes no more (Broken pipe); the run goes on; its output: launcher logs\n"
+    )
+    assert err.getvalue() == told
     nobody = Console(Gone(), terminal=False, colour=False)
     nobody.show(LineBlock(data=b"one\n"), stream="stdout")
     nobody.note("two")

@@ -6,13 +6,14 @@ import contextlib
 import os
 import pty
 import shlex
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.runner import PREFIX, Runner
+from tests.launcher.runner import PREFIX, Runner, wait_until
 
 TALKING = """
 import os, sys
@@ -108,6 +109,55 @@ def test_a_reader_that_goes_does_not_end_the_run_which_says_so_once(launcher: Ru
     assert "Traceback" not in told
     assert len(launcher("logs").stdout.splitlines()) == 40_000
     assert in_shell(launcher, "RUN | head -1", "logs").stderr == ""
+
+
+STUBBORN = """
+import os, signal, time
+for ignored in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(ignored, signal.SIG_IGN)
+open(os.path.join(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]), "w").close()
+while True:
+    print("on", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def test_ctrl_c_that_ends_the_reader_too_is_not_told_as_a_run_that_goes_on(
+    launcher: Runner,
+) -> None:
+    launcher.write(STUBBORN, PREFIX.replace("stop_grace_s: 10", "stop_grace_s: 3"))
+    line = f"{shlex.join(launcher.argv('run', 'job.yaml', '--on', 'local'))} 2>err | tee log"
+    process = subprocess.Popen(
+        ["bash", "-c", line],
+        cwd=launcher.folder,
+        env=launcher.env,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until((launcher.folder / "runs/latest/up-0").exists)
+    wait_until(lambda: "on\n" in (launcher.folder / "log").read_text())
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(60)
+    told = (launcher.folder / "err").read_text()
+    assert "stdout takes no more (Broken pipe); its output: " in told
+    assert "goes on" not in told
+    assert launcher.outcome["reason"] == "interrupted"
+
+
+def test_the_first_ctrl_c_says_that_a_second_one_ends_the_run_at_once(launcher: Runner) -> None:
+    launcher.write(STUBBORN)
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    assert process.stderr is not None
+    wait_until((launcher.folder / "runs/latest/up-0").exists)
+    process.send_signal(signal.SIGINT)
+    said = next(line for line in process.stderr if b"stopping" in line)
+    fix = b"stopping (interrupted), at most 10 s; Ctrl-C again ends it at once"
+    assert fix in said
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < 8, "less than the grace"
+    assert process.returncode == 130
 
 
 def test_a_stdout_that_was_never_open_does_not_end_the_run(launcher: Runner) -> None:

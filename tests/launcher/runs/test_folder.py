@@ -56,6 +56,16 @@ def test_runs_are_found_by_id_beginning_or_latest(
         find_run(tmp_path, "x")
 
 
+def test_of_many_runs_that_fit_the_newest_few_are_named(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    for number in range(38):
+        make_run(f"train-{number:02}", at=float(number))
+    newest = "train-33, train-34, train-35, train-36, train-37"
+    with pytest.raises(InputError, match=f"^'train' may be any of {newest} and 33 older ones"):
+        find_run(tmp_path, "train")
+
+
 def test_runs_are_listed_once_and_by_the_time_of_their_submission(
     make_run: Callable[..., RunFolder], tmp_path: Path
 ) -> None:

@@ -1,0 +1,76 @@
+"""Words of torchrun and python, typed out of habit: what they are called here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.contract.errors import InputError
+
+STARTS_SCRIPTS = re.compile(r"(.*/)?(python[0-9.]*|torchrun)")
+JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
+CALLED_HERE = {
+    **dict.fromkeys(
+        ("--nprocs", "--nproc", "--np", "-np", "--num-processes", "--processes", "--gpus"),
+        "--nproc-per-node",
+    ),
+    **dict.fromkeys(("--nodes", "--num-nodes", "--num-machines"), "--nnodes"),
+}
+"""Options of other programs, written with ``-`` in the place of ``_``."""
+DECIDED_HERE = (
+    *("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    *("--node-rank", "--master-addr", "--master-port", "--local-addr", "--monitor-interval"),
+    *("--start-method", "--role", "--log-dir", "--redirects", "--tee", "--local-ranks-filter"),
+    *("--no-python", "--run-path"),
+)
+"""torchrun's options that nobody gives here."""
+
+
+def check_command(words: Sequence[str], program: str, takes_training: Sequence[str]) -> None:
+    """Raises ``InputError`` where a script stands in a command's place, or torchrun before it.
+
+    ``words`` are all before ``--``, and ``takes_training`` the commands that start scripts.
+    """
+    first = words[0] if words else ""
+    if first == "-m" or first.endswith(JOB_ENDINGS):
+        typed = shlex.join(words)
+        raise InputError(f"{first}: no command of {program}", f"{program} run {typed}")
+    if first not in takes_training:
+        return
+    for at, word in enumerate(words[1:], start=1):
+        if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():
+            return
+        if STARTS_SCRIPTS.fullmatch(word) and not words[at - 1].startswith("-"):
+            left = shlex.join([*words[1:at], *_without_habits(words[at + 1 :])]) or "train.py"
+            fix = f"leave it out: {program} {first} {left}"
+            raise InputError(f"{word}: a program, and no script or job file", fix)
+
+
+def _without_habits(words: Sequence[str]) -> list[str]:
+    """What follows ``torchrun`` or ``python``, with options as they are written here."""
+    kept: list[str] = []
+    for at, word in enumerate(words):
+        if word == "-m" or word.endswith(JOB_ENDINGS):
+            return [*kept, *words[at:]]
+        name, equals, value = word.partition("=")
+        name = _plain(name) if name.startswith("--") else name
+        # -u and the like are python's own.
+        if name not in ("--standalone", "--no-python", "-u", "-O"):
+            kept.append(f"{CALLED_HERE.get(name, name)}{equals}{value}")
+    return kept
+
+
+def called_here(word: str) -> str:
+    """The option that another program's option is called here; empty where it is none."""
+    return CALLED_HERE.get(_plain(word), "")
+
+
+def decided_here(words: Sequence[str]) -> list[str]:
+    """Those of the words that are torchrun's and that the launcher decides."""
+    return [word.partition("=")[0] for word in words if _plain(word) in DECIDED_HERE]
+
+
+def _plain(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")

@@ -1,0 +1,142 @@
+"""Commands about runs, typed as a person types them: which run is meant, and what is told of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.api.listing import render_table
+from launcher.follow.target import ListedRun
+from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
+
+LOCAL = ("run", "job.yaml", "--on", "local")
+
+
+def detach(launcher: Runner) -> str:
+    """Starts a run in the background; its id."""
+    done = launcher(*LOCAL, "--detach")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_ctrl_c_ends_the_logs_and_says_that_the_run_goes_on(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    run_id = detach(launcher)
+    following = launcher.start("logs", "-f")
+    assert following.stdout is not None
+    assert following.stdout.readline() == b"[0/0] up\n"
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=60)
+    assert said.decode().startswith(f"{run_id} goes on; end it: ")
+    assert said.decode().endswith(f" stop {run_id}\n")
+    assert following.returncode == 130
+    assert launcher.processes(), "the run goes on"
+    assert launcher("stop").returncode == 0
+
+
+def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher: Runner) -> None:
+    launcher.write("import time; time.sleep(1); print('so far', flush=True); raise SystemExit(7)\n")
+    run_id = detach(launcher)
+    done = launcher("logs", "--follow")
+    assert done.stdout == "[0/0] so far\n"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"launcher: {run_id}: failed, training-failed, exit code 1; see: ")
+    assert last.endswith(f" report {run_id}")
+    assert done.returncode == 1
+    assert launcher("logs").returncode == 0, "without --follow the output is what was asked for"
+
+
+def test_in_another_folder_it_is_told_where_runs_are_looked_for(
+    launcher: Runner, tmp_path: Path
+) -> None:
+    launcher.write(WAITING)
+    run_id = detach(launcher)
+    runs = launcher.folder / "runs"
+    launcher.folder = elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    where = f"no runs in {elsewhere}/runs, which is not there"
+    fix = "cd to the folder where you started it, or --runs DIR"
+    for words in (("ps",), ("ps", "--all")):
+        said = launcher(*words).stdout
+        assert said.startswith(f"{where}\n  fix: {fix}\n"), said
+        assert f"{run_id} runs here; see: python -m launcher status {run_id} --runs {runs}" in said
+    for word in ("stop", "status", "logs", "report"):
+        done = launcher(word)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: {where}\n  fix: {fix}; "), done.stderr
+    assert launcher("stop", "tiny").stderr.startswith(f"error: no run 'tiny' in runs\n  fix: {fix}")
+    above = launcher("status", "--runs", str(tmp_path))
+    assert f"\n  fix: they are in the folder below: --runs {runs}; " in above.stderr
+    assert launcher("stop", "--runs", str(runs)).returncode == 0
+    launcher.folder = tmp_path
+    assert launcher("ps").stdout.startswith("no runs go on; those that ended: ")
+
+
+def test_stop_ends_runs_that_go_on_before_newer_ones_that_have_ended(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    first, second = detach(launcher), detach(launcher)
+    runs = launcher.folder / "runs"
+    wait_until(lambda: all((runs / name / "up-0").exists() for name in (first, second)))
+    launcher.write("print('ended')\n")
+    assert launcher(*LOCAL).returncode == 0
+    several = launcher("stop", "tiny")
+    assert several.returncode == 2
+    assert several.stderr.startswith(f"error: 'tiny' may be any of {first}, {second}\n  fix: ")
+    done = launcher("stop")
+    assert done.stderr.startswith(f"{second}: stopped, stop-requested")
+    assert f"\n{first} still runs; end it: python -m launcher stop {first}\n" in done.stderr
+    done = launcher("stop", "tiny")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert done.stderr.startswith(f"{first}: stopped, stop-requested")
+    assert launcher("stop").returncode == 0, "with none that goes on, the newest"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "shown"),
+    [
+        (0.4, "0 s"),
+        (119.4, "119 s"),
+        (120.0, "2 min"),
+        (234.0, "3 min"),
+        (7199.0, "119 min"),
+        (7200.0, "2 h"),
+        (172_799.0, "47 h"),
+        (172_800.0, "2 d"),
+        (1e7, "115 d"),
+    ],
+)
+def test_the_age_of_a_run_has_a_unit_that_fits(age_s: float, shown: str) -> None:
+    row = ListedRun(run_id="tiny-1", state="running", age_s=age_s, folder="")
+    assert render_table([row]).splitlines()[1].endswith(f" {shown}")
+
+
+@pytest.mark.parametrize("module", ["launcher.commands.cli", "launcher.api.choose_target"])
+def test_ctrl_c_while_modules_are_imported_is_no_stack_trace(module: str, tmp_path: Path) -> None:
+    """A signal that this process sends itself, in the middle of the imports."""
+    program = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = ["launcher", "ps"]
+from launcher.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
