@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -117,3 +118,19 @@ def test_render_says_where_the_code_comes_from(project: Runner) -> None:
     done = project("render", "train.py", "--on", "local", "--json")
     assert done.returncode == 0, done.stderr
     assert "code" not in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
+    project: Runner, target: str
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    words = ("--on", target, "--nnodes", "2", "--nproc-per-node", "1")
+    script = project("render", "train.py", *words).stdout
+    by_hand = subprocess.run(
+        ["sh", "-s"], input=script, cwd=project.folder, capture_output=True, text=True, check=True
+    )
+    lines = by_hand.stdout.splitlines()
+    of_workers = sorted(line.split(" losses ")[0] for line in lines if " losses " in line)
+    assert of_workers == ["[0/0]", "[1/1]"]
+    assert not [line for line in lines if re.fullmatch("[0-9a-f]{12,64}", line)], "engine's ids"
