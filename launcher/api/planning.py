@@ -164,8 +164,10 @@ def read_job_of(run: RunFolder) -> tuple[str, str]:
         raise InputError(what, "name the script or job file") from None
 
 
-def resume_job(job: JobSpec, run_root: Path, earlier: str, target: Target | None) -> JobSpec:
-    """The job with the checkpoints of an earlier run. Raises ``InputError``."""
+def resume_job(
+    job: JobSpec, run_root: Path, earlier: str, target: Target | None
+) -> tuple[JobSpec, str]:
+    """The job with the checkpoints of an earlier run, and that run's id. Raises ``InputError``."""
     if target and target.own_checkpoints:
         what = f"on {target.name.capitalize()} a job goes on from its own checkpoints"
         raise InputError(
@@ -174,8 +176,10 @@ def resume_job(job: JobSpec, run_root: Path, earlier: str, target: Target | None
         )
     from launcher.runs.folder import find_run
 
-    plan = find_run(run_root, earlier).read_plan()
-    return job.model_copy(update={"checkpoint_dir": plan.checkpoint_dir})
+    run = find_run(run_root, earlier)
+    checkpoint_dir = run.read_plan().checkpoint_dir
+    # ``latest`` is another run by the time it is printed.
+    return job.model_copy(update={"checkpoint_dir": checkpoint_dir}), run.run_id
 
 
 def _read_in_background(place: CodePlace, run_root: Path) -> Future[PackedCode]:

@@ -228,7 +228,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
 
     job = read_job(arguments)
     if arguments.resume:
-        job = resume_job(job, root, arguments.resume, opened)
+        job, arguments.resume = resume_job(job, root, arguments.resume, opened)
     return plan_job(
         job,
         root,

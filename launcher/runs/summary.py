@@ -24,6 +24,7 @@ def render_summary(
     runs: str = "",
     extra: str = "",
     image: str = "",
+    resumed: str = "",
 ) -> str:
     """The result, a failure's first cause, where things are, and the next commands to type.
 
@@ -31,6 +32,7 @@ def render_summary(
     were given with the job file, ``runs`` leads to the run, ``extra`` are the training's arguments;
     these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run.
     ``image`` is the one that the launcher chose, empty where the job names one or has none.
+    ``resumed`` is the run that this one goes on from.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -49,7 +51,8 @@ def render_summary(
     resume = f"{program} run {job_file} {where}{earlier}{extra}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
-    lines.append(f"  render it    {program} render {job_file} {where}{extra}")
+    same = f" --resume {resumed}" if resumed else ""
+    lines.append(f"  render it    {program} render {job_file} {where}{same}{extra}")
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -134,3 +135,18 @@ def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
     of_workers = sorted(line.split(" losses ")[0] for line in lines if " losses " in line)
     assert of_workers == ["[0/0]", "[1/1]"]
     assert not [line for line in lines if re.fullmatch("[0-9a-f]{12,64}", line)], "engine's ids"
+
+
+def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
+    project: Runner,
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1")
+    assert project(*words).returncode == 0
+    first = first_run(project)
+    done = project(*words, "--resume", "latest")
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("  render it "))
+    rendered = project(*shlex.split(line.partition(" launcher ")[2]))
+    assert f"CHECKPOINT_DIR={project.folder}/runs/{first}/checkpoints" in rendered.stdout.replace(
+        "'", ""
+    )
