@@ -177,7 +177,8 @@ def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str,
     if not script.is_script(arguments.job):
         return read_text(arguments.job), arguments.job
     if arguments.code != IN_IMAGE:
-        script.check_script(arguments.job)
+        held = f"; if {arguments.image} holds it: --code image" if arguments.image else ""
+        script.check_script(arguments.job, held)
     return script.write_job((arguments.job,)), arguments.job
 
 

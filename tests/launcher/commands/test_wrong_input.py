@@ -289,6 +289,7 @@ LINES = [
     ("run ''", "error: "),
     ("run .", ". is a folder without __main__.py"),
     ("run tran.py", "did you mean train.py?"),
+    ("run nothere.py --image x:1", "check the path; if x:1 holds it: --code image"),
     ("run -m nowhere.train --on local", "finds no such module"),
     ("run -m", "expected one argument"),
     ("run train.py -m train", "-m names a module, and another word names a script or job file"),
