@@ -130,6 +130,10 @@ def plan_job(
         choice.target.notes.append(place.note)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.sends_code or not reading
+    if again and not in_place:
+        where = f"{run_root / run_id / CODE_DIR}, a copy of the code of {again.run_id}"
+        left = "what git ignores or .launcherignore names is not in it"
+        choice.target.notes.append(f"starts in {where}: {left}")
     return PlannedRun(
         choice=choice, job=ran, plan=plan, reading=reading, copy=None if in_place else copy
     )

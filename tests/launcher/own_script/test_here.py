@@ -68,6 +68,21 @@ def test_a_run_again_is_what_ran_with_its_arguments(project: Runner, target: str
     assert f"hash {read_record(one).hash[:12]}" in report.stdout  # type: ignore[union-attr]
 
 
+def test_a_run_again_says_that_it_starts_in_a_copy_without_what_was_left_out(
+    project: Runner,
+) -> None:
+    (project.folder / ".launcherignore").write_text("data.txt\n")
+    (project.folder / "data.txt").write_text("here")
+    (project.folder / "train.py").write_text(SHORT + "print(open('data.txt').read())\n")
+    assert project("run", "train.py", "--on", "local", "--nproc-per-node", "1").returncode == 0
+    again = project("run", "--again", "latest")
+    assert again.returncode == 1
+    (note,) = (line for line in again.stderr.splitlines() if "starts in " in line)
+    run_id = project.outcome["run_id"]
+    assert f"runs/{run_id}/code, a copy of the code of {first_run(project)}: " in note
+    assert "what git ignores or .launcherignore names is not in it" in note
+
+
 def first_run(project: Runner) -> str:
     runs = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
     return runs[0].name
