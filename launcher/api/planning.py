@@ -43,17 +43,19 @@ class PlannedRun:
     def create(self) -> RunFolder:
         """Makes the run's folder, with the job and its code, or nothing. Raises ``InputError``."""
         from launcher.code.archive import unpack
-        from launcher.code.record import write_code
+        from launcher.code.record import LEFT_OUT_FILE, write_code
         from launcher.follow.loop import create_run
 
         target = self.choice.target
-        code = self._read_code(target)
+        code, left_out = self._read_code(target)
 
         def fill(folder: Path) -> None:
             text = self.job.model_dump_json(indent=2, exclude_defaults=True)
             (folder / protocol.JOB_FILE).write_text(f"{text}\n")
             if code is not None:
                 write_code(folder, code, folder.parent / protocol.LATEST_LINK)
+            elif left_out:
+                (folder / LEFT_OUT_FILE).write_text(f"{left_out}\n")
 
         try:
             if self.copy and code:
@@ -66,18 +68,21 @@ class PlannedRun:
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise
 
-    def _read_code(self, target: Target) -> PackedCode | None:
+    def _read_code(self, target: Target) -> tuple[PackedCode | None, str]:
+        """The code, or why the run's folder cannot hold it; neither where there is none."""
         try:
             code = self.reading.result() if self.reading else None
         except InputError as error:
             if target.sends_code:
                 raise
-            first = error.what.partition("\n")[0].removesuffix("; the largest files:")
-            target.notes.append(f"the run folder will not hold the code: {first}")
-            return None
+            first, *largest = (" ".join(line.split()) for line in error.what.splitlines())
+            why = f"{first} {', '.join(largest)}".rstrip()
+            cannot = "the run folder will not hold the code, and --again cannot repeat this run"
+            target.notes.append(f"{cannot}: {why}; fix: {error.hint}")
+            return None, why
         if code is not None and target.sends_code:
             target.notes += code.notes
-        return code
+        return code, ""
 
 
 def plan_job(
@@ -142,14 +147,15 @@ def plan_job(
 def _read_kept(
     again: RunFolder, job: JobSpec, copy: Path, *, is_needed: bool
 ) -> tuple[CodePlace, PackedCode] | None:
-    from launcher.code.record import read_kept_code, read_record
+    from launcher.code.record import read_kept_code, read_left_out, read_record
 
     kept = read_kept_code(again.path)
     if kept is None and not is_needed and read_record(again.path) is None:
         return None  # its image held the code
     if kept is None:
+        why = read_left_out(again.path)
         raise InputError(
-            f"{again.run_id} keeps no code in {again.path}",
+            f"{again.run_id} keeps no code in {again.path}{f': {why}' if why else ''}",
             "run the script itself: that takes the code as it is now",
         )
     record = kept.record

@@ -94,10 +94,14 @@ def test_a_run_whose_code_was_too_large_says_so_and_cannot_run_again(project: Ru
         file.truncate(101 << 20)
     done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1")
     assert done.returncode == 0, done.stderr
-    assert "the run folder will not hold the code" in done.stderr
+    (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
+    assert "--again cannot repeat this run" in note
+    assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin, 0 MiB" in note
+    assert "fix: name data in .launcherignore" in note
     again = project("run", "--again", "latest")
     assert again.returncode == 2
     assert "keeps no code" in again.stderr
+    assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin" in again.stderr
     assert len(project.run_ids()) == 1
 
 
