@@ -169,3 +169,20 @@ def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
     assert f"CHECKPOINT_DIR={project.folder}/runs/{first}/checkpoints" in rendered.stdout.replace(
         "'", ""
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "found"), [("local", "8"), pytest.param("docker", "None", marks=pytest.mark.docker)]
+)
+def test_which_variables_of_the_shell_reach_the_workers_who_have_no_standard_input(
+    project: Runner, target: str, found: str
+) -> None:
+    """As the table of docs/own-script.md says."""
+    (project.folder / "train.py").write_text(
+        "import os, sys\n"
+        "print(os.environ.get('FOO'), os.environ.get('BAR'), repr(sys.stdin.read()))\n"
+    )
+    project.env["FOO"] = "8"
+    words = ("--on", target, "--nproc-per-node", "1", "--set", "env.BAR=9")
+    done = project("run", "train.py", *words)
+    assert done.stdout == f"{found} 9 ''\n", done.stderr
