@@ -18,7 +18,7 @@ from tests.launcher.own_script.project import (
     losses_in,
     make_project,
 )
-from tests.launcher.runner import Runner
+from tests.launcher.runner import WAITING, Runner, wait_until
 
 TARGETS = ["local", pytest.param("docker", marks=pytest.mark.docker)]
 SHORT = """
@@ -186,3 +186,15 @@ def test_which_variables_of_the_shell_reach_the_workers_who_have_no_standard_inp
     words = ("--on", target, "--nproc-per-node", "1", "--set", "env.BAR=9")
     done = project("run", "train.py", *words)
     assert done.stdout == f"{found} 9 ''\n", done.stderr
+
+
+def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: Runner) -> None:
+    project.write(WAITING)
+    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1", "--detach")
+    run_id = project(*words).stdout.strip()
+    run = project.folder / "runs" / run_id
+    wait_until(lambda: (run / "up-0").exists())
+    assert "  0.0: 1 attempt, running; starting " in project("report").stdout
+    stopped = project("stop", "--grace", "0")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout
