@@ -293,6 +293,7 @@ LINES = [
     ("run -m nowhere.train --on local", "finds no such module"),
     ("run -m", "expected one argument"),
     ("run train.py -m train", "-m names a module, and another word names a script or job file"),
+    ("run -m train -m sub.train", "-m train and -m sub.train: a run has one module"),
     ("run -m train --epochs 3", "what is for the training goes behind --: launcher run -m MODULE"),
     ("run train.py --code nowhere", "--code nowhere: code: found nowhere; no such folder"),
     ("run train.py --code job.yaml", "job.yaml; is not a folder"),

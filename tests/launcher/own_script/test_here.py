@@ -198,3 +198,14 @@ def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: R
     stopped = project("stop", "--grace", "0")
     assert stopped.returncode == 0, stopped.stderr
     assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout
+
+
+def test_options_for_containers_are_noted_where_there_are_none(project: Runner) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    options = ("--image", "x:1", "--code", "image", "--set", "mounts=[/tmp:/data]")
+    done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1", *options)
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if "is for containers" in line]
+    assert len(notes) == 3
+    for option in ("--image x:1", "--code image", "--set mounts"):
+        assert any(f"{option} is for containers, and these nodes are" in note for note in notes)
