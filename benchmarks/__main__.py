@@ -10,10 +10,10 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.catalog import BENCHMARKS
+from benchmarks.catalog import BENCHMARKS, UNTIL_SURE
 from benchmarks.machine import read_machine
 from benchmarks.measure import BenchmarkError, Report, Row
 from benchmarks.table import render_row, render_table
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         try:
-            for row in BENCHMARKS[name](options.repetitions):
+            for row in measure(name, options):
                 rows.append(row)
                 # Some take an hour: who interrupts one has seen what it found so far.
                 print(render_row(row), file=sys.stderr, flush=True)
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"error: {name} cannot run: {error}", file=sys.stderr)
             failed = True
     report = Report(
-        command=describe_command(options.names, options.repetitions),
+        command=describe_command(options.names, options.repetitions, options.limit),
         machine=machine,
         repetitions=options.repetitions,
         rows=tuple(rows),
@@ -50,6 +50,13 @@ def main(arguments: Sequence[str]) -> int:
     return int(failed)
 
 
+def measure(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """The rows of one benchmark, one after the other."""
+    if name in UNTIL_SURE and options.limit is not None:
+        return UNTIL_SURE[name](options.repetitions, options.limit)
+    return BENCHMARKS[name](options.repetitions)
+
+
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The options; ends the process with code 2 where they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -57,6 +64,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
     parser.add_argument(
         "--repetitions", type=int, default=REPETITIONS, metavar="N", help="samples of each side"
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help=f"samples of each side at most, for {', '.join(UNTIL_SURE)}, which go on until the "
+        "interval of a ratio is narrow",
     )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in BENCHMARKS]
@@ -67,9 +81,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def describe_command(names: Sequence[str], repetitions: int) -> str:
+def describe_command(names: Sequence[str], repetitions: int, limit: int | None) -> str:
     """The command that measures the same again; without --json, whose file is nobody else's."""
-    return shlex.join(["python", "-m", "benchmarks", *names, "--repetitions", str(repetitions)])
+    words = [*names, "--repetitions", str(repetitions)]
+    words += [] if limit is None else ["--limit", str(limit)]
+    return shlex.join(["python", "-m", "benchmarks", *words])
 
 
 if __name__ == "__main__":

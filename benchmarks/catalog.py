@@ -17,6 +17,7 @@ from benchmarks.recovery import measure_losses, measure_recovery
 from benchmarks.save import measure_resume, measure_save
 from benchmarks.start import measure_start
 from benchmarks.step import measure_step
+from benchmarks.strategies import measure_strategies
 
 BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "start": measure_start,
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "pods": measure_pods,
     "output": measure_output,
     "step": measure_step,
+    "strategies": measure_strategies,
     "save": measure_save,
     "resume": measure_resume,
     "recovery": measure_recovery,
@@ -36,3 +38,6 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "hosts": measure_hosts,
 }
 """Names are what the command line takes and what docs/benchmarks.md explains."""
+
+UNTIL_SURE: dict[str, Callable[[int, int], Iterator[Row]]] = {"strategies": measure_strategies}
+"""Those that go on until a ratio is known well, up to a limit of samples."""

@@ -30,6 +30,9 @@ FOREIGN_NAMES = frozenset(
     [
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("RUN_DIR", "CHECKPOINT_DIR"),
+        # With it each start compiles this project's sources anew, while torch's and the peers'
+        # bytecode was written when they were installed.
+        "PYTHONDONTWRITEBYTECODE",
     ]
 )
 
@@ -47,6 +50,7 @@ def run(
     extra_env: Mapping[str, str] | None = None,
     stdout: IO[bytes] | None = None,
     cwd: Path = ROOT,
+    timeout_s: float | None = None,
 ) -> Ran:
     """Runs a command to its end, its stdout into a file where one is given.
 
@@ -66,7 +70,7 @@ def run(
             )
         except OSError as error:
             raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
-        code = _wait(child)
+        code = _wait(child, timeout_s or TIMEOUT_S)
         duration_s = time.perf_counter() - began
         if code != 0:
             output.seek(0)
@@ -123,11 +127,11 @@ def find_torchx(environ: Mapping[str, str]) -> str | None:
     return environ.get("TORCHX") or (str(beside) if beside.exists() else shutil.which("torchx"))
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int:
+def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> int:
     try:
-        return child.wait(TIMEOUT_S)
+        return child.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{child.args!r} did not end within {TIMEOUT_S:g} s") from None
+        raise BenchmarkError(f"{child.args!r} did not end within {timeout_s:g} s") from None
     finally:
         if child.poll() is None:
             _end(child)

@@ -73,10 +73,19 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.benchmark}: {row.what}",
         format_measurement(row.ours),
         format_measurement(row.theirs) if row.theirs else row.theirs_instead or "-",
-        "-" if row.ratio is None else f"{row.ratio:.3f}",
+        _format_ratio(row),
         _format_goal(row.goal) if row.goal else "-",
         {True: "yes", False: "NO", None: "-"}[row.ok],
     )
+
+
+def _format_ratio(row: Row) -> str:
+    if row.ratio is None:
+        return "-"
+    if row.interval is None:
+        return f"{row.ratio:.3f}"
+    low, high = row.interval
+    return f"{row.ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _format_goal(goal: Goal) -> str:

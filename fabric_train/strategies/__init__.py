@@ -39,6 +39,7 @@ STRATEGIES = {
     "bagua:low_precision_decentralized": "decentralized:LowPrecisionDecentralized",
     "bagua:qadam": "qadam:QAdam",
     "bagua:async": "asynchronous:Asynchronous",
+    "deepspeed": "deepspeed:DeepSpeed",
     "xla": "xla:Xla",
 }
 """Module and class by the name that ``--strategy`` takes."""
@@ -49,10 +50,7 @@ _SHARDED = (
 )
 _FSDP1 = ("it was the first FullyShardedDataParallel, which FSDP2 replaces", "--strategy fsdp")
 _TPU = ("TPUs are reached through torch_xla", "--strategy xla, where torch_xla is installed")
-_ZERO_2 = (
-    "fsdp shards gradients and optimizer states within torch",
-    "--strategy fsdp --strategy_options.reshard false",
-)
+_STAGE = "the stage and where the state lies are options of deepspeed"
 _UNUSED = (
     "a flag for models that leave weights out of some steps, and this one says so by its name",
     "--strategy ddp, and multiply outputs that are not needed by 0 in place of leaving them out",
@@ -121,18 +119,15 @@ INSTEAD: dict[str, tuple[str, str]] = {
     "rpc": ("it was FairScale's pipeline, which torch replaces", "--strategy pipeline"),
     "tensor_parallel": ("the short name is the one", "--strategy tp"),
     "post_local_sgd": ("it is local_sgd after a warm-up", "--strategy local_sgd"),
-    "deepspeed": (
-        "DeepSpeed's engine writes checkpoints of its own, which this program cannot resume at "
-        "another number of processes",
-        "--strategy fsdp for ZeRO-3, with --strategy_options.reshard false for ZeRO-2; in a loop "
-        "of your own pip install deepspeed, and Fabric(strategy='deepspeed')",
+    "deepspeed_stage_1": (_STAGE, "--strategy deepspeed --strategy_options.stage 1"),
+    "deepspeed_stage_2": (_STAGE, "--strategy deepspeed"),
+    "deepspeed_stage_2_offload": (
+        _STAGE,
+        "--strategy deepspeed --strategy_options.offload true",
     ),
-    "deepspeed_stage_1": _ZERO_2,
-    "deepspeed_stage_2": _ZERO_2,
-    "deepspeed_stage_2_offload": ("fsdp does the same within torch", "--strategy fsdp"),
-    "deepspeed_stage_3": ("fsdp shards the same within torch", "--strategy fsdp"),
+    "deepspeed_stage_3": ("fsdp cuts the weights too, within torch", "--strategy fsdp"),
     "deepspeed_stage_3_offload": (
-        "fsdp does the same within torch",
+        "fsdp cuts the weights too, within torch",
         "--strategy fsdp --strategy_options.offload true",
     ),
     "tpu": _TPU,

@@ -26,8 +26,6 @@ class Replicas(Strategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._drifted = False
-        self.steps = 0
-        """Optimizer steps so far, those of earlier starts included."""
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -36,7 +34,7 @@ class Replicas(Strategy):
 
     def step(self, number: int) -> None:
         super().step(number)
-        self._drifted, self.steps = True, number + 1
+        self._drifted = True
 
     def before_save(self) -> None:
         # Averaging equal weights again would round them.

@@ -138,3 +138,22 @@ def test_the_peer_in_raw_ddp_does_the_same_work(tmp_path: Path) -> None:
 def test_both_sides_follow_every_pod(side: str) -> None:
     pytest.importorskip("kubernetes")
     assert read_memory(side, pods=2, lines=3) > 1
+
+
+def test_the_limit_reaches_those_that_go_on_until_they_are_sure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def measure(repetitions: int, limit: int = 30) -> Iterator[Row]:
+        asked.append((repetitions, limit))
+        return measure_nothing(repetitions)
+
+    monkeypatch.setattr(program, "BENCHMARKS", {"nothing": measure_nothing, "until": measure})
+    monkeypatch.setattr(program, "UNTIL_SURE", {"until": measure})
+    file = tmp_path / "report.json"
+    common = ["until", "--repetitions", "2", "--json", str(file)]
+    assert program.main([*common, "--limit", "7"]) == 0
+    assert json.loads(file.read_text())["command"].endswith("until --repetitions 2 --limit 7")
+    assert program.main(common) == 0
+    assert asked == [(2, 7), (2, 30)]

@@ -25,6 +25,7 @@ def test_both_sides_get_one_thread_and_nothing_of_an_outer_run() -> None:
         "PET_NNODES": "2",
         "LAUNCHER_RUNS": "/runs",
         "LT_DEVICES": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
     assert measured_environment(given) == {
         "HOME": "/home/me",
@@ -37,6 +38,11 @@ def test_a_command_is_timed_from_its_start_to_its_end() -> None:
     ran = run(python("import os; assert os.environ['EXTRA'] == '1'"), {"EXTRA": "1"})
     assert ran.started_at > 0
     assert ran.duration_s > 0
+
+
+def test_a_command_that_is_measured_may_keep_its_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    run(python("import sys; assert not sys.dont_write_bytecode"))
 
 
 def test_a_command_that_fails_is_shown_with_its_last_lines() -> None:

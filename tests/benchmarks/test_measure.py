@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measure import Goal, Measurement, Report, Row, interleave, parse_report
+from benchmarks.measure import (
+    NARROW,
+    Goal,
+    Measurement,
+    Report,
+    Row,
+    estimate_ratio,
+    interleave,
+    parse_report,
+)
 
 
 def measured(*samples_s: float) -> Measurement:
@@ -92,3 +103,31 @@ def test_a_report_survives_its_way_through_json() -> None:
     assert parse_report(data) == report
     assert data["rows"][0]["ok"] is True
     assert data["rows"][0]["ours"]["median_s"] == 1.0
+
+
+def test_the_interval_of_a_ratio_holds_it_and_narrows_with_the_samples() -> None:
+    draw = random.Random(1)
+
+    def widths(count: int) -> float:
+        load = [draw.uniform(1.0, 1.5) for _ in range(count)]
+        ours, theirs = ([each * factor * draw.gauss(1, 0.01) for each in load] for factor in (2, 1))
+        low, high = estimate_ratio(tuple(ours), tuple(theirs))
+        assert low <= 2 * (1 + NARROW)
+        assert high >= 2 * (1 - NARROW)
+        return high - low
+
+    assert widths(400) < widths(6)
+
+
+def test_one_pair_of_samples_says_nothing_about_a_ratio() -> None:
+    assert estimate_ratio((1.0,), (1.0,)) == (0.0, float("inf"))
+
+
+def test_equal_pairs_leave_no_doubt() -> None:
+    assert estimate_ratio((1.0, 2.0, 3.0), (1.0, 2.0, 3.0)) == (1.0, 1.0)
+
+
+def test_an_interval_is_kept_in_the_report() -> None:
+    measured_row = replace(row(1.0, 2.0), interval=(0.4, 0.6))
+    report = Report(command="c", machine="m", repetitions=1, rows=(measured_row,))
+    assert parse_report(json.loads(json.dumps(report.to_jsonable()))) == report

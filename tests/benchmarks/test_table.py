@@ -10,6 +10,7 @@ from benchmarks.table import (
     END,
     format_measurement,
     render_markdown,
+    render_row,
     render_table,
     replace_results,
 )
@@ -106,3 +107,9 @@ def test_results_replace_what_stood_between_the_markers() -> None:
 def test_a_page_without_its_markers_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="lacks"):
         replace_results(page, "new")
+
+
+def test_an_interval_stands_behind_its_ratio() -> None:
+    side = Measurement(samples_s=(2.0,))
+    row = Row(benchmark="b", what="w", ours=side, theirs=side, interval=(0.987, 1.0123))
+    assert "  1.000 (0.987 to 1.012)  " in render_row(row)

@@ -6,6 +6,7 @@ forked process as torchrun would start it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import train.loop
@@ -52,6 +54,8 @@ class Row:
     """Whether a checkpoint changes the weights that are trained on: the ranks' mean."""
     fast: bool = False
     """Whether it is tried in every CI; else only in ``make soak``."""
+    needs: str | None = None
+    """A package without which it is skipped."""
 
     @property
     def id(self) -> str:
@@ -112,6 +116,8 @@ ROWS = (
     Row(name="bagua:qadam", like_one=None),
     # What others have sent when a process looks depends on the machine's load.
     Row(name="bagua:async", like_one=None, like_undisturbed=None, saves_show=True),
+    Row(name="deepspeed", needs="deepspeed"),
+    Row(name="deepspeed", options=("--strategy_options.stage=1",), needs="deepspeed"),
 )
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
@@ -154,6 +160,8 @@ def run(
     With ``kill_in`` the last rank kills itself in the middle of that step, and ForkedError is
     raised. ``node_dir``: where the agent asks for a stop.
     """
+    if row.needs and importlib.util.find_spec(row.needs) is None:
+        pytest.skip(f"{row.name} needs the package {row.needs}")
     arguments = [*OPTIONS, *row.options, *options, f"--strategy={row.name}", f"--max_steps={steps}"]
     told = run_forked(
         work,

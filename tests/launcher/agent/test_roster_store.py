@@ -159,13 +159,12 @@ def test_a_store_whose_process_hangs_at_its_start_is_started_again(
             signal.pause()
         serve(*arguments)
 
-    def collect() -> int:
+    def freeze() -> None:
         starts.append(1)
-        return 0
 
     monkeypatch.setattr(module, "READY_LIMIT_S", 3.0)
     monkeypatch.setattr(module, "_serve", hang_once)
-    monkeypatch.setattr(module.gc, "collect", collect)
+    monkeypatch.setattr(module.gc, "freeze", freeze)
     served = serve_forked(0, "127.0.0.1")
     try:
         assert len(starts) == 2

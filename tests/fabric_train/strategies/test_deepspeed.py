@@ -1,0 +1,170 @@
+"""deepspeed: refused where it is not installed; where it is, equal to one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fabric_train.errors import DivergedError, InputError
+from fabric_train.saver import Saver
+from fabric_train.strategies import make_strategy
+from fabric_train.strategies.strategy import Strategy
+from fabric_train.worker_env import World
+from tests.fabric_train.forked import run_forked
+from tests.fabric_train.strategies import one_process as one
+
+WORLD = World(
+    rank=0, local_rank=0, world_size=2, local_world_size=2, master_addr="a", master_port=1
+)
+STEPS = 4
+OPTIONS = ({}, {"stage": 1}, {"offload": True}, {"stage": 1, "offload": True})
+
+
+@pytest.fixture(scope="module")
+def package() -> Iterator[None]:
+    """Imports it once, for all ranks that are forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        pytest.importorskip("deepspeed")
+        yield
+
+
+def build(freeze: bool = False) -> nn.Module:
+    model = one.build_transformer()
+    if freeze:
+        next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def train(options: dict[str, object], freeze: bool) -> tuple[list[float], dict[str, Tensor]]:
+    strategy = make_strategy("deepspeed", options)
+    one.set_up(strategy, lambda: build(freeze))
+    losses = one.train_steps(strategy, 0, STEPS)
+    weights = {name: each.clone() for name, each in strategy.gather_weights().items()}
+    strategy.close()
+    return losses, weights
+
+
+# -- what it refuses ---------------------------------------------------------------------------
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(InputError, match=r"(?s)deepspeed is not installed.*pip install deepspeed"):
+        make_strategy("deepspeed").check(WORLD, "cpu")
+
+
+def test_stage_3_is_fsdps():
+    with pytest.raises(InputError, match=r"(?s)stage=3 of deepspeed.*--strategy fsdp"):
+        make_strategy("deepspeed", {"stage": 3}).check(WORLD, "cpu")
+    with pytest.raises(InputError, match=r"(?s)stage=0 of deepspeed.*stage 2"):
+        make_strategy("deepspeed", {"stage": 0}).check(WORLD, "cpu")
+
+
+def test_one_process_without_a_group_is_refused(package):
+    make_strategy("deepspeed").check(WORLD, "cpu")
+    with pytest.raises(InputError, match=r"(?s)started alone.*torchrun --nproc-per-node=1"):
+        make_strategy("deepspeed").check(None, "cpu")
+
+
+def test_a_weight_of_another_type_is_refused_with_its_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
+    with pytest.raises(InputError, match=r"1\.weight is torch\.bfloat16"):
+        make_strategy("deepspeed").setup(model, one.build_adamw, one.place_here())
+
+
+# -- what it computes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))])
+def test_losses_and_weights_are_those_of_one_process(package, ranks):
+    cases = [(options, False) for options in OPTIONS] + [({}, True)]
+    alone = {freeze: one.train_alone(STEPS, partial(build, freeze)) for freeze in (False, True)}
+    for results in run_forked(lambda: [train(*case) for case in cases], ranks):
+        for (_, freeze), (losses, weights) in zip(cases, results, strict=True):
+            assert losses == pytest.approx(alone[freeze][0], abs=1e-5)
+            assert one.differ(weights, alone[freeze][1]) < 2e-5
+
+
+def test_with_bf16_the_passes_round_and_weights_and_gradients_do_not(package):
+    def autocast() -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    def run(strategy: Strategy) -> tuple[list[float], set[torch.dtype], set[torch.dtype]]:
+        strategy.precision = "bf16-mixed"
+        model, _ = one.set_up(strategy)
+        outputs: set[torch.dtype] = set()
+        model.register_forward_hook(lambda module, _, output: outputs.add(output.dtype))
+        losses = []
+        for step in range(STEPS):
+            batch = replace(one.cut_batch(strategy, step), autocast=autocast)
+            batch = replace(batch, loss=lambda out, wanted: one.mean_loss(out.float(), wanted))
+            losses.append(one.average(strategy, strategy.run_step(batch)))
+            strategy.step(step)
+        return losses, outputs, {each.dtype for each in strategy.gather_weights().values()}
+
+    alone = run(Strategy())
+    for losses, *types in run_forked(lambda: run(make_strategy("deepspeed")), 2):
+        assert losses == pytest.approx(alone[0], abs=5e-3)
+        assert types == [*alone[1:]] == [{torch.bfloat16}, {torch.float32}]
+
+
+def test_a_step_that_deepspeed_leaves_out_ends_the_training(package):
+    def work() -> str:
+        strategy = make_strategy("deepspeed")
+        one.set_up(strategy)
+        batch = replace(one.cut_batch(strategy, 0), loss=lambda out, _: out.sum() * torch.inf)
+        strategy.run_step(batch)
+        with pytest.raises(DivergedError) as caught:
+            strategy.step(0)
+        return str(caught.value)
+
+    assert all("a gradient is not finite in step 1" in told for told in run_forked(work, 2))
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def go_on(name: str, folder: Path, stop: int) -> tuple[int, list[float], dict[str, Tensor]]:
+    """Trains from the newest checkpoint up to ``stop``, and saves."""
+    strategy = make_strategy(name)
+    one.set_up(strategy, lambda: build(freeze=True))
+    saver = Saver(folder)
+    found = saver.resume(strategy.bare, strategy.optimizer, strategy)
+    first = found.step if found else 0
+    losses = one.train_steps(strategy, first, stop)
+    saver.save(stop, strategy.bare, strategy.optimizer, block=True, strategy=strategy)
+    weights = {name: each.clone() for name, each in strategy.gather_weights().items()}
+    strategy.close()
+    return first, losses, weights
+
+
+def test_a_resumed_training_is_the_undisturbed_one_to_the_bit(package, tmp_path):
+    def run(folder: str, stop: int) -> tuple[int, list[float], dict[str, Tensor]]:
+        return go_on("deepspeed", tmp_path / folder, stop)
+
+    undisturbed = run_forked(run, 2, "undisturbed", 5)
+    run_forked(run, 2, "stopped", 2)
+    for (first, losses, weights), (_, expected, whole) in zip(
+        run_forked(run, 2, "stopped", 5), undisturbed, strict=True
+    ):
+        assert (first, losses) == (2, expected[2:])
+        assert one.differ(weights, whole) == 0
+
+
+def test_other_worlds_and_strategies_load_its_moments_and_it_loads_theirs(package, tmp_path):
+    losses, whole = one.train_alone(6, lambda: build(freeze=True))
+    run_forked(go_on, 2, "deepspeed", tmp_path, 2)
+    for number, (name, ranks) in enumerate((("ddp", 2), ("deepspeed", 4), ("ddp", 1)), 3):
+        for first, found, _ in run_forked(go_on, ranks, name, tmp_path, number):
+            assert first == number - 1
+            assert found == pytest.approx(losses[first:number], abs=1e-5)
+    ((_, _, weights),) = run_forked(go_on, 1, "deepspeed", tmp_path, 6)
+    assert one.differ(weights, whole) < 2e-5
