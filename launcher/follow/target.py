@@ -206,8 +206,11 @@ class Target(ABC):
         """The plan's nodes, or ``only`` those, as what ``submit`` would start. Pure."""
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
-        """What ``launcher render`` prints. ``made_by`` is the command that was typed. Pure."""
-        return self.render(plan).shell(embed=embed)
+        """What ``launcher render`` prints. ``made_by`` is the command that was typed. Pure.
+
+        No launcher follows the workers' files by hand, so agents print what workers print.
+        """
+        return self.render(plan.with_output_on_consoles()).shell(embed=embed)
 
     # -- while it runs ----------------------------------------------------------------------------
 

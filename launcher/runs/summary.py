@@ -26,6 +26,7 @@ def render_summary(
     extra: str = "",
     image: str = "",
     python: str = "",
+    resumed: str = "",
 ) -> str:
     """The result, a failure's first cause, where things are, and the next commands to type.
 
@@ -34,6 +35,7 @@ def render_summary(
     these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run.
     ``image`` is the one that the launcher chose, empty where the job names one or has none.
     ``python`` is the one of this machine that ran the workers, empty where they had another.
+    ``resumed`` is the run that this one goes on from.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -52,7 +54,8 @@ def render_summary(
     resume = f"{program} run {job_file} {where}{earlier}{extra}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
-    lines.append(f"  render it    {program} render {job_file} {where}{extra}")
+    same = f" --resume {resumed}" if resumed else ""
+    lines.append(f"  render it    {program} render {job_file} {where}{same}{extra}")
     return "\n".join(lines)
 
 
