@@ -127,7 +127,7 @@ def _render_age(age_s: float) -> str:
     return f"{age_s:.0f} s"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunStatus:
     """One run; ``nodes`` as the target reports them, none of a run that has ended.
 
@@ -160,6 +160,10 @@ class RunStatus:
             for node in self.nodes
         ]
         return data | {"nodes": nodes}
+
+    def __repr__(self) -> str:
+        nodes = f", {len(self.nodes)} nodes" if self.nodes else ""
+        return f"<RunStatus {self.run_id}: {self.state} on {self.target}{nodes}>"
 
     def __str__(self) -> str:
         return render_status(self)

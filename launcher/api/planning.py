@@ -43,17 +43,19 @@ class PlannedRun:
     def create(self) -> RunFolder:
         """Makes the run's folder, with the job and its code, or nothing. Raises ``InputError``."""
         from launcher.code.archive import unpack
-        from launcher.code.record import write_code
+        from launcher.code.record import LEFT_OUT_FILE, write_code
         from launcher.follow.loop import create_run
 
         target = self.choice.target
-        code = self._read_code(target)
+        code, left_out = self._read_code(target)
 
         def fill(folder: Path) -> None:
             text = self.job.model_dump_json(indent=2, exclude_defaults=True)
             (folder / protocol.JOB_FILE).write_text(f"{text}\n")
             if code is not None:
                 write_code(folder, code, folder.parent / protocol.LATEST_LINK)
+            elif left_out:
+                (folder / LEFT_OUT_FILE).write_text(f"{left_out}\n")
 
         try:
             if self.copy and code:
@@ -66,18 +68,21 @@ class PlannedRun:
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise
 
-    def _read_code(self, target: Target) -> PackedCode | None:
+    def _read_code(self, target: Target) -> tuple[PackedCode | None, str]:
+        """The code, or why the run's folder cannot hold it; neither where there is none."""
         try:
             code = self.reading.result() if self.reading else None
         except InputError as error:
             if target.sends_code:
                 raise
-            first = error.what.partition("\n")[0].removesuffix("; the largest files:")
-            target.notes.append(f"the run folder will not hold the code: {first}")
-            return None
+            first, *largest = (" ".join(line.split()) for line in error.what.splitlines())
+            why = f"{first} {', '.join(largest)}".rstrip()
+            cannot = "the run folder will not hold the code, and --again cannot repeat this run"
+            target.notes.append(f"{cannot}: {why}; fix: {error.hint}")
+            return None, why
         if code is not None and target.sends_code:
             target.notes += code.notes
-        return code
+        return code, ""
 
 
 def plan_job(
@@ -130,6 +135,10 @@ def plan_job(
         choice.target.notes.append(place.note)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.sends_code or not reading
+    if again and not in_place:
+        where = f"{run_root / run_id / CODE_DIR}, a copy of the code of {again.run_id}"
+        left = "what git ignores or .launcherignore names is not in it"
+        choice.target.notes.append(f"starts in {where}: {left}")
     return PlannedRun(
         choice=choice, job=ran, plan=plan, reading=reading, copy=None if in_place else copy
     )
@@ -138,14 +147,15 @@ def plan_job(
 def _read_kept(
     again: RunFolder, job: JobSpec, copy: Path, *, is_needed: bool
 ) -> tuple[CodePlace, PackedCode] | None:
-    from launcher.code.record import read_kept_code, read_record
+    from launcher.code.record import read_kept_code, read_left_out, read_record
 
     kept = read_kept_code(again.path)
     if kept is None and not is_needed and read_record(again.path) is None:
         return None  # its image held the code
     if kept is None:
+        why = read_left_out(again.path)
         raise InputError(
-            f"{again.run_id} keeps no code in {again.path}",
+            f"{again.run_id} keeps no code in {again.path}{f': {why}' if why else ''}",
             "run the script itself: that takes the code as it is now",
         )
     record = kept.record
@@ -164,8 +174,10 @@ def read_job_of(run: RunFolder) -> tuple[str, str]:
         raise InputError(what, "name the script or job file") from None
 
 
-def resume_job(job: JobSpec, run_root: Path, earlier: str, target: Target | None) -> JobSpec:
-    """The job with the checkpoints of an earlier run. Raises ``InputError``."""
+def resume_job(
+    job: JobSpec, run_root: Path, earlier: str, target: Target | None
+) -> tuple[JobSpec, str]:
+    """The job with the checkpoints of an earlier run, and that run's id. Raises ``InputError``."""
     if target and target.own_checkpoints:
         what = f"on {target.name.capitalize()} a job goes on from its own checkpoints"
         raise InputError(
@@ -174,8 +186,10 @@ def resume_job(job: JobSpec, run_root: Path, earlier: str, target: Target | None
         )
     from launcher.runs.folder import find_run
 
-    plan = find_run(run_root, earlier).read_plan()
-    return job.model_copy(update={"checkpoint_dir": plan.checkpoint_dir})
+    run = find_run(run_root, earlier)
+    checkpoint_dir = run.read_plan().checkpoint_dir
+    # ``latest`` is another run by the time it is printed.
+    return job.model_copy(update={"checkpoint_dir": checkpoint_dir}), run.run_id
 
 
 def _read_in_background(place: CodePlace, run_root: Path) -> Future[PackedCode]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from launcher.api.call import check_call, shown, split_args
 from launcher.api.listing import RunStatus, read_output, read_state, read_status
 from launcher.api.report import report_run
 from launcher.api.scaling import scale_run
@@ -69,7 +70,10 @@ class Job:
         [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in JobSpec.model_fields]
     )
 
-    def __init__(self, **keys: Any) -> None:
+    def __init__(self, *words: Any, **keys: Any) -> None:
+        if words:
+            what = f"Job: found {shown(words)} without a key"
+            raise InputError(what, f"Job(command={words[0]!r})")
         name, data = UNNAMED, _as_data(keys)
         with contextlib.suppress(NotAcceptedError):  # told below
             name = name_of(parse_command(data.get("command")))
@@ -173,30 +177,35 @@ class RunHandle:
 
 
 def run(
-    job: Job | str | os.PathLike[str],
+    job: Job | str | os.PathLike[str] | None = None,
     *,
     on: str | None = None,
     runs: str | os.PathLike[str] | None = None,
-    args: Sequence[object] = (),
+    args: str | Sequence[object] = (),
+    again: str | None = None,
     **options: object,
 ) -> RunHandle:
     """Starts a job, and returns once its nodes are started; the run goes on without the caller.
 
-    ``job`` is a ``Job``, or what ``launcher run`` takes in its place; ``runs`` the folder of the
-    run folders; ``args`` are added to the script's own. ``options`` are those of ``launcher run``,
+    ``job`` is a ``Job``, or the path of a script or job file; in its place ``again`` names an
+    earlier run to repeat. ``runs`` is the folder of the run folders. ``args`` are added to the
+    script's own; one text is split as a shell splits it. ``options`` are those of ``launcher run``,
     such as ``resume="digits-0a1b2c"``. Blocks while code is sent or an image is pulled; an
     exception meanwhile, such as ``KeyboardInterrupt``, ends what was started.
 
     Raises ``InputError`` for what is wrong with the job, ``TargetError`` where it cannot run.
     """
     root = _run_root(runs).absolute()
+    check_call(job, again, options, takes=(Job, str, os.PathLike))
+    extra = split_args(args)
     with tempfile.TemporaryDirectory(prefix="launcher-job-") as folder:
         written = Path(folder, "job.json")
         if isinstance(job, Job):
             written.write_text(job.to_json())
-        words = ["run", str(written) if isinstance(job, Job) else os.fspath(job), "--detach"]
-        words += _words({"runs": root, "on": on, **options})
-        code, printed, said = _call([*words, "--", *map(str, args)] if args else words)
+        named = str(written) if isinstance(job, Job) else job
+        words = ["run", *([os.fspath(named)] if named is not None else []), "--detach"]
+        words += _words({"runs": root, "on": on, "again": again, **options})
+        code, printed, said = _call([*words, "--", *extra] if extra else words)
     notes, _, error = re.sub(rf"{re.escape(str(written))}(:1)?", "Job", said).partition("error: ")
     if code != ExitCode.OK:
         what, _, fix = (error or notes).strip().rpartition("\n  fix: ")

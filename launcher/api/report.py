@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.api.choose_target import open_target
-from launcher.api.listing import read_state
+from launcher.api.listing import ORPHANED, read_state
+from launcher.contract.errors import TargetError
+from launcher.contract.reasons import RunState
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.report import Postmortem, read_postmortem
+
+GOES_ON = (RunState.RUNNING.value, ORPHANED)
 
 
 def report_run(run: RunFolder, now: float, claim: Path | None = None) -> Postmortem:
@@ -19,4 +24,15 @@ def report_run(run: RunFolder, now: float, claim: Path | None = None) -> Postmor
     plan = run.read_plan()
     if run.is_borrowed:
         open_target(plan.target, run.path.parent).bring_story(run, plan, claim)
-    return read_postmortem(run, plan, *read_state(run, plan), now)
+    state, outcome = read_state(run, plan)
+    states = _read_node_states(run, plan) if state in GOES_ON else {}
+    return read_postmortem(run, plan, state, outcome, now, states)
+
+
+def _read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], str]:
+    """Where the nodes are now, by (node index, incarnation); empty if the target is silent."""
+    try:
+        seen = open_target(plan.target, run.path.parent).observe(plan)
+    except TargetError:
+        return {}
+    return {(node.node_index, node.incarnation): node.state.value for node in seen.nodes}

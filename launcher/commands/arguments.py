@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,13 @@ def add_job_file(
     group.add_argument(
         "job", metavar="JOB", nargs="?", help="a script such as train.py, or a job file"
     )
-    group.add_argument("-m", dest="module", metavar="MODULE", help="run a module as python -m does")
+    group.add_argument(
+        "-m",
+        dest="module",
+        action=_OneModule,
+        metavar="MODULE",
+        help="run a module as python -m does",
+    )
     if again:
         group.add_argument(
             "--again", metavar="RUN", help="the job of an earlier run, with the code that it ran"
@@ -64,7 +70,10 @@ def add_job_file(
         help="nodes; with a range the run goes on while MIN are left",
     )
     parser.add_argument(
-        "--nproc-per-node", metavar="N", help="processes on each node: a number, gpu, cpu or auto"
+        "--nproc-per-node",
+        metavar="N",
+        help="processes on each node: a number, gpu, cpu or auto (default: auto, one for each GPU "
+        "of the node, without GPUs one for each of its cores)",
     )
     parser.add_argument(
         "--max-restarts", metavar="N", help="how often failed workers are started again"
@@ -80,6 +89,20 @@ def add_job_file(
         metavar="KEY=VALUE",
         help="any key of the job file, such as resources.shm=2Gi; may be repeated",
     )
+
+
+class _OneModule(argparse.Action):
+    """``-m``, which argparse would take twice and keep the last."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        if (first := namespace.module) is not None:
+            raise InputError(
+                f"-m {first} and -m {values}: a run has one module",
+                f"what is for the training goes behind --: launcher run -m {first} -- -m {values}",
+            )
+        namespace.module = values
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +200,8 @@ def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str,
     if not script.is_script(arguments.job):
         return read_text(arguments.job), arguments.job
     if arguments.code != IN_IMAGE:
-        script.check_script(arguments.job)
+        held = f"; if {arguments.image} holds it: --code image" if arguments.image else ""
+        script.check_script(arguments.job, held)
     return script.write_job((arguments.job,)), arguments.job
 
 
@@ -228,8 +252,8 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
 
     job = read_job(arguments)
     if arguments.resume:
-        job = resume_job(job, root, arguments.resume, opened)
-    return plan_job(
+        job, arguments.resume = resume_job(job, root, arguments.resume, opened)
+    run = plan_job(
         job,
         root,
         on=forced,
@@ -239,6 +263,21 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
         detached=getattr(arguments, "detach", False),
         preview=preview,
     )
+    if run.plan.image is None:
+        run.choice.target.notes += _only_for_containers(arguments)
+    return run
+
+
+def _only_for_containers(arguments: argparse.Namespace) -> Iterator[str]:
+    """Lines about options that change nothing where nodes are processes without a container."""
+    given = ["--code image"] if arguments.code == "image" else []
+    given += [f"--image {arguments.image}"] if arguments.image else []
+    for setting in arguments.set:
+        key = setting.partition("=")[0]
+        if key.partition(".")[0] in ("image", "mounts", "docker"):
+            given.append(f"--set {key}")
+    for option in given:
+        yield f"{option} is for containers, and these nodes are processes: it has no use here"
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:

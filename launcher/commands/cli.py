@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from launcher import __version__
 from launcher.api.choose_target import rooms
@@ -109,8 +112,20 @@ def _of_system(error: OSError) -> LauncherError:
     """What the operating system refused, with the file it is about."""
     what = error.strerror or str(error)
     named = error.filename if isinstance(error.filename, str) else ""
-    fix = f"check that {named} is there, is yours and has room" if named else "df -h; ulimit -a"
+    fix = _fix_of_system(error.errno, Path(named)) if named else "df -h; ulimit -a"
     return InputError(f"{named}: {what}" if named else what, fix)
+
+
+def _fix_of_system(number: int | None, path: Path) -> str:
+    if number in (errno.EACCES, errno.EPERM):
+        folders = (one for one in reversed(path.parents) if one.is_dir())
+        closed = next((one for one in folders if not os.access(one, os.X_OK)), None)
+        if closed is not None:
+            return f"chmod u+rx {shlex.quote(str(closed))}, if it is yours (ls -ld)"
+        return f"ls -ld {shlex.quote(str(path))} tells whose it is; chmod, or name another"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"make room on its disk: df -h {shlex.quote(str(path.parent))}"
+    return f"check that {path} is there and can be used"
 
 
 def _tell(error: LauncherError, arguments: argparse.Namespace) -> int:

@@ -7,9 +7,10 @@ that there is no list to be kept. Without a TAB, argcomplete is not imported.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from launcher.contract.errors import ExitCode
 SHELLS = ("bash", "zsh", "fish")
 ASKED = "_ARGCOMPLETE"
 """In the environment while a shell asks what may follow."""
+MODULE_DEPTH = 3
+"""How many packages deep modules are looked for."""
+MAX_MODULES = 1000
 JOB_FILES = (".yaml", ".yml", ".py")
 
 
@@ -36,7 +40,8 @@ def add(commands: Any) -> None:
 def _completion(arguments: argparse.Namespace) -> int:
     from argcomplete.shell_integration import shellcode
 
-    sys.stdout.write(shellcode(["launcher"], shell=arguments.shell))
+    # Without bash's own offer of files, where an argument is no file.
+    sys.stdout.write(shellcode(["launcher"], use_defaults=False, shell=arguments.shell))
     return int(ExitCode.OK)
 
 
@@ -53,8 +58,13 @@ def complete(parser: argparse.ArgumentParser) -> None:
     for action in _actions(parser):
         if action.choices is None and action.nargs != 0:
             # Looked up by argcomplete on each action.
-            action.completer = COMPLETERS.get(action.dest, _paths)  # type: ignore[attr-defined]
+            action.completer = _completer(action)  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _completer(action: argparse.Action) -> Callable[..., list[str]]:
+    kind = str(action.metavar).partition("|")[0]
+    return COMPLETERS.get(action.dest) or BY_METAVAR.get(kind, _nothing)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -92,15 +102,79 @@ def _paths(prefix: str, **_: Any) -> list[str]:
     ]
 
 
+def _folders(prefix: str, **_: Any) -> list[str]:
+    return [path for path in _paths(prefix) if path.endswith("/")]
+
+
+def _code(prefix: str, **_: Any) -> list[str]:
+    from launcher.code.place import IN_IMAGE
+
+    return [*_folders(prefix), IN_IMAGE]
+
+
+def _modules(**_: Any) -> list[str]:
+    """What ``python -m`` finds below the current folder, to a depth of ``MODULE_DEPTH``."""
+    return sorted(itertools.islice(_modules_in(Path(), ()), MAX_MODULES))
+
+
+def _modules_in(folder: Path, parents: tuple[str, ...]) -> Iterator[str]:
+    from launcher.code.files import NOT_CODE
+
+    try:
+        found = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in found:
+        name = entry.name.removesuffix(".py")
+        if not name.isidentifier() or name == "__init__":
+            continue
+        if name != entry.name:
+            yield ".".join(parents if name == "__main__" and parents else (*parents, name))
+        elif name not in NOT_CODE and len(parents) < MODULE_DEPTH and entry.is_dir():
+            yield from _modules_in(folder / name, (*parents, name))
+
+
+def _keys(**_: Any) -> list[str]:
+    """The keys of a job file, those of sections with their section's name."""
+    from launcher.job.spec import JobSpec
+
+    return [f"{key}=" for key in _keys_of(JobSpec)]
+
+
+def _keys_of(section: Any) -> Iterator[str]:
+    for key, field in section.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            yield from (f"{key}.{inner}" for inner in _keys_of(field.annotation))
+        else:
+            yield key
+
+
 def _targets(**_: Any) -> list[str]:
     return list(ROOMS)
 
 
-COMPLETERS = {
+def _processes(**_: Any) -> list[str]:
+    return ["auto", "cpu", "gpu"]
+
+
+def _nothing(**_: Any) -> list[str]:
+    return []
+
+
+COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "job": _job_files,
+    "module": _modules,
     "on": _targets,
-    "run": _runs,
-    "resume": _runs,
-    "again": _runs,
+    "code": _code,
+    "nproc_per_node": _processes,
+    "set": _keys,
+    **dict.fromkeys(("run", "resume", "again", "join"), _runs),
+    "words": _paths,
 }
-"""What is offered for an argument, by its name; paths for all others."""
+"""What is offered for an argument, by its name."""
+BY_METAVAR: dict[str, Callable[..., list[str]]] = {
+    "FILE": _paths,
+    "DIR": _folders,
+    "NAME=DIR": _paths,
+}
+"""What is offered for all others, by what ``--help`` calls their value; nothing for numbers."""

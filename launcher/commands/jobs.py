@@ -110,6 +110,8 @@ def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: C
         runs=options_of_runs(arguments),
         extra=extra_of_job(arguments),
         image="" if planned_run.job.image else plan.image or "",
+        python=choice.target.own_python(plan),
+        resumed=arguments.resume or "",
     )
     console.line(summary)
     return outcome.exit_code

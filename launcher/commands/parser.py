@@ -34,7 +34,10 @@ class Parser(argparse.ArgumentParser):
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        words = " ".join([self.prog, *map(self._positional, self._get_positional_actions())])
+        needed = [a for a in self._get_optional_actions() if a.required]
+        options = [f"{a.option_strings[-1]} {a.metavar}" for a in needed]
+        positionals = map(self._positional, self._get_positional_actions())
+        words = " ".join([self.prog, *positionals, *options])
         what, fix = _explain(message, self.prog, words)
         self.exit(int(ExitCode.BAD_INPUT), f"error: {what}\n  fix: {fix}\n")
 

@@ -191,6 +191,10 @@ class Target(ABC):
         """Where a job runs, in words."""
         return self.name
 
+    def own_python(self, plan: LaunchPlan) -> str:
+        """The Python of this machine that runs the workers; empty where they have another. Pure."""
+        return ""
+
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
         """Raises ``InputError`` where something that the nodes need is seen to be missing.
 
@@ -202,8 +206,11 @@ class Target(ABC):
         """The plan's nodes, or ``only`` those, as what ``submit`` would start. Pure."""
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
-        """What ``launcher render`` prints. ``made_by`` is the command that was typed. Pure."""
-        return self.render(plan).shell(embed=embed)
+        """What ``launcher render`` prints. ``made_by`` is the command that was typed. Pure.
+
+        No launcher follows the workers' files by hand, so agents print what workers print.
+        """
+        return self.render(plan.with_output_on_consoles()).shell(embed=embed)
 
     # -- while it runs ----------------------------------------------------------------------------
 

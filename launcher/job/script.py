@@ -18,8 +18,8 @@ def is_script(word: str) -> bool:
     return word.endswith((".py", ".pyz")) or Path(word).is_dir()
 
 
-def check_script(word: str) -> None:
-    """Raises ``InputError`` where the script is not there."""
+def check_script(word: str, otherwise: str = "") -> None:
+    """Raises ``InputError`` where the script is not there; ``otherwise`` is one more way out."""
     path = Path(word)
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InputError(f"{word} is a folder without __main__.py", "name a script or a job file")
@@ -28,9 +28,9 @@ def check_script(word: str) -> None:
 
         folder = path.parent
         names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
-        close = difflib.get_close_matches(path.name, names, n=1)
+        close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.82)
         fix = f"did you mean {folder / close[0]}?" if close else "check the path"
-        raise InputError(f"{word}: no such file", fix)
+        raise InputError(f"{word}: no such file", f"{fix}{otherwise}")
 
 
 def write_job(command: tuple[str, ...]) -> str:

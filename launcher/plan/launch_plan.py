@@ -95,6 +95,10 @@ class LaunchPlan:
         """The machine of each node; empty where it is the launcher's own, or not known before."""
         return () if self.own is None else self.own.machines
 
+    def with_output_on_consoles(self) -> LaunchPlan:
+        """The plan whose agents copy to their consoles what their workers print."""
+        return replace(self, agent=self.agent and replace(self.agent, tee=True))
+
     def to_json(self) -> str:
         """The plan as text, a field or a node on each line, without what has its default.
 

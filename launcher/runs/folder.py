@@ -223,6 +223,12 @@ def find_run(run_root: Path, name: str) -> RunFolder:
     exact = run_root / name
     if (exact / protocol.PLAN_FILE).is_file():
         return RunFolder(exact.resolve())
+    if (exact / protocol.NODES_DIR).is_dir():
+        nodes = f"{exact / protocol.NODES_DIR}"
+        raise InputError(
+            f"{exact} has no {protocol.PLAN_FILE}: a rendered script made it, or the plan is gone",
+            f"read its workers' output: tail {nodes}/*/*/attempt-*/rank-*/stdout (and stderr)",
+        )
     runs = list_runs(run_root)
     matches = [run for run in runs if run.run_id.startswith(name)]
     if len(matches) == 1:

@@ -18,7 +18,7 @@ def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
     if goodput is None:
         raise InputError(
             f"run {run_id} has no training ledger, so there is nothing to draw",
-            "train with `python -m train`, or write the events of launcher/contract/protocol.py",
+            "leave --png out; how a script writes a ledger: docs/checkpoints.md#goodput",
         )
     try:
         import matplotlib

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import protocol
-from launcher.contract.reasons import TERMINAL_STATES
+from launcher.contract.reasons import TERMINAL_STATES, NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.records import parse_record
 from launcher.runs.failure import read_report
@@ -52,7 +52,10 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One incarnation of a node in a report; ``reason`` is None if it left no outcome."""
+    """One incarnation of a node in a report; ``reason`` is None if it left no outcome.
+
+    ``state`` is then what the target says of it (``NodeState``); empty where that is not known.
+    """
 
     node_index: int
     incarnation: int
@@ -61,6 +64,7 @@ class NodeReport:
     exit_code: int | None = None
     detail: str = ""
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    state: str = ""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -87,7 +91,7 @@ def read_story(run: RunFolder) -> Story:
     return Story()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Postmortem:
     """All that is known of a run. ``reason`` and ``exit_code`` are None while it goes on.
 
@@ -123,14 +127,26 @@ class Postmortem:
         goodput = self.goodput.to_jsonable() if self.goodput else None
         return {**asdict(self), "goodput": goodput}
 
+    def __repr__(self) -> str:
+        reason = f", {self.reason}" if self.reason else ""
+        return f"<Postmortem {self.run_id}: {self.state} on {self.target}{reason}>"
+
     def __str__(self) -> str:
         return render_postmortem(self)
 
 
 def read_postmortem(
-    run: RunFolder, plan: LaunchPlan, state: str, outcome: Outcome | None, now: float
+    run: RunFolder,
+    plan: LaunchPlan,
+    state: str,
+    outcome: Outcome | None,
+    now: float,
+    states: Mapping[tuple[int, int], str],
 ) -> Postmortem:
-    """Reads the run's folder; ``state`` and ``now`` (seconds since the epoch) are the run's."""
+    """Reads the run's folder; ``state`` and ``now`` (seconds since the epoch) are the run's.
+
+    ``states`` has the present nodes of a run that goes on, by (node index, incarnation).
+    """
     offsets = clock_offsets(plan)
     ledgers = {
         node: by_launchers_clock(read_ledger(agent_ledger(run, *node)), offsets)
@@ -142,6 +158,7 @@ def read_postmortem(
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
     story = read_story(run)
     nodes = _complete(_read_nodes(run, ledgers, None if over else now), story.nodes)
+    nodes = tuple(_with_states(nodes, states, over=over))
     # For a run that goes on: the failure of its present attempt, if there is one.
     failure = outcome.failure if outcome else read_report(run, plan)
     duration_s = outcome.duration_s if outcome else round(now - submitted_at, 3)
@@ -180,6 +197,17 @@ def _complete(nodes: Iterable[NodeReport], told: Iterable[NodeReport]) -> tuple[
         base = one if own.reason is None else own
         found[one.place] = replace(base, attempts=own.attempts, phases_s=phases_s)
     return tuple(found[place] for place in sorted(found))
+
+
+def _with_states(
+    nodes: Sequence[NodeReport], states: Mapping[tuple[int, int], str], *, over: bool
+) -> Iterator[NodeReport]:
+    """Adds where a node without an outcome is now; one that was replaced is nowhere."""
+    newest = dict(node.place for node in nodes)
+    for node in nodes:
+        is_gone = over or newest[node.node_index] != node.incarnation
+        state = NodeState.MISSING.value if is_gone else states.get(node.place, "")
+        yield node if node.reason else replace(node, state=state)
 
 
 def _merge(
@@ -282,8 +310,12 @@ def _render_node(node: NodeReport, told: Postmortem) -> str:
     if node.reason:
         detail = without_first(node.detail, told.failure)
         how = f"{node.reason}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
+    elif node.state in (NodeState.RUNNING.value, NodeState.PENDING.value):
+        how = node.state
     elif told.engine == "torchrun":
         how = "plain torchrun keeps no report of a node"
+    elif node.state:
+        how = "no report: it was killed, or its machine was lost"
     else:
         how = "no report: it runs, or was killed"
     phases = f"; {_phases(node.phases_s)}" if node.phases_s else ""

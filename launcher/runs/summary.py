@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 
 from launcher.contract.reasons import Reason, RunState
@@ -24,6 +25,8 @@ def render_summary(
     runs: str = "",
     extra: str = "",
     image: str = "",
+    python: str = "",
+    resumed: str = "",
 ) -> str:
     """The result, a failure's first cause, where things are, and the next commands to type.
 
@@ -31,12 +34,14 @@ def render_summary(
     were given with the job file, ``runs`` leads to the run, ``extra`` are the training's arguments;
     these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run.
     ``image`` is the one that the launcher chose, empty where the job names one or has none.
+    ``python`` is the one of this machine that ran the workers, empty where they had another.
+    ``resumed`` is the run that this one goes on from.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
     if outcome.failure:
         lines += render_failure(outcome.failure, outcome.reason)
-        lines += _fix_missing_module(outcome.failure.first, image, program)
+        lines += _fix_missing_module(outcome.failure.first, image, python, program)
         lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
@@ -49,7 +54,8 @@ def render_summary(
     resume = f"{program} run {job_file} {where}{earlier}{extra}"
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
-    lines.append(f"  render it    {program} render {job_file} {where}{extra}")
+    same = f" --resume {resumed}" if resumed else ""
+    lines.append(f"  render it    {program} render {job_file} {where}{same}{extra}")
     return "\n".join(lines)
 
 
@@ -74,11 +80,17 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     return lines
 
 
-def _fix_missing_module(first: RankFailure | None, image: str, program: str) -> list[str]:
-    """What to do about a package that the launcher's own image lacks."""
-    missing = _NO_MODULE.search(first.exception) if first and image else None
+def _fix_missing_module(
+    first: RankFailure | None, image: str, python: str, program: str
+) -> list[str]:
+    """What to do about a package that the launcher's own image, or a local Python, lacks."""
+    missing = _NO_MODULE.search(first.exception) if first and (image or python) else None
     if missing is None:
         return []
+    if not image:
+        install = f"{shlex.quote(python)} -m pip install {missing[1].partition('.')[0]}"
+        fix = f"{install}; or name a Python that has it: --set local.python=PATH"
+        return [f"  fix: {python} has no {missing[1]}: {fix}"]
     build = f"{program} build --base {image} --tag REF puts requirements.txt into an image"
     fix = f"{build} for --image REF; or name one that has it; or --on local"
     return [f"  fix: {image} has no {missing[1]}: {fix}"]

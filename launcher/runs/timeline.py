@@ -48,7 +48,7 @@ def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[M
 
 
 def tell_event(name: str, values: Mapping[str, Any]) -> str:
-    """One event in words; empty for events that only divide phases, the name if it is unknown."""
+    """One event in words; the name if it is unknown."""
     words = _WORDS.get(name, name)
     try:
         return words.format(**values) if isinstance(words, str) else words(values)
@@ -84,7 +84,7 @@ def _tell_hang(values: Mapping[str, Any]) -> str:
 
 _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "agent-started": "agent started",
-    "rendezvous-began": "",
+    "rendezvous-began": "rendezvous began",
     "rendezvous-ended": _tell_rendezvous,
     "workers-started": _tell_start,
     "first-step": "first step",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from launcher.code.record import PackedCode
 
 LOOK_LIMIT_S = 20.0
+MAX_FOLDERS = 2000
+"""How many are searched for a module that is not where it was looked for."""
 _FIND = """
 import importlib.util, sys
 sys.path[0] = sys.argv[1]
@@ -53,7 +57,7 @@ def check_here(node: NodePlan, python: str) -> None:
         raise KeyInputError(
             ("command",),
             f"found -m {node.command[1]}; {python} finds no such module in {workdir}",
-            _fix_module(node.command[1], workdir),
+            _fix_module(node.command[1], workdir, Path.cwd()),
         )
 
 
@@ -162,9 +166,27 @@ def _decides_itself(package: ModuleSpec) -> bool:
         return package.origin is not None
 
 
-def _fix_module(name: str, workdir: Path) -> str:
+def _fix_module(name: str, workdir: Path, cwd: Path) -> str:
     if name.endswith(".py"):
         return f"a script is named without -m: [{name}]"
     if (workdir / name.replace(".", "/")).is_dir():
         return f"write {name}/__main__.py, or name a module in it"
-    return "check the name and workdir, or install it for that interpreter"
+    if home := next(_find_homes(name, workdir), None):
+        if cwd.resolve() == workdir.resolve():
+            return f"cd {shlex.quote(os.path.relpath(home, cwd))}; -m starts at the current folder"
+        return f"workdir: {os.path.relpath(home, cwd)}"
+    return "check the name; cd to the folder that holds it, or install it for that interpreter"
+
+
+def _find_homes(name: str, workdir: Path) -> Iterator[Path]:
+    """Folders below, at most two levels, from which ``python -m name`` would find it."""
+    from launcher.code.files import NOT_CODE
+
+    inner = name.replace(".", "/")
+    folders = (path for level in ("*/", "*/*/") for path in workdir.glob(level))
+    for folder in itertools.islice(folders, MAX_FOLDERS):
+        parts = folder.relative_to(workdir).parts
+        if any(part.startswith(".") or part in NOT_CODE for part in parts):
+            continue
+        if any((folder / file).is_file() for file in (f"{inner}.py", f"{inner}/__main__.py")):
+            yield folder

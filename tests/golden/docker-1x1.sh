@@ -12,7 +12,7 @@ docker network create --driver bridge \
   --label launcher.run-id=digits-0a1b2c \
   --label launcher.job=digits \
   --label launcher.run-dir=/home/me/runs/digits-0a1b2c \
-  digits-0a1b2c
+  digits-0a1b2c >/dev/null
 
 finish() {
   trap '' INT TERM HUP
@@ -75,7 +75,7 @@ docker run --detach --pull never \
   --redirects=3 \
   --tee=3 \
   --shutdown-timeout=30 \
-  -m train
+  -m train >/dev/null
 
 # Shows and keeps what the nodes print until they end.
 docker logs --follow digits-0a1b2c-0 2>&1 | tee /home/me/runs/digits-0a1b2c/nodes/0/0/console.log &

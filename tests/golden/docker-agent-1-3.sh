@@ -27,7 +27,7 @@ docker network create --driver bridge \
   --label launcher.run-id=digits-0a1b2c \
   --label launcher.job=digits \
   --label launcher.run-dir=/home/me/runs/digits-0a1b2c \
-  digits-0a1b2c
+  digits-0a1b2c >/dev/null
 
 finish() {
   trap '' INT TERM HUP
@@ -80,7 +80,7 @@ docker run --detach --pull never \
   --env LAUNCHER_MAX_WORLD_SIZE=3 \
   fabric-train:cpu \
   /launcher/agent.pyz \
-  /launcher/run/nodes/0/0/node-plan.json
+  /launcher/run/nodes/0/0/node-plan.json >/dev/null
 
 docker run --detach --pull never \
   --name digits-0a1b2c-1 --hostname digits-0a1b2c-1 \
@@ -120,7 +120,7 @@ docker run --detach --pull never \
   --env LAUNCHER_MAX_WORLD_SIZE=3 \
   fabric-train:cpu \
   /launcher/agent.pyz \
-  /launcher/run/nodes/1/0/node-plan.json
+  /launcher/run/nodes/1/0/node-plan.json >/dev/null
 
 docker run --detach --pull never \
   --name digits-0a1b2c-2 --hostname digits-0a1b2c-2 \
@@ -160,7 +160,7 @@ docker run --detach --pull never \
   --env LAUNCHER_MAX_WORLD_SIZE=3 \
   fabric-train:cpu \
   /launcher/agent.pyz \
-  /launcher/run/nodes/2/0/node-plan.json
+  /launcher/run/nodes/2/0/node-plan.json >/dev/null
 
 # Shows and keeps what the nodes print until they end.
 docker logs --follow digits-0a1b2c-0 2>&1 | tee /home/me/runs/digits-0a1b2c/nodes/0/0/console.log &

@@ -32,6 +32,8 @@ PIP = {
 }
 NO_INDEX = re.compile(r"connection broken by '(.*)': /|Could not fetch URL \S+ (.*)")
 """What pip says where it does not get through to its index."""
+NOT_TRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\] ([^()\n]*[^()\n ])")
+"""Its reason where the index has a certificate that the image does not know."""
 OTHER_TORCH = re.compile(r"^ +(?!.*\(constraint\))(.* (?:depends on|requested) torch\b.*)", re.M)
 WHEELS_FIX = "pip download -r FILE -d wheels, where there is a network; then --wheelhouse wheels"
 LINE = 200
@@ -113,6 +115,10 @@ def _explain(said: str, torch: str, *, has_wheels: bool) -> None:
         fix = "leave torch out of the requirements, or --base with the torch that they want"
         what = f"the requirements want another torch than the base image's {torch}"
         fail(f"{what}: {wanted[0].strip()}", fix)
+    if refused := NOT_TRUSTED.findall(said):
+        what = "pip does not trust the certificate of its index"
+        fix = "a base image that holds your CA's certificate (docs/build.md#behind-a-firewall)"
+        fail(f"{what}: {refused[-1][:LINE]}", f"{fix}; or {WHEELS_FIX}")
     if broken := NO_INDEX.findall(said):
         reason = "".join(broken[-1])[:LINE]
         fail(f"pip does not reach its index from the build: {reason}", WHEELS_FIX)

@@ -51,7 +51,7 @@ class DockerArtifact:
                 self._network(),
                 "",
                 *self._cleanup(),
-                *(f"\n{container.shell()}" for container in self.containers),
+                *(f"\n{container.shell()} >/dev/null" for container in self.containers),
                 "",
                 *self._wait(),
                 "",
@@ -65,7 +65,7 @@ class DockerArtifact:
     def _network(self) -> str:
         labels = (word for key, value in self.labels for word in ("--label", f"{key}={value}"))
         create = ("docker", "network", "create", "--driver", "bridge", *labels, self.network)
-        return render_block(create, head=5, per_line=2)
+        return f"{render_block(create, head=5, per_line=2)} >/dev/null"
 
     def _cleanup(self) -> list[str]:
         label = quote(f"label={protocol.LABEL_RUN_ID}={self.run_id}")

@@ -91,6 +91,9 @@ class LocalTarget(Target):
     def describe_place(self, facts: TargetFacts) -> str:
         return "local processes"
 
+    def own_python(self, plan: LaunchPlan) -> str:
+        return LocalSettings.of(plan).python
+
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
@@ -279,7 +282,7 @@ def read_torch_version(python: str) -> str:
     if not found:
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",
-            f"{how_to_install(python)}; or name another interpreter (local.python)",
+            f"{how_to_install(python)}; or name another interpreter: --set local.python=PATH",
         )
     return found.strip()
 

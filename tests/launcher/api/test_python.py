@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import inspect
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from launcher import InputError, Job, LauncherError, RunHandle, TargetError, find, list_runs, run
+from launcher.api.call import options_known
+from launcher.commands import jobs
 from launcher.contract.protocol import RUN_ID
 from launcher.job.file import parse_job, read_job
 from launcher.job.spec import JobSpec
@@ -154,6 +157,19 @@ def test_a_failed_training_is_an_outcome_that_names_its_rank(place: Runner) -> N
     assert "too hot" in outcome.failure.first.exception
 
 
+def test_what_a_python_shell_shows_of_a_run_is_one_line(place: Runner) -> None:
+    place.write("raise ValueError('too hot\\nand more')\n")
+    training = run(tiny(), on="local")
+    outcome = training.wait(timeout=60)
+    told = training.run_id
+    assert repr(training.status()) == f"<RunStatus {told}: failed on local>"
+    assert repr(training.report()) == f"<Postmortem {told}: failed on local, training-failed>"
+    assert repr(outcome.failure) == "<FailureReport rank 0 on node 0: ValueError: too hot>"
+    assert str(outcome.failure).startswith("first failure: rank 0 on node 0: ValueError: too hot")
+    assert "\n  | and more" in str(outcome.failure)
+    assert len(repr(outcome)) < 1000
+
+
 @pytest.mark.parametrize("job", ["job.yaml", Path("train.py")], ids=str)
 def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(
     place: Runner, job: str | Path
@@ -194,6 +210,64 @@ def test_what_a_run_cannot_have_is_an_error_of_the_launcher(
     assert raised.value.hint
     assert "launcher-job-" not in str(raised.value)
     assert list_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("call", "what", "fix"),
+    [
+        (lambda: run("train.py", nprocs=2), "nprocs=2: no such option", "nproc_per_node=2?"),
+        (lambda: run("train.py", num_nodes=2), "num_nodes=2: no", "did you mean nnodes=2?"),
+        (lambda: run("train.py", lr=0.1), "lr=0.1: no such option", "args=['--lr', 0.1]"),
+        (lambda: run("train.py", stop_grace_s=3), "stop_grace_s=3: no", "Job(..., stop_grace_s=3)"),
+        (lambda: run("train.py --lr 0.1"), "found 'train.py --lr", "command='train.py --lr 0.1'"),
+        (lambda: run("-m pkg.train"), "found '-m pkg.train'", "run(Job(command='-m pkg.train'))"),
+        (
+            lambda: run(["train.py", 1]),
+            "found ['train.py', 1]",
+            "run(Job(command=['train.py', 1]))",
+        ),
+        (lambda: run(), "no job", 'run("train.py")'),
+        (lambda: run("train.py", again="latest"), "again='latest'", "run(again='latest')"),
+        (lambda: run("train.py", args=3), "args=3: found int", 'args=["--lr", 0.1]'),
+        (lambda: run("train.py", args="--lr '3"), "quotation", "close the quotation"),
+        (lambda: Job("train.py"), "found 'train.py' without a key", "Job(command='train.py')"),
+    ],
+)
+def test_a_wrong_call_is_told_in_the_words_of_python(
+    place: Runner, call: Callable[[], object], what: str, fix: str
+) -> None:
+    place.write(TRAIN)
+    with pytest.raises(InputError) as raised:
+        call()
+    assert what in raised.value.what
+    assert fix in raised.value.hint
+    assert "behind --" not in str(raised.value)
+    assert list_runs() == []
+
+
+def test_the_options_of_run_are_those_of_the_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    jobs.add(parser.add_subparsers())
+    command = parser._subparsers._group_actions[0].choices["run"]  # type: ignore[union-attr,index]
+    words = {word[2:].replace("-", "_") for word in command._option_string_actions if "--" in word}
+    own = {"help", "detach", "runs", "on", "again"}
+    assert words - own == set(options_known())
+
+
+def test_arguments_are_a_list_or_one_text_as_in_a_shell(place: Runner) -> None:
+    place.write(TRAIN)
+    training = run(tiny(command="train.py --lr 0.1"), on="local", args="--name 'a b' --n 2")
+    assert training.wait(timeout=60).state == "succeeded"
+    assert "0 --lr 0.1 --name a b --n 2" in list(training.logs(rank=0))
+
+
+def test_an_earlier_run_is_repeated_from_python(place: Runner) -> None:
+    place.write(TRAIN)
+    first = run(tiny(), on="local", args="--x 1")
+    first.wait(timeout=60)
+    second = run(again="latest", args=["--y", 2])
+    assert second.wait(timeout=60).state == "succeeded"
+    assert next(second.logs(rank=0)) == "0 --x 1 --y 2"
 
 
 def test_a_run_that_is_not_there_is_named() -> None:

@@ -52,6 +52,18 @@ def test_what_is_not_there_is_named_with_the_fix(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"), [(("--base", "b:1"), "--tag"), ((), "--base, --tag")]
+)
+def test_a_missing_option_is_told_with_all_that_build_needs(
+    launcher: Runner, given: tuple[str, ...], missing: str
+) -> None:
+    done = launcher("build", "train.py", *given)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {missing} is missing\n")
+    assert "fix: launcher build [JOB] --base IMAGE --tag REF " in done.stderr
+
+
 def test_without_a_script_the_code_is_what_is_here_and_then_an_engine_is_needed(
     launcher: Runner,
 ) -> None:

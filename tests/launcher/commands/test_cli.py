@@ -42,6 +42,20 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
     assert f"launcher {command}" in done.stdout
 
 
+def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path: Path) -> None:
+    (tmp_path / "обучение.py").touch()
+    argv = ("render", "обучение.py", "--on", "local", "--json")
+    assert json.loads(launcher(*argv, cwd=tmp_path).stdout)["job_name"] == "job"
+    named = launcher(*argv, "--set", "name=speech", cwd=tmp_path)
+    assert json.loads(named.stdout)["job_name"] == "speech"
+
+
+@pytest.mark.parametrize("command", ["run", "render"])
+def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_path: Path) -> None:
+    said = " ".join(launcher(command, "--help", cwd=tmp_path).stdout.split())
+    assert "(default: auto, one for each GPU of the node, without GPUs one for each" in said
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
@@ -141,6 +155,25 @@ def test_the_rendered_script_runs_by_hand(
     (folder / "artifact.sh").write_text(script)
     subprocess.run(["sh", "artifact.sh"], cwd=folder, check=True, timeout=120)
     assert (folder / "seen").read_text() == "0"
+
+
+def test_a_script_run_by_hand_shows_the_workers_output_and_logs_say_where_it_is(
+    folder: Path,
+) -> None:
+    (folder / "train.py").write_text("import sys; print('out'); print('err', file=sys.stderr)\n")
+    done = launcher("render", "job.yaml", "--on", "local", "--nproc-per-node", "2", cwd=folder)
+    (folder / "artifact.sh").write_text(done.stdout)
+    by_hand = subprocess.run(
+        ["sh", "artifact.sh"], cwd=folder, check=True, timeout=120, capture_output=True, text=True
+    )
+    assert sorted(by_hand.stdout.splitlines()) == ["[0/0] out", "[0/1] out"]
+    assert "[0/1] err" in by_hand.stderr
+    (run,) = (folder / "runs").iterdir()
+    for command in ("logs", "status", "report"):
+        told = launcher(command, run.name, cwd=folder)
+        assert told.returncode == 2
+        assert "a rendered script made it" in told.stderr
+        assert f"runs/{run.name}/nodes/*/*/attempt-*/rank-*/stdout" in told.stderr
 
 
 def test_ps_of_an_empty_folder_says_so(folder: Path) -> None:

@@ -26,6 +26,7 @@ SET_UP = {
     "zsh": 'bindkey -e; autoload -Uz compinit; compinit -D; eval "$(launcher completion zsh)"',
     "fish": "launcher completion fish | source",
 }
+MODULES = ("pkg/__init__.py", "pkg/main.py", "pkg/deep/eval.py", "kit/__main__.py")
 LIMIT_S = 60.0
 TAB, TO_START, TO_END, ENTER = "\t", "\x01", "\x05", "\r"
 
@@ -86,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / run).mkdir(parents=True)
         (made / run / "plan.json").touch()
     (made / "runs/latest").symlink_to("tiny-3f9a01")
-    for name in ("train.py", "training.log", "jobs.yaml", "data set/small.yaml"):
+    for name in ("train.py", "training.log", "jobs.yaml", "data set/small.yaml", *MODULES):
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).touch()
     return made
@@ -116,6 +117,27 @@ def terminal(request: pytest.FixtureRequest, folder: Path) -> Iterator[Terminal]
         pytest.param("launcher run t", "launcher run train.py", id="a script, and not its log"),
         pytest.param("launcher run j", "launcher run jobs.yaml", id="a job file"),
         pytest.param("launcher run --on kub", "launcher run --on kubernetes", id="a target"),
+        pytest.param("launcher run -m pkg.m", "launcher run -m pkg.main", id="a module"),
+        pytest.param("launcher run -m pkg.d", "launcher run -m pkg.deep.eval", id="a deep module"),
+        pytest.param("launcher run -m ki", "launcher run -m kit", id="a package that runs"),
+        pytest.param("launcher run x --code im", "launcher run x --code image", id="the image"),
+        pytest.param(
+            "launcher run x --code tra", "launcher run x --code tra", id="no file as code"
+        ),
+        pytest.param("launcher run x --code ki", "launcher run x --code kit/", id="code"),
+        pytest.param(
+            "launcher run x --nproc-per-node g", "launcher run x --nproc-per-node gpu", id="GPUs"
+        ),
+        pytest.param(
+            "launcher run x --nproc-per-node tr",
+            "launcher run x --nproc-per-node tr",
+            id="a number",
+        ),
+        pytest.param(
+            "launcher run x --set resources.sh", "launcher run x --set resources.shm=", id="a key"
+        ),
+        pytest.param("launcher run x --set tr", "launcher run x --set tr", id="no file as key"),
+        pytest.param("launcher run --image tr", "launcher run --image tr", id="no file as image"),
         pytest.param("launcher ps --runs r", "launcher ps --runs runs/", id="a folder"),
         pytest.param(
             "launcher run x -- --max-r", "launcher run x -- --max-r", id="no option behind"

@@ -179,6 +179,17 @@ RIGHTS = [
 ]
 
 
+def test_a_closed_folder_of_a_script_is_the_one_to_be_opened(folder: Path) -> None:
+    (folder / "a b/in").mkdir(parents=True)
+    (folder / "a b/in/x.py").touch()
+    folder.chmod(0o777)
+    (folder / "a b").chmod(0o000)
+    done = as_another("launcher run 'a b/in/x.py' --on local", folder)
+    assert_told(done, words="a b/in/x.py: Permission denied")
+    assert "fix: chmod u+rx 'a b'," in done.stderr
+    assert "room" not in done.stderr
+
+
 @pytest.mark.parametrize(("line", "what", "mode", "words"), RIGHTS)
 def test_what_may_not_be_read_or_written_is_told(
     folder: Path, line: str, what: str, mode: int, words: str

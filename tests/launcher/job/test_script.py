@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from launcher.job.script import check_script, is_script, name_of, write_job
         (("src/My script.py",), "my-script"),
         (("träin_ü.py",), "train-u"),
         (("训练.py",), "job"),
+        (("обучение.py",), "job"),
+        (("2024.py",), "job-2024"),
         (("2stage.py",), "job-2stage"),
         (("-m", "pkg.train"), "pkg-train"),
         (("-m", "pkg.__main__"), "pkg"),
@@ -50,5 +53,16 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file") as caught:
         check_script(str(tmp_path / "tran.py"))
     assert caught.value.hint == f"did you mean {tmp_path}/train.py?"
+    with pytest.raises(InputError) as caught:
+        check_script(str(tmp_path / "main.py"), "; or another way")
+    assert caught.value.hint == "check the path; or another way", "too little like train.py"
     with pytest.raises(InputError, match="without __main__"):
         check_script(str(tmp_path))
+
+
+def test_the_job_file_that_the_guide_shows_is_one() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "own-script.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    job = parse_job(shown, "own-script.md")
+    assert job.name == name_of(("train.py",))
+    assert job.command == ("train.py", "--lr", "0.1")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from tests.launcher.own_script.project import (
     losses_in,
     make_project,
 )
-from tests.launcher.runner import Runner
+from tests.launcher.runner import WAITING, Runner, wait_until
 
 TARGETS = ["local", pytest.param("docker", marks=pytest.mark.docker)]
 SHORT = """
@@ -66,6 +68,21 @@ def test_a_run_again_is_what_ran_with_its_arguments(project: Runner, target: str
     assert f"hash {read_record(one).hash[:12]}" in report.stdout  # type: ignore[union-attr]
 
 
+def test_a_run_again_says_that_it_starts_in_a_copy_without_what_was_left_out(
+    project: Runner,
+) -> None:
+    (project.folder / ".launcherignore").write_text("data.txt\n")
+    (project.folder / "data.txt").write_text("here")
+    (project.folder / "train.py").write_text(SHORT + "print(open('data.txt').read())\n")
+    assert project("run", "train.py", "--on", "local", "--nproc-per-node", "1").returncode == 0
+    again = project("run", "--again", "latest")
+    assert again.returncode == 1
+    (note,) = (line for line in again.stderr.splitlines() if "starts in " in line)
+    run_id = project.outcome["run_id"]
+    assert f"runs/{run_id}/code, a copy of the code of {first_run(project)}: " in note
+    assert "what git ignores or .launcherignore names is not in it" in note
+
+
 def first_run(project: Runner) -> str:
     runs = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
     return runs[0].name
@@ -77,10 +94,14 @@ def test_a_run_whose_code_was_too_large_says_so_and_cannot_run_again(project: Ru
         file.truncate(101 << 20)
     done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1")
     assert done.returncode == 0, done.stderr
-    assert "the run folder will not hold the code" in done.stderr
+    (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
+    assert "--again cannot repeat this run" in note
+    assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin, 0 MiB" in note
+    assert "fix: name data in .launcherignore" in note
     again = project("run", "--again", "latest")
     assert again.returncode == 2
     assert "keeps no code" in again.stderr
+    assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin" in again.stderr
     assert len(project.run_ids()) == 1
 
 
@@ -117,3 +138,74 @@ def test_render_says_where_the_code_comes_from(project: Runner) -> None:
     done = project("render", "train.py", "--on", "local", "--json")
     assert done.returncode == 0, done.stderr
     assert "code" not in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
+    project: Runner, target: str
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    words = ("--on", target, "--nnodes", "2", "--nproc-per-node", "1")
+    script = project("render", "train.py", *words).stdout
+    by_hand = subprocess.run(
+        ["sh", "-s"], input=script, cwd=project.folder, capture_output=True, text=True, check=True
+    )
+    lines = by_hand.stdout.splitlines()
+    of_workers = sorted(line.split(" losses ")[0] for line in lines if " losses " in line)
+    assert of_workers == ["[0/0]", "[1/1]"]
+    assert not [line for line in lines if re.fullmatch("[0-9a-f]{12,64}", line)], "engine's ids"
+
+
+def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
+    project: Runner,
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1")
+    assert project(*words).returncode == 0
+    first = first_run(project)
+    done = project(*words, "--resume", "latest")
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("  render it "))
+    rendered = project(*shlex.split(line.partition(" launcher ")[2]))
+    assert f"CHECKPOINT_DIR={project.folder}/runs/{first}/checkpoints" in rendered.stdout.replace(
+        "'", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "found"), [("local", "8"), pytest.param("docker", "None", marks=pytest.mark.docker)]
+)
+def test_which_variables_of_the_shell_reach_the_workers_who_have_no_standard_input(
+    project: Runner, target: str, found: str
+) -> None:
+    """As the table of docs/own-script.md says."""
+    (project.folder / "train.py").write_text(
+        "import os, sys\n"
+        "print(os.environ.get('FOO'), os.environ.get('BAR'), repr(sys.stdin.read()))\n"
+    )
+    project.env["FOO"] = "8"
+    words = ("--on", target, "--nproc-per-node", "1", "--set", "env.BAR=9")
+    done = project("run", "train.py", *words)
+    assert done.stdout == f"{found} 9 ''\n", done.stderr
+
+
+def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: Runner) -> None:
+    project.write(WAITING)
+    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1", "--detach")
+    run_id = project(*words).stdout.strip()
+    run = project.folder / "runs" / run_id
+    wait_until(lambda: (run / "up-0").exists())
+    assert "  0.0: 1 attempt, running; starting " in project("report").stdout
+    stopped = project("stop", "--grace", "0")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout
+
+
+def test_options_for_containers_are_noted_where_there_are_none(project: Runner) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    options = ("--image", "x:1", "--code", "image", "--set", "mounts=[/tmp:/data]")
+    done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1", *options)
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if "is for containers" in line]
+    assert len(notes) == 3
+    for option in ("--image x:1", "--code image", "--set mounts"):
+        assert any(f"{option} is for containers, and these nodes are" in note for note in notes)

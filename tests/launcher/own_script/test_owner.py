@@ -97,7 +97,7 @@ def test_a_file_that_the_caller_cannot_read_is_named_and_the_script_runs(
     (other.folder / "notes.txt").touch(mode=0o600)
     done = other("run", "train.py", "--on", target, *ONE)
     assert done.returncode == 0, done.stderr
-    assert "the run folder will not hold the code" in done.stderr
+    assert "the run folder will not hold the code, and --again cannot repeat" in done.stderr
     assert f"{other.folder / 'notes.txt'} is part of the code and cannot be read" in done.stderr
     assert read_record(other.folder / "runs/latest") is None
 

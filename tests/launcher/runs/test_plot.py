@@ -45,8 +45,10 @@ def test_without_matplotlib_the_message_says_what_to_install(
 
 
 def test_a_run_without_a_training_ledger_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing to draw"):
+    with pytest.raises(InputError, match="nothing to draw") as raised:
         write_plot("digits-1", None, tmp_path / "run.png")
+    assert "protocol.py" not in raised.value.hint
+    assert "leave --png out" in raised.value.hint
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

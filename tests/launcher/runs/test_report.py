@@ -143,7 +143,9 @@ def test_the_text_tells_the_same(ended: RunFolder) -> None:
     assert "    | ValueError: boom" in lines
     assert "  fell with it: rank 0 on node 0: Connection closed by peer" in lines
     assert "  restarts by cause, over all nodes: membership 1" in lines
-    assert any(line.startswith("    1.0: 1 attempt, no report: ") for line in lines)
+    killed = "    1.0: 1 attempt, no report: it was killed, or its machine was lost; "
+    assert any(line.startswith(killed) for line in lines)
+    assert "         9.00  1.1  rendezvous began" in lines
     assert "         8.00  0.0  restart: membership" in lines
     assert "        19.00  1.1  agent ended: restarts-exhausted, exit code 1" in lines
 

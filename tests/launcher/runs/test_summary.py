@@ -13,7 +13,9 @@ from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
 
 
-def summary(reason: Reason, hosts: str | None = None, image: str = "", **fields: Any) -> str:
+def summary(
+    reason: Reason, hosts: str | None = None, image: str = "", python: str = "", **fields: Any
+) -> str:
     defaults: dict[str, Any] = {
         "run_id": "digits-0a1b2c",
         "job": "digits",
@@ -39,6 +41,7 @@ def summary(reason: Reason, hosts: str | None = None, image: str = "", **fields:
         program=".venv/bin/launcher",
         where=f" --hosts {shlex.quote(hosts)}" if hosts else "",
         image=image,
+        python=python,
     )
 
 
@@ -141,6 +144,17 @@ def test_a_module_that_the_launchers_own_image_lacks_is_told_with_the_fix() -> N
     assert "--on local" in fix
     # The job's own image is its author's to mend.
     assert "fix: " not in summary(Reason.TRAINING_FAILED, failure=failure)
+
+
+def test_a_module_that_the_local_python_lacks_is_told_with_the_fix() -> None:
+    failure = report(rank(0, "ModuleNotFoundError: No module named 'transformers.models'"))
+    told = summary(Reason.TRAINING_FAILED, failure=failure, python="/my env/bin/python")
+    fix = next(line for line in told.splitlines() if line.startswith("  fix: "))
+    assert "/my env/bin/python has no transformers.models: " in fix
+    assert "'/my env/bin/python' -m pip install transformers;" in fix
+    assert "--set local.python=PATH" in fix
+    failure = report(rank(0, "ValueError: boom"))
+    assert "fix: " not in summary(Reason.TRAINING_FAILED, failure=failure, python="/bin/python")
 
 
 def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> None:

@@ -12,7 +12,7 @@ from launcher.runs.timeline import measure_phases, tell_event, tell_timeline
 
 SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "agent-started"}, "agent started"),
-    ({"event": "rendezvous-began"}, ""),
+    ({"event": "rendezvous-began"}, "rendezvous began"),
     (
         {"event": "rendezvous-ended", "rank": 1, "world_size": 3},
         "rendezvous: node rank 1, world of 3 nodes",

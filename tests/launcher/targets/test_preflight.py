@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -69,6 +70,28 @@ def test_what_python_would_not_find_is_refused(
     # Python's own word on it.
     argv = [sys.executable, *command]
     assert subprocess.run(argv, cwd=tree, capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize("module", ["pkg.main", "pkg.sub"])
+def test_a_module_in_a_folder_below_is_told_with_the_way_there(
+    make_plan: MakePlan, tree: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = tree / "above"
+    (above / "my src").mkdir(parents=True)
+    (tree / "pkg").rename(above / "my src/pkg")
+    node = make_plan(command=["-m", module], workdir=str(above)).nodes[0]
+    monkeypatch.chdir(above)
+    with pytest.raises(InputError) as raised:
+        check_here(node, sys.executable)
+    assert raised.value.hint == "cd 'my src'; -m starts at the current folder"
+    monkeypatch.chdir("/")
+    with pytest.raises(InputError) as raised:
+        check_here(node, sys.executable)
+    assert raised.value.hint == f"workdir: {os.path.relpath(above / 'my src')}"
+    node = make_plan(command=["-m", "absent.main"], workdir=str(above)).nodes[0]
+    with pytest.raises(InputError) as raised:
+        check_here(node, sys.executable)
+    assert raised.value.hint.startswith("check the name; cd to the folder that holds it")
 
 
 def test_another_interpreter_is_asked_for_its_own_modules(make_plan: MakePlan, tree: Path) -> None:

@@ -211,7 +211,7 @@ def test_an_interpreter_without_torch_is_named_with_the_fix(tmp_path: Path) -> N
     bare.chmod(0o755)
     with pytest.raises(TargetError, match="has no torch") as caught:
         read_torch_version(str(bare))
-    assert "local.python" in caught.value.hint
+    assert "--set local.python=PATH" in caught.value.hint
 
 
 def test_the_torch_of_another_interpreter_is_read() -> None:
