@@ -274,7 +274,7 @@ def _only_for_containers(arguments: argparse.Namespace) -> Iterator[str]:
     given += [f"--image {arguments.image}"] if arguments.image else []
     for setting in arguments.set:
         key = setting.partition("=")[0]
-        if key.partition(".")[0] in ("image", "mounts", "docker"):
+        if key.partition(".")[0] in ("image", "mounts"):
             given.append(f"--set {key}")
     for option in given:
         yield f"{option} is for containers, and these nodes are processes: it has no use here"
