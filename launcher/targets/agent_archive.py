@@ -5,7 +5,7 @@ that have the same Python; ``--version`` prints which agent it is. Standard libr
 is built with it.
 
 The package gets a private name on the way: a user's folders called ``launcher`` or ``train``
-neither shadow it nor are shadowed by it. Equal sources give equal bytes.
+neither shadow it nor are shadowed by it. Equal sources give equal bytes, but for bytecode.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
@@ -58,7 +59,8 @@ def end(node: Place) -> None:
         except subprocess.TimeoutExpired:
             node.process.kill()
             node.process.wait(20)
-    left = node.processes()
+    # What a signal has reached already may still be on its way out.
+    _, left = psutil.wait_procs(node.processes(), timeout=2.0)
     for process in left:
         process.kill()
     assert left == [], f"a test left processes behind: {left}"

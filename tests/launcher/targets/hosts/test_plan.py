@@ -25,7 +25,7 @@ from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
-from launcher.targets.agent_archive import read_archive, read_compiled_archive
+from launcher.targets.agent_archive import read_archive
 from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts.connection import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
@@ -41,6 +41,7 @@ from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.target import HostsTarget
+from tests.launcher.agent_sources import sources_in
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
 ADDRESSES = (
@@ -271,9 +272,9 @@ def test_the_script_brings_each_host_its_agent_and_task(
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "CODE": code, "SEEN": str(tmp_path)}
     subprocess.run(["bash", "artifact.sh"], cwd=tmp_path, env=env, check=True, timeout=60)
-    archive = read_archive() if embed else read_compiled_archive()
     for node in plan.nodes:
-        assert (tmp_path / f"agent-{node.node_index}.pyz").read_bytes() == archive
+        agent = (tmp_path / f"agent-{node.node_index}.pyz").read_bytes()
+        assert sources_in(agent) == sources_in(read_archive())
         task = parse_task((tmp_path / f"task-{node.node_index}.json").read_text())
         assert (task.node, task.settings) == (node, plan.agent)
 
