@@ -86,7 +86,7 @@ $(TORCHX)/.ready:
 	$(TORCHX)/bin/python -m pip install --quiet torchx
 	@touch $@
 
-bench: $(READY) $(TORCHX)/.ready ## measure against the peers and print ratios
+bench: $(READY) $(TORCHX)/.ready ## measure against the peers; ARGS="NAME --record" puts rows into docs/benchmarks.md
 	TORCHX=$(TORCHX)/bin/torchx $(BIN)/python -m benchmarks $(ARGS)
 
 chaos: $(READY) ## train in containers under FAULTS=10 random failures; the weights stay the same

@@ -1,43 +1,51 @@
-"""The benchmarks by name; each takes the number of repetitions and gives its rows."""
+"""The benchmarks by name.
+
+One is a function that gives ``Trial``s, and says how long each may take (docs/benchmarks.md has
+these figures, and a test compares them).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from benchmarks.checking import checks
+from benchmarks.command_line import answers, helps, renders
+from benchmarks.containers import containers
+from benchmarks.hosts import hosts
+from benchmarks.manifests import manifests
+from benchmarks.nodes import nodes
+from benchmarks.output import outputs
+from benchmarks.own_script import own_scripts
+from benchmarks.plan import plans
+from benchmarks.pods import pods
+from benchmarks.recovery import losses, recoveries
+from benchmarks.rendezvous import rendezvous
+from benchmarks.save import resumes, saves
+from benchmarks.slurm import runs_on_slurm
+from benchmarks.start import starts
+from benchmarks.step import steps
+from benchmarks.strategies import strategies
+from benchmarks.trials import Benchmark
 
-from benchmarks.checking import measure_check
-from benchmarks.command_line import measure_help, measure_render
-from benchmarks.hosts import measure_hosts
-from benchmarks.manifests import measure_manifests
-from benchmarks.measure import Row
-from benchmarks.output import measure_output
-from benchmarks.own_script import measure_own_script
-from benchmarks.plan import measure_plan
-from benchmarks.pods import measure_pods
-from benchmarks.recovery import measure_losses, measure_recovery
-from benchmarks.save import measure_resume, measure_save
-from benchmarks.start import measure_start
-from benchmarks.step import measure_step
-from benchmarks.strategies import measure_strategies
-
-BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
-    "start": measure_start,
-    "own-script": measure_own_script,
-    "render": measure_render,
-    "help": measure_help,
-    "plan": measure_plan,
-    "manifests": measure_manifests,
-    "check": measure_check,
-    "pods": measure_pods,
-    "output": measure_output,
-    "step": measure_step,
-    "strategies": measure_strategies,
-    "save": measure_save,
-    "resume": measure_resume,
-    "recovery": measure_recovery,
-    "losses": measure_losses,
-    "hosts": measure_hosts,
+BENCHMARKS: dict[str, Benchmark] = {
+    "start": Benchmark(trials=starts, limit_s=300),
+    "own-script": Benchmark(trials=own_scripts, limit_s=180),
+    "nodes": Benchmark(trials=nodes, limit_s=300, pairs=3),
+    "render": Benchmark(trials=renders, limit_s=60),
+    "help": Benchmark(trials=helps, limit_s=60),
+    "answers": Benchmark(trials=answers, limit_s=60),
+    "plan": Benchmark(trials=plans, limit_s=60),
+    "manifests": Benchmark(trials=manifests, limit_s=60),
+    "check": Benchmark(trials=checks, limit_s=300),
+    "pods": Benchmark(trials=pods, limit_s=300, pairs=3),
+    "output": Benchmark(trials=outputs, limit_s=180),
+    "step": Benchmark(trials=steps, limit_s=480),
+    "strategies": Benchmark(trials=strategies, limit_s=120),
+    "save": Benchmark(trials=saves, limit_s=120),
+    "resume": Benchmark(trials=resumes, limit_s=120),
+    "recovery": Benchmark(trials=recoveries, limit_s=180),
+    "losses": Benchmark(trials=losses, limit_s=240),
+    "containers": Benchmark(trials=containers, limit_s=120),
+    "rendezvous": Benchmark(trials=rendezvous, limit_s=300),
+    "hosts": Benchmark(trials=hosts, limit_s=300),
+    "slurm": Benchmark(trials=runs_on_slurm, limit_s=300),
 }
-"""Names are what the command line takes and what docs/benchmarks.md explains."""
-
-UNTIL_SURE: dict[str, Callable[[int, int], Iterator[Row]]] = {"strategies": measure_strategies}
-"""Those that go on until a ratio is known well, up to a limit of samples."""
+"""Names are what the command line takes and what docs/benchmarks.md explains, in this order."""

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
+import select
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -30,8 +34,6 @@ FOREIGN_NAMES = frozenset(
     [
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("RUN_DIR", "CHECKPOINT_DIR"),
-        # With it each start compiles this project's sources anew, while torch's and the peers'
-        # bytecode was written when they were installed.
         "PYTHONDONTWRITEBYTECODE",
     ]
 )
@@ -39,10 +41,14 @@ FOREIGN_NAMES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """A command that ended with exit code 0, with its start (Unix seconds) and its duration."""
+    """A command that ended with exit code 0, with its start (Unix seconds) and its duration.
+
+    ``processor_s`` is what it and its children took of all processors.
+    """
 
     started_at: float
     duration_s: float
+    processor_s: float
 
 
 def run(
@@ -58,7 +64,7 @@ def run(
     """
     env = {**measured_environment(os.environ), **(extra_env or {})}
     with tempfile.TemporaryFile() as output:
-        started_at, began = time.time(), time.perf_counter()
+        before_s, started_at, began = _processor_s(), time.time(), time.perf_counter()
         try:
             child = subprocess.Popen(
                 argv,
@@ -75,7 +81,62 @@ def run(
         if code != 0:
             output.seek(0)
             raise BenchmarkError(_describe_failure(argv, code, output.read()))
-    return Ran(started_at=started_at, duration_s=duration_s)
+    processor_s = _processor_s() - before_s
+    return Ran(started_at=started_at, duration_s=duration_s, processor_s=processor_s)
+
+
+def _processor_s() -> float:
+    """Of all children that have ended so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@contextmanager
+def answering(
+    argv: Sequence[str], extra_env: Mapping[str, str] | None = None
+) -> Iterator[Callable[[], str]]:
+    """A program that stays for many samples: each call sends it a line and gives its next one.
+
+    It ends where its stdin does. A call raises BenchmarkError where no answer comes.
+    """
+    env = {**measured_environment(os.environ), **(extra_env or {})}
+    with tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        except OSError as error:
+            raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
+        assert child.stdin
+        assert child.stdout
+        stdin, stdout = child.stdin, child.stdout
+
+        def ask() -> str:
+            with suppress(BrokenPipeError):  # it ended: then no line comes
+                stdin.write(b"\n")
+                stdin.flush()
+            if not select.select([stdout], [], [], TIMEOUT_S)[0]:
+                raise BenchmarkError(f"{argv!r} did not answer within {TIMEOUT_S:g} s")
+            line = stdout.readline()
+            if not line:
+                code = _wait(child, TIMEOUT_S)
+                errors.seek(0)
+                raise BenchmarkError(_describe_failure(argv, code, errors.read()))
+            return line.decode()
+
+        try:
+            yield ask
+        finally:
+            with suppress(BrokenPipeError):
+                stdin.close()
+            # All answers have been given: what is left of it is ended.
+            with suppress(BenchmarkError), stdout:
+                _wait(child, KILL_AFTER_S)
 
 
 def read(argv: Sequence[str]) -> str:
@@ -101,6 +162,21 @@ def measured_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES)
     }
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def keep_bytecode(environ: MutableMapping[str, str]) -> None:
+    """Lets this process and all that it starts write bytecode.
+
+    Without it each start compiles this project's sources anew, while torch's and the peers'
+    bytecode was written when they were installed.
+    """
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
+def describe_command(words: Sequence[str]) -> str:
+    """What one types to call ``python -m benchmarks`` with these words."""
+    return shlex.join(["make", "bench", *([f"ARGS={shlex.join(words)}"] if words else [])])
 
 
 def find_command(name: str, module: str) -> tuple[str, ...]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
-from benchmarks.hosts_runs import measure_runs
-from benchmarks.hosts_sessions import measure_sessions
+from benchmarks.hosts_runs import runs_on_hosts
+from benchmarks.hosts_sessions import sessions
 from benchmarks.machines import find_machines
-from benchmarks.measure import Row
+from benchmarks.trials import Trial
 
 
-def measure_hosts(repetitions: int) -> Iterator[Row]:
+def hosts() -> Generator[Trial]:
     """Raises BenchmarkError where no machines are named and none can be made here."""
-    with find_machines() as given:
-        yield from measure_runs(given, repetitions)
-        yield from measure_sessions(given, repetitions)
+    with find_machines() as machines:
+        yield from runs_on_hosts(machines.given)
+        yield from sessions(machines.many)

@@ -7,13 +7,14 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
 from benchmarks.commands import ROOT, TIMEOUT_S, find_launcher, read, run
-from benchmarks.measure import BenchmarkError, Goal, Measurement, Row, interleave
+from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.start import TRAINING, read_first_step
+from benchmarks.trials import Trial, compare
 from launcher.targets.hosts.inventory import Inventory, read_inventory
 from launcher.targets.hosts.settings import Host
 
@@ -23,31 +24,26 @@ LONG = ("--epochs=10000",)
 POLL_S = 0.1
 
 
-def measure_runs(given: str, repetitions: int) -> Iterator[Row]:
+def runs_on_hosts(given: str) -> Generator[Trial]:
     """A row for the start of a run, and one for its end."""
     inventory = read_inventory(given)
-    ours, theirs = interleave(
-        repetitions, partial(start_launcher, given), partial(start_torchrun, inventory)
+    yield compare(
+        f"command to the first optimizer step, {NODES} nodes",
+        partial(start_launcher, given),
+        partial(start_torchrun, inventory),
+        Goal(of="ratio", most=1.1),
     )
-    yield Row(
-        benchmark="hosts",
-        what=f"command to the first optimizer step, {NODES} nodes",
-        ours=ours,
-        theirs=theirs,
-        goal=Goal(of="ratio", most=1.1),
-    )
-    stops = tuple(stop_launcher(given, len(inventory.hosts)) for _ in range(repetitions))
-    yield Row(
-        benchmark="hosts",
-        what=f"launcher stop of a run on {len(inventory.hosts)} hosts",
-        ours=Measurement(samples_s=stops),
+    yield compare(
+        f"launcher stop of a run on {len(inventory.hosts)} hosts",
+        partial(stop_launcher, given, len(inventory.hosts)),
         goal=Goal(of="seconds", most=2.0),
+        warm_up=0,
     )
 
 
 def start_launcher(given: str) -> float:
     """Seconds from the launcher's start to the end of the first optimizer step."""
-    with tempfile.TemporaryDirectory() as runs:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as runs:
         ran = run((*command(given, runs, NODES), "--", *TRAINING))
         return read_first_step(Path(runs) / "latest") - ran.started_at
 
@@ -67,7 +63,7 @@ def start_torchrun(inventory: Inventory) -> float:
     ]
     ran = run(("sh", "-c", "\n".join([*lines, "wait"])))
     first = _ssh(inventory, hosts[0])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         metrics = read((*first, f"cat {run_dir}/metrics.json; rm -r {run_dir}"))
         (Path(folder) / "metrics.json").write_text(metrics)
         return read_first_step(Path(folder)) - ran.started_at
@@ -84,7 +80,7 @@ def _torchrun(host: Host, rank: int, address: str, port: int, run_dir: str) -> s
 
 def stop_launcher(given: str, nodes: int) -> float:
     """Seconds of ``launcher stop`` for a detached run that trains on all hosts."""
-    with tempfile.TemporaryDirectory() as runs:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as runs:
         run((*command(given, runs, nodes), "--detach", "--", *LONG))
         try:
             _wait_for_step(Path(runs) / "latest")

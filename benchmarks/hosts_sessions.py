@@ -1,6 +1,6 @@
 """Opening sessions to many hosts at once, against a plain parallel ssh loop.
 
-Where the machines are fewer than the sessions, each gets several.
+Where the hosts are fewer than the sessions, each gets several.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import threading
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 
-import psutil
-
-from benchmarks.measure import BenchmarkError, Goal, Measurement, Row
+from benchmarks import memory_watch
+from benchmarks.measure import BenchmarkError, Goal
+from benchmarks.trials import Comparison, Round, Trial
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.inventory import Inventory, read_inventory
 from launcher.targets.hosts.program.messages import HasCode
@@ -24,64 +25,78 @@ from launcher.targets.hosts.ssh import Ssh
 
 SESSIONS = (4, 16, 64, 128)
 FEW, MANY = 16, 128
-POLL_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class Fanout:
     """One fan-out: seconds, and the memory that it took at its peak in MB."""
 
     seconds: float
     memory_mb: float
 
 
-def measure_sessions(given: str, repetitions: int) -> Iterator[Row]:
+def sessions(given: str) -> Generator[Trial]:
     """Two rows for each number of sessions, time and memory, and how both grow."""
     inventory = read_inventory(given)
-    times: dict[int, Measurement] = {}
-    memory: dict[int, Measurement] = {}
     for count in SESSIONS:
-        hosts = list(itertools.islice(itertools.cycle(inventory.hosts), count))
-        sides = _interleave(
-            repetitions,
-            lambda hosts=hosts: open_all(inventory, hosts),  # type: ignore[misc]
-            lambda hosts=hosts: loop_over(inventory, hosts),  # type: ignore[misc]
+        what = f"{count} sessions to {min(count, len(inventory.hosts))} hosts"
+        yield Trial(
+            take=partial(take_both_sides, inventory, count),
+            rows=(
+                Comparison(what=what, goal=Goal(of="ratio", most=1.0)),
+                Comparison(
+                    what=f"{what}, memory",
+                    ours="our memory",
+                    theirs="their memory",
+                    goal=Goal(of="ratio", most=1.2),
+                    unit="MB",
+                ),
+            ),
         )
-        (ours, ours_mb), (theirs, theirs_mb) = sides
-        times[count], memory[count] = ours, ours_mb
-        what = f"{count} sessions to {len(inventory.hosts)} machines"
-        yield _row(what, ours, theirs, Goal(of="ratio", most=1.0))
-        yield _row(f"{what}, memory", ours_mb, theirs_mb)
-    linear = Goal(of="ratio", most=1.1)
-    what = f"one session, of {MANY} against of {FEW}"
-    yield _row(f"{what}: time", times[MANY].per(MANY), times[FEW].per(FEW), linear)
-    few_mb, many_mb = (_per(memory[count], count) for count in (FEW, MANY))
-    yield _row(f"{what}: memory", many_mb, few_mb, linear)
+    what, linear = f"one session, of {MANY} against of {FEW}", Goal(of="ratio", most=1.1)
+    yield Trial(
+        take=partial(take_few_and_many, inventory),
+        rows=(
+            Comparison(what=f"{what}: time", ours="many", theirs="few", goal=linear),
+            Comparison(
+                what=f"{what}: memory",
+                ours="memory of many",
+                theirs="memory of few",
+                goal=linear,
+                unit="MB",
+            ),
+        ),
+    )
 
 
-def _row(what: str, ours: Measurement, theirs: Measurement, goal: Goal | None = None) -> Row:
-    return Row(benchmark="hosts", what=what, ours=ours, theirs=theirs, goal=goal)
+def take_both_sides(inventory: Inventory, count: int) -> Round:
+    """So many sessions by each side."""
+    hosts = _hosts(inventory, count)
+    ours, theirs = open_all(inventory, hosts), loop_over(inventory, hosts)
+    return {
+        "ours": ours.seconds,
+        "theirs": theirs.seconds,
+        "our memory": ours.memory_mb,
+        "their memory": theirs.memory_mb,
+    }
 
 
-def _per(measurement: Measurement, count: int) -> Measurement:
-    return Measurement(samples_s=measurement.per(count).samples_s, unit="MB")
+def take_few_and_many(inventory: Inventory) -> Round:
+    """What one session takes on our side, of many and of few."""
+    many, few = (open_all(inventory, _hosts(inventory, count)) for count in (MANY, FEW))
+    return {
+        "many": many.seconds / MANY,
+        "few": few.seconds / FEW,
+        "memory of many": many.memory_mb / MANY,
+        "memory of few": few.memory_mb / FEW,
+    }
 
 
-def _interleave(
-    repetitions: int, *sides: Callable[[], Sample]
-) -> list[tuple[Measurement, Measurement]]:
-    """As ``measure.interleave``, with time and memory of the same call."""
-    rounds = [[side() for side in sides] for _ in range(repetitions + 1)][1:]
-    return [
-        (
-            Measurement(samples_s=tuple(sample.seconds for sample in samples)),
-            Measurement(samples_s=tuple(sample.memory_mb for sample in samples), unit="MB"),
-        )
-        for samples in zip(*rounds, strict=True)
-    ]
+def _hosts(inventory: Inventory, count: int) -> list[Host]:
+    return list(itertools.islice(itertools.cycle(inventory.hosts), count))
 
 
-def open_all(inventory: Inventory, hosts: list[Host]) -> Sample:
+def open_all(inventory: Inventory, hosts: list[Host]) -> Fanout:
     """Until each of ``hosts`` has answered, from no connection at all."""
     ssh = Ssh(inventory)
     for host in inventory.hosts:
@@ -97,7 +112,7 @@ def open_all(inventory: Inventory, hosts: list[Host]) -> Sample:
         raise BenchmarkError(f"{len(hosts)} sessions: {error}") from error
 
 
-def loop_over(inventory: Inventory, hosts: list[Host]) -> Sample:
+def loop_over(inventory: Inventory, hosts: list[Host]) -> Fanout:
     """``for host in ...; do ssh host python3 -c pass & done; wait``."""
     config = ("-F", inventory.ssh_config) if inventory.ssh_config else ()
 
@@ -116,41 +131,17 @@ def loop_over(inventory: Inventory, hosts: list[Host]) -> Sample:
     return measure(loop)
 
 
-def measure(work: Callable[[], object]) -> Sample:
-    """Runs it, and watches the memory of this process and of all ssh clients meanwhile."""
-    before, peak = read_memory_mb(), 0.0
-    over = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not over.wait(POLL_S):
-            peak = max(peak, read_memory_mb())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    began = time.perf_counter()
-    try:
+def measure(work: Callable[[], object]) -> Fanout:
+    """Runs it, and has another process watch the memory meanwhile."""
+    argv = (sys.executable, memory_watch.__file__, str(os.getpid()))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdin is not None
+        assert watch.stdout is not None
+        watch.stdout.readline()
+        before = memory_watch.read_memory_mb(os.getpid())
+        began = time.perf_counter()
         work()
-    finally:
         seconds = time.perf_counter() - began
-        over.set()
-        watcher.join()
-    return Sample(seconds=seconds, memory_mb=max(0.0, peak - before))
-
-
-def read_memory_mb() -> float:
-    """Of this process, its children, and the clients that hold shared connections."""
-    own = psutil.Process(os.getpid())
-    found = {own.pid: own, **{child.pid: child for child in own.children(recursive=True)}}
-    for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "ssh":
-            found[process.pid] = process
-    total = 0
-    for process in found.values():
-        try:
-            memory = process.memory_info()
-        except psutil.Error:
-            continue
-        # What each has of its own: the program's text is there once for all.
-        total += memory.rss - getattr(memory, "shared", 0)
-    return total / 1e6
+        watch.stdin.close()
+        peak = float(watch.stdout.read())
+    return Fanout(seconds=seconds, memory_mb=max(0.0, peak - before))

@@ -5,22 +5,21 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
-from benchmarks.measure import Goal, Row, interleave
+from benchmarks.measure import Goal
+from benchmarks.trials import Trial, compare
 
 NODES = 1_000
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
 
 
-def measure_manifests(repetitions: int) -> Iterator[Row]:
+def manifests() -> Generator[Trial]:
     """A row for each kind."""
-    sides = (functools.partial(plan_and_render_kind, kind, NODES) for kind in KINDS)
-    for kind, ours in zip(KINDS, interleave(repetitions, *sides), strict=True):
-        yield Row(
-            benchmark="manifests",
-            what=f"{kind}, {NODES:,} nodes",
-            ours=ours,
+    for kind in KINDS:
+        yield compare(
+            f"{kind}, {NODES:,} nodes",
+            functools.partial(plan_and_render_kind, kind, NODES),
             goal=Goal(of="seconds", most=1.0),
         )
 

@@ -1,19 +1,13 @@
-"""What is measured: samples, their median and range, a row of the table, and a whole report."""
+"""What is measured: samples, their median and range, a row of the table, and a report."""
 
 from __future__ import annotations
 
-import random
+import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-NARROW = 0.03
-"""Width of a ratio's interval at which more samples would say nothing new."""
-RESAMPLES = 2_000
-
-Sample = Callable[[], float]
-"""Measures once and gives seconds, or what the benchmark says instead."""
+from benchmarks.intervals import Interval
 
 
 class BenchmarkError(Exception):
@@ -24,11 +18,11 @@ class BenchmarkError(Exception):
 class Measurement:
     """The samples of one side, in the order in which they were taken, at least one.
 
-    They are seconds, as all names say, but for the few that have another ``unit``.
+    They are seconds, as all names say, but for those that have another ``unit``, such as MB.
     """
 
     samples_s: tuple[float, ...]
-    unit: Literal["s", "MB"] = "s"
+    unit: str = "s"
 
     @property
     def median_s(self) -> float:
@@ -45,14 +39,13 @@ class Measurement:
         """The slowest sample."""
         return max(self.samples_s)
 
-    def per(self, count: int) -> Measurement:
-        """The same for one of ``count`` equal parts."""
-        return Measurement(samples_s=tuple(sample / count for sample in self.samples_s))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a row shall reach: at most this ratio to the peer, or this many seconds."""
+    """What a row shall reach: at most this ratio to the peer, or this many seconds of ours.
+
+    Where ours is measured in another unit, ``of="seconds"`` is a number of those.
+    """
 
     of: Literal["ratio", "seconds"]
     most: float
@@ -64,7 +57,7 @@ class Row:
 
     ``theirs_instead`` tells in words what the peer did where that is no figure. ``note`` says what
     a reader of the figures must know, such as how to install the peer. ``interval`` is where the
-    ratio lies with a probability of 95 %, where that was found out.
+    ratio lies with a probability of 95 %, ``median_interval`` the same of our median.
     """
 
     benchmark: str
@@ -74,7 +67,8 @@ class Row:
     goal: Goal | None = None
     note: str = ""
     theirs_instead: str = ""
-    interval: tuple[float, float] | None = None
+    interval: Interval | None = None
+    median_interval: Interval | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -82,75 +76,71 @@ class Row:
         return self.ours.median_s / self.theirs.median_s if self.theirs else None
 
     @property
-    def ok(self) -> bool | None:
-        """Whether the goal is reached; None without a goal, or where it cannot be told."""
+    def judged(self) -> tuple[float, Interval | None] | None:
+        """The figure that the goal is about and its interval; None where there is none."""
         if self.goal is None:
             return None
-        reached = self.ours.median_s if self.goal.of == "seconds" else self.ratio
-        return None if reached is None else reached <= self.goal.most
+        if self.goal.of == "seconds":
+            return self.ours.median_s, self.median_interval
+        return None if self.ratio is None else (self.ratio, self.interval)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the interval holds the goal, so that it is not known if that is reached."""
+        if self.goal is None or self.judged is None:
+            return False
+        _, interval = self.judged
+        return interval is not None and interval[0] <= self.goal.most < interval[1]
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the goal is reached; None without a goal, or where it cannot be told."""
+        if self.goal is None or self.judged is None or self.is_open:
+            return None
+        return self.judged[0] <= self.goal.most
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether more samples would change nothing: the interval is narrower than the distance of
+        the figure to its goal, or there is no goal."""
+        if self.goal is None or self.judged is None:
+            return True
+        figure, interval = self.judged
+        if interval is None:
+            return False
+        width = interval[1] - interval[0]
+        return width == 0 or width < abs(figure - self.goal.most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All rows of one call, with the command that gives them again and where they were taken.
+    """The rows of one benchmark, with the command that gives them again.
 
-    ``machine`` is one line in words; ``repetitions`` is the number of samples of each side.
+    ``machine`` is one line in words; ``load`` is how busy it was at the start, ``taken`` the day.
     """
 
+    benchmark: str
     command: str
     machine: str
-    repetitions: int
+    load: float
+    taken: str
     rows: tuple[Row, ...]
 
     def to_jsonable(self) -> dict[str, Any]:
         """Plain data; median, range, ratio and ok are there for readers without this program."""
-        return {
-            "command": self.command,
-            "machine": self.machine,
-            "repetitions": self.repetitions,
-            "rows": [_row_to_jsonable(row) for row in self.rows],
-        }
+        return {**vars(self), "rows": [_row_to_jsonable(row) for row in self.rows]}
 
 
 def parse_report(data: dict[str, Any]) -> Report:
     """Reads back what ``Report.to_jsonable`` gave. Raises KeyError or TypeError for others."""
     return Report(
+        benchmark=data["benchmark"],
         command=data["command"],
         machine=data["machine"],
-        repetitions=data["repetitions"],
+        load=data["load"],
+        taken=data["taken"],
         rows=tuple(_parse_row(row) for row in data["rows"]),
     )
-
-
-def interleave(repetitions: int, *sides: Sample, warm_up: int = 1) -> tuple[Measurement, ...]:
-    """Samples of every side in turn, A B A B and not A A B B: a drift of the machine hits all.
-
-    The ``warm_up`` rounds before them are not counted: they fill the caches of files and bytecode.
-    """
-    for _ in range(warm_up):
-        for sample in sides:
-            sample()
-    rounds = [[sample() for sample in sides] for _ in range(repetitions)]
-    return tuple(Measurement(samples_s=samples) for samples in zip(*rounds, strict=True))
-
-
-def estimate_ratio(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, float]:
-    """The 95 % interval of the ratio of both medians, by the bootstrap over pairs of samples.
-
-    Pairs, because both samples of a round met the same load. One pair alone tells nothing: then
-    the interval has no end. B. Efron, R. Tibshirani 1993, "An Introduction to the Bootstrap".
-    """
-    count = len(ours)
-    if count < 2:
-        return 0.0, float("inf")
-    draw = random.Random(0)
-    ratios = []
-    for _ in range(RESAMPLES):
-        chosen = [draw.randrange(count) for _ in range(count)]
-        mine = statistics.median(ours[each] for each in chosen)
-        ratios.append(mine / statistics.median(theirs[each] for each in chosen))
-    ratios.sort()
-    return ratios[RESAMPLES // 40], ratios[-1 - RESAMPLES // 40]
 
 
 def _row_to_jsonable(row: Row) -> dict[str, Any]:
@@ -164,8 +154,14 @@ def _row_to_jsonable(row: Row) -> dict[str, Any]:
         "ok": row.ok,
         "note": row.note,
         "theirs_instead": row.theirs_instead,
-        "interval": row.interval,
+        "interval": _interval_to_jsonable(row.interval),
+        "median_interval": _interval_to_jsonable(row.median_interval),
     }
+
+
+def _interval_to_jsonable(interval: Interval | None) -> list[float | None] | None:
+    """JSON has no infinity."""
+    return interval and [None if math.isinf(end) else end for end in interval]
 
 
 def _measurement_to_jsonable(measurement: Measurement) -> dict[str, Any]:
@@ -187,10 +183,18 @@ def _parse_row(data: dict[str, Any]) -> Row:
         theirs=_parse_measurement(theirs) if theirs else None,
         goal=Goal(**goal) if goal else None,
         note=data["note"],
-        theirs_instead=data.get("theirs_instead", ""),
-        interval=tuple(data["interval"]) if data.get("interval") else None,
+        theirs_instead=data["theirs_instead"],
+        interval=_parse_interval(data["interval"]),
+        median_interval=_parse_interval(data["median_interval"]),
     )
 
 
+def _parse_interval(data: list[float | None] | None) -> Interval | None:
+    if data is None:
+        return None
+    low, high = (math.inf if end is None else end for end in data)
+    return low, high
+
+
 def _parse_measurement(data: dict[str, Any]) -> Measurement:
-    return Measurement(samples_s=tuple(data["samples_s"]), unit=data.get("unit", "s"))
+    return Measurement(samples_s=tuple(data["samples_s"]), unit=data["unit"])

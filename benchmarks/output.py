@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
 from benchmarks.commands import ROOT, find_launcher, find_torchrun, run
-from benchmarks.measure import BenchmarkError, Goal, Row, interleave
+from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.peers.printing import LINE_BYTES
+from benchmarks.trials import Trial, compare
 
 SCRIPT = ROOT / "benchmarks" / "peers" / "printing.py"
 RANKS = 2
@@ -18,22 +19,16 @@ JOB = f"name: printing\nnproc_per_node: {RANKS}\ncommand: [{SCRIPT}, '{BYTES}']\
 GOAL = Goal(of="ratio", most=1.5)
 
 
-def measure_output(repetitions: int) -> Iterator[Row]:
+def outputs() -> Generator[Trial]:
     """One row for each engine."""
     for engine in ("torchrun", "agent"):
-        ours, theirs = interleave(repetitions, partial(by_launcher, engine), by_torchrun)
-        yield Row(
-            benchmark="output",
-            what=f"{RANKS} x {BYTES // 1_000_000} MB of lines > log, engine {engine}",
-            ours=ours,
-            theirs=theirs,
-            goal=GOAL,
-        )
+        what = f"{RANKS} x {BYTES // 1_000_000} MB of lines > log, engine {engine}"
+        yield compare(what, partial(by_launcher, engine), by_torchrun, GOAL)
 
 
 def by_launcher(engine: str) -> float:
     """Seconds of the whole command; every line must have come, each rank's in order."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(JOB)
         options = ("--on", "local", "--runs", str(folder / "runs"), "--set", f"engine={engine}")

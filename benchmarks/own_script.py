@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.commands import find_launcher, find_torchrun, read, run
-from benchmarks.measure import BenchmarkError, Goal, Row, Sample, interleave
+from benchmarks.measure import BenchmarkError, Goal
+from benchmarks.trials import Sample, Trial, compare
 
 SCRIPTS = {
     "x.py": "import time; print(time.time(), flush=True)\n",
@@ -20,26 +21,20 @@ IMAGE = "fabric-train:cpu"
 ONE = ("--nproc-per-node", "1")
 
 
-def measure_own_script(repetitions: int) -> Iterator[Row]:
+def own_scripts() -> Generator[Trial]:
     """Two rows as local processes; one in Docker, where an engine holds the image."""
     for script, *options in (("x.py",), ("t.py", "--set", "start=fork")):
         argv = (*find_launcher(), "run", script, "--on", "local", *ONE, *options)
         theirs: Sample = partial(first_line, (*find_torchrun(), "--standalone", *ONE, script))
         what = f"launcher run {' '.join((script, *options))} --on local against torchrun {script}"
-        yield _row(what, repetitions, partial(first_line, argv), theirs, 0.9)
+        yield compare(what, partial(first_line, argv), theirs, Goal(of="ratio", most=0.9))
     docker = shutil.which("docker")
     if docker is None:
         raise BenchmarkError("no program docker; fix: .ci/setup")
     read((docker, "image", "inspect", IMAGE))
     ours: Sample = partial(first_line, (*find_launcher(), "run", "x.py", "--on", "docker", *ONE))
     what = "launcher run x.py --on docker against docker run ... torchrun x.py"
-    yield _row(what, repetitions, ours, partial(by_hand, docker), 1.15)
-
-
-def _row(what: str, repetitions: int, ours: Sample, theirs: Sample, most: float) -> Row:
-    mine, others = interleave(repetitions, ours, theirs)
-    goal = Goal(of="ratio", most=most)
-    return Row(benchmark="own-script", what=what, ours=mine, theirs=others, goal=goal)
+    yield compare(what, ours, partial(by_hand, docker), Goal(of="ratio", most=1.15))
 
 
 def by_hand(docker: str) -> float:
@@ -54,7 +49,7 @@ def first_line(argv: Sequence[str]) -> float:
     The script prints the time itself: on one machine all processes have one clock. ``{folder}`` in
     a word is the script's folder.
     """
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         # The container of the other side may run as any user.
         Path(name).chmod(0o755)
         for script, text in SCRIPTS.items():

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
-from benchmarks.measure import Goal, Row, interleave
+from benchmarks.measure import Goal
+from benchmarks.trials import Comparison, Round, Trial
 
 FEW, MANY = 1_000, 10_000
 
 
-def measure_plan(repetitions: int) -> Iterator[Row]:
+def plans() -> Generator[Trial]:
     """A row for each number of nodes, and one that compares the time of one node in both."""
-    few, many = interleave(repetitions, lambda: plan_and_render(FEW), lambda: plan_and_render(MANY))
-    yield Row(benchmark="plan", what=f"for docker, {FEW:,} nodes", ours=few)
-    yield Row(
-        benchmark="plan",
-        what=f"for docker, {MANY:,} nodes",
-        ours=many,
-        goal=Goal(of="seconds", most=1.0),
+    limit, linear = Goal(of="seconds", most=1.0), Goal(of="ratio", most=1.3)
+    yield Trial(
+        take=take_round,
+        rows=(
+            Comparison(what=f"for docker, {FEW:,} nodes", ours="few", theirs=None),
+            Comparison(what=f"for docker, {MANY:,} nodes", ours="many", theirs=None, goal=limit),
+            Comparison(
+                what=f"time per node, of {MANY:,} against of {FEW:,}",
+                ours="one of many",
+                theirs="one of few",
+                goal=linear,
+            ),
+        ),
     )
-    yield Row(
-        benchmark="plan",
-        what=f"time per node, of {MANY:,} against of {FEW:,}",
-        ours=many.per(MANY),
-        theirs=few.per(FEW),
-        goal=Goal(of="ratio", most=1.3),
-    )
+
+
+def take_round() -> Round:
+    """Both numbers of nodes in turn."""
+    few, many = plan_and_render(FEW), plan_and_render(MANY)
+    return {"few": few, "many": many, "one of few": few / FEW, "one of many": many / MANY}
 
 
 def plan_and_render(nodes: int) -> float:

@@ -10,12 +10,13 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from benchmarks.commands import ROOT
-from benchmarks.measure import Goal, Measurement, Row, interleave
+from benchmarks.measure import Goal
 from benchmarks.trees import Trees, read_pss_bytes
+from benchmarks.trials import Comparison, Trial, in_turn
 
 PODS = 256
 FEW, MANY = 1, 100
@@ -26,31 +27,26 @@ PEER = ROOT / "benchmarks" / "peers" / "pod_logs.py"
 POLL_S = 0.2
 
 
-def measure_pods(repetitions: int) -> Iterator[Row]:
+def pods() -> Generator[Trial]:
     """A row against a plain loop over the official client, and one for what more lines cost."""
-    ours, theirs, few = (
-        Measurement(samples_s=side.samples_s, unit="MB")
-        for side in interleave(
-            repetitions,
-            functools.partial(read_memory, "launcher", PODS, MANY),
-            functools.partial(read_memory, "peer", PODS, MANY),
-            functools.partial(read_memory, "launcher", PODS, FEW),
-            warm_up=0,
-        )
-    )
-    yield Row(
-        benchmark="pods",
-        what=f"memory of following {PODS} pods, {MANY * PODS:,} lines, against a plain loop",
-        ours=ours,
-        theirs=theirs,
-        goal=Goal(of="ratio", most=1.5),
-    )
-    yield Row(
-        benchmark="pods",
-        what=f"memory after {MANY} lines of each pod against after {FEW}",
-        ours=ours,
-        theirs=few,
-        goal=Goal(of="ratio", most=1.1),
+    sides = {
+        "ours": functools.partial(read_memory, "launcher", PODS, MANY),
+        "theirs": functools.partial(read_memory, "peer", PODS, MANY),
+        "few": functools.partial(read_memory, "launcher", PODS, FEW),
+    }
+    what = f"memory of following {PODS} pods, {MANY * PODS:,} lines, against a plain loop"
+    yield Trial(
+        take=in_turn(sides),
+        rows=(
+            Comparison(what=what, goal=Goal(of="ratio", most=1.5), unit="MB"),
+            Comparison(
+                what=f"memory after {MANY} lines of each pod against after {FEW}",
+                theirs="few",
+                goal=Goal(of="ratio", most=1.1),
+                unit="MB",
+            ),
+        ),
+        warm_up=0,
     )
 
 

@@ -1,37 +1,69 @@
-"""``python -m benchmarks.record FILE ...``: puts reports into docs/benchmarks.md, in this order.
+"""``python -m benchmarks.record FILE ...``: puts the rows of reports into docs/benchmarks.md.
 
-Each FILE is what ``python -m benchmarks --json FILE`` wrote.
+Each FILE is what ``python -m benchmarks --json FILE`` wrote. The rows of a benchmark replace those
+that the page has of it. Rows that were taken under load are refused.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.commands import ROOT
-from benchmarks.measure import parse_report
-from benchmarks.table import render_markdown, replace_results
+from benchmarks.catalog import BENCHMARKS
+from benchmarks.commands import ROOT, describe_command
+from benchmarks.machine import MAX_LOAD
+from benchmarks.measure import Report, parse_report
+from benchmarks.page import replace_section
+from benchmarks.table import render_markdown
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Rewrites the results of the page; 2 where a file is not a report."""
+    """Rewrites the results of the page; 2, with nothing written, where a file cannot be taken."""
     if not arguments:
         print("usage: python -m benchmarks.record FILE ...", file=sys.stderr)
         return 2
-    sections = []
+    reports: list[Report] = []
     for file in arguments:
         try:
-            sections.append(render_markdown(parse_report(json.loads(Path(file).read_text()))))
+            data = json.loads(Path(file).read_text())
+            found = [parse_report(each) for each in data["reports"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            fix = f"python -m benchmarks --json {file}"
-            print(f"error: {file} is not a report: {error}; fix: {fix}", file=sys.stderr)
+            print(f"error: {file} is not a report: {error!r}", file=sys.stderr)
+            print(f"  fix: python -m benchmarks --json {file}", file=sys.stderr)
             return 2
-    PAGE.write_text(replace_results(PAGE.read_text(), "\n\n".join(sections)))
+        for report in found:
+            if report.load > MAX_LOAD:
+                print(explain_load(f"{file}: {report.benchmark}", report.load), file=sys.stderr)
+                again = describe_command([report.benchmark, "--json", file])
+                print(f"  fix: when uptime says 1 or less, {again}", file=sys.stderr)
+                return 2
+        reports += found
+    for report in reports:
+        record(report)
     return 0
+
+
+def record(report: Report) -> None:
+    """Replaces the rows of one benchmark; whoever is cut off leaves the old page or the new one."""
+    page = replace_section(
+        PAGE.read_text(), report.benchmark, render_markdown(report), list(BENCHMARKS)
+    )
+    new = PAGE.with_suffix(".new")
+    new.write_text(page)
+    os.replace(new, PAGE)
+
+
+def explain_load(given: str, load: float) -> str:
+    """Why rows of a busy machine are not recorded."""
+    return (
+        f"error: {given}: the load is {load:.1f} at the start; above {MAX_LOAD:g} other work has "
+        "the cores too, and no rows are recorded"
+    )
 
 
 if __name__ == "__main__":

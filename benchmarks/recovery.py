@@ -10,141 +10,139 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Mapping
 from functools import partial
+from types import MappingProxyType
 
-from benchmarks.groups import BUSY, SLEEPS, Setting, find_first, group_of
-from benchmarks.measure import Goal, Measurement, Row, interleave
+from benchmarks.groups import BUSY, SLEEPS, Group, Setting, find_first, group_of
+from benchmarks.measure import Goal
 from benchmarks.trees import read_pss_bytes
+from benchmarks.trials import Comparison, Sample, Trial, compare, in_turn
 
-NAME = "recovery"
-LOSSES = "losses"
 START_GOALS = {1: 0.8, 2: 0.8, 4: 0.45}
 RESTART_GOAL = Goal(of="ratio", most=0.1)
 MEMORY_GOAL = Goal(of="ratio", most=0.6)
 GROWTH_GOAL = Goal(of="ratio", most=0.6)
 LIMITS_S = (1, 10)
+"""Detection limits at which a frozen node is measured; a killed one at the default."""
 SLACK_S = 1
+KILLED_GOAL = Goal(of="seconds", most=1.3)
+STORE_GOAL = Goal(of="seconds", most=2.0)
 NEVER_S = 60.0
 """Stock torchrun is waited for so long where it does not react at all: once, as a fact."""
-SLOW_REPETITIONS = 2
+SLOW_PAIRS = 3
 """Of what takes torchrun most of a minute with its defaults."""
 TUNED = {"last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
 QUICK_SETUP = {"last_call_timeout": "1"}
 """Lets one node start alone at once; the last call is over when the second one comes."""
 
 
-def measure_recovery(repetitions: int) -> Iterator[Row]:
+def recoveries() -> Generator[Trial]:
     """What needs no lost node: starts, killed workers, growth, memory."""
     for nproc, goal in START_GOALS.items():
-        yield _compare(
-            repetitions,
+        yield compare(
             f"start to the first collective, nproc {nproc}",
             partial(time_start, Setting(side="agent", nproc=nproc)),
             partial(time_start, Setting(side="torchrun", nproc=nproc)),
             Goal(of="ratio", most=goal),
-            warm_up=1,
         )
     for nproc in START_GOALS:
-        yield _compare(
-            repetitions,
+        yield compare(
             f"worker killed, to the next collective, nproc {nproc}",
             partial(time_restart, Setting(side="agent", nproc=nproc)),
             partial(time_restart, Setting(side="torchrun", nproc=nproc)),
             RESTART_GOAL,
+            warm_up=0,
         )
-    yield _compare(
-        repetitions,
+    yield compare(
         "a node joins a running group, to the first collective of both",
         partial(time_growth, Setting(side="agent", max_nodes=2)),
         partial(time_growth, Setting(side="torchrun", max_nodes=2, conf=QUICK_SETUP)),
         GROWTH_GOAL,
-    )
-    yield measure_memory(repetitions)
-
-
-def measure_losses(repetitions: int) -> Iterator[Row]:
-    """A node lost while workers sleep, in a collective, with the store; at each of the limits."""
-    yield from measure_loss_while_sleeping(repetitions)
-    yield from measure_loss_in_collective(repetitions)
-    yield from measure_loss_of_store(repetitions)
-
-
-def measure_loss_while_sleeping(repetitions: int) -> Iterator[Row]:
-    """Nobody's collective fails: only the rendezvous can notice."""
-    measured = interleave(
-        repetitions,
-        *(partial(time_loss, _agents(limit_s, pause_s=SLEEPS)) for limit_s in LIMITS_S),
         warm_up=0,
     )
-    stock = describe_stock_loss(1, Setting(side="torchrun", max_nodes=2, pause_s=SLEEPS))
-    for limit_s, ours in zip(LIMITS_S, measured, strict=True):
-        what = f"node killed while workers sleep, detection limit {limit_s} s"
-        goal = Goal(of="seconds", most=limit_s + SLACK_S)
-        yield Row(benchmark=LOSSES, what=what, ours=ours, theirs_instead=stock, goal=goal)
-
-
-def measure_loss_in_collective(repetitions: int) -> Iterator[Row]:
-    """The survivor's collective fails at once; the rest is the rendezvous."""
-    defaults, tuned = (Setting(side="torchrun", max_nodes=2, conf=conf) for conf in ({}, TUNED))
-    (slow,) = interleave(
-        min(SLOW_REPETITIONS, repetitions), partial(time_loss, defaults), warm_up=0
-    )
-    *ours, quick = interleave(
-        repetitions,
-        *(partial(time_loss, _agents(limit_s)) for limit_s in LIMITS_S),
-        partial(time_loss, tuned),
-        warm_up=0,
-    )
-    at_1_s, at_default = ours
-    what = "node killed in a collective, detection limit"
-    note = f"torchrun with its defaults was measured {len(slow.samples_s)} times"
-    goal = Goal(of="ratio", most=0.1)
-    yield Row(
-        benchmark=LOSSES,
-        what=f"{what} 1 s, against torchrun's defaults",
-        ours=at_1_s,
-        theirs=slow,
-        goal=goal,
-        note=note,
-    )
-    for limit_s, measured in zip(LIMITS_S, (at_1_s, at_default), strict=True):
-        yield Row(
-            benchmark=LOSSES,
-            what=f"{what} {limit_s} s, against tuned torchrun",
-            ours=measured,
-            theirs=quick,
-            goal=Goal(of="seconds", most=limit_s + SLACK_S),
-        )
-
-
-def measure_loss_of_store(repetitions: int) -> Iterator[Row]:
-    """The first node serves the rendezvous' store; the second one has to take that over."""
-    measured = interleave(
-        repetitions,
-        *(partial(time_loss, _agents(limit_s), victim=0) for limit_s in LIMITS_S),
-        warm_up=0,
-    )
-    stock = describe_stock_loss(0, Setting(side="torchrun", max_nodes=2, conf=TUNED))
-    for limit_s, ours in zip(LIMITS_S, measured, strict=True):
-        what = f"node 0 with the store killed, detection limit {limit_s} s"
-        yield Row(benchmark=LOSSES, what=what, ours=ours, theirs_instead=stock)
-
-
-def measure_memory(repetitions: int) -> Row:
-    """The whole tree with four workers that wait."""
-    row = _compare(
-        repetitions,
+    # The whole tree with four workers that wait.
+    yield compare(
         "memory of all processes, nproc 4",
         partial(read_memory, Setting(side="agent", nproc=4, pause_s=SLEEPS)),
         partial(read_memory, Setting(side="torchrun", nproc=4, pause_s=SLEEPS)),
         MEMORY_GOAL,
+        unit="MB",
+        warm_up=0,
     )
-    assert row.theirs
-    ours, theirs = (
-        Measurement(samples_s=side.samples_s, unit="MB") for side in (row.ours, row.theirs)
+
+
+def losses() -> Generator[Trial]:
+    """A node killed while workers sleep, in a collective, with the store; and one that freezes."""
+    yield lose_while_sleeping()
+    yield from lose_in_collective()
+    yield lose_store()
+    yield freeze_while_sleeping()
+
+
+def lose_while_sleeping() -> Trial:
+    """Nobody's collective fails: only the rendezvous can notice."""
+    return compare(
+        "node killed while workers sleep",
+        partial(time_loss, _agents(pause_s=SLEEPS)),
+        goal=KILLED_GOAL,
+        theirs_instead=describe_stock_loss(1, _torchruns(pause_s=SLEEPS)),
+        warm_up=0,
     )
-    return Row(benchmark=NAME, what=row.what, ours=ours, theirs=theirs, goal=row.goal)
+
+
+def lose_in_collective() -> Generator[Trial]:
+    """The survivor's collective fails at once; the rest is the rendezvous."""
+    ours = partial(time_loss, _agents())
+    yield compare(
+        "node killed in a collective, against torchrun's defaults",
+        ours,
+        partial(time_loss, _torchruns()),
+        Goal(of="ratio", most=0.05),
+        warm_up=0,
+        pairs=SLOW_PAIRS,
+    )
+    yield compare(
+        "node killed in a collective, against tuned torchrun",
+        ours,
+        partial(time_loss, _torchruns(TUNED)),
+        KILLED_GOAL,
+        warm_up=0,
+    )
+
+
+def lose_store() -> Trial:
+    """The first node serves the rendezvous' store; the second one has to take that over."""
+    return compare(
+        "node 0 with the store killed",
+        partial(time_loss, _agents(), 0),
+        goal=STORE_GOAL,
+        theirs_instead=describe_stock_loss(0, _torchruns(TUNED)),
+        warm_up=0,
+    )
+
+
+def freeze_while_sleeping() -> Trial:
+    """No connection closes: only the silence tells, after the detection limit."""
+    stock = describe_stock_loss(1, _torchruns(pause_s=SLEEPS), freezes=True)
+    samples: dict[str, Sample] = {
+        f"{limit_s} s": partial(time_loss, _agents(limit_s, SLEEPS), freezes=True)
+        for limit_s in LIMITS_S
+    }
+    return Trial(
+        take=in_turn(samples),
+        rows=tuple(
+            Comparison(
+                what=f"node frozen while workers sleep, detection limit {limit_s} s",
+                ours=f"{limit_s} s",
+                theirs=None,
+                theirs_instead=stock,
+                goal=Goal(of="seconds", most=limit_s + SLACK_S),
+            )
+            for limit_s in LIMITS_S
+        ),
+        warm_up=0,
+    )
 
 
 # -- one sample --------------------------------------------------------------------------------
@@ -162,18 +160,21 @@ def time_restart(setting: Setting) -> float:
         group.start(1)
         old = group.pids()
         victim = next(one for one in group.told() if one.rank == setting.nproc - 1)
-        killed_at = time.monotonic()
+        lost_at = time.monotonic()
         os.kill(victim.pid, signal.SIGKILL)
-        return group.wait_for_first(setting.nproc, old) - killed_at
+        return group.wait_for_first(setting.nproc, old) - lost_at
 
 
-def time_loss(setting: Setting, victim: int = 1) -> float:
-    """Seconds from SIGKILL to one of two nodes to the next collective of the other."""
+def time_loss(setting: Setting, victim: int = 1, *, freezes: bool = False) -> float:
+    """Seconds from the loss of one of two nodes to the next collective of the other.
+
+    The node gets SIGKILL, or SIGSTOP where it ``freezes``.
+    """
     with group_of(setting) as group:
         group.start(2)
         old = group.pids()
-        killed_at = group.trees.kill(group.nodes[victim])
-        return group.wait_for_first(1, old) - killed_at
+        lost_at = _lose(group, victim, freezes=freezes)
+        return group.wait_for_first(1, old) - lost_at
 
 
 def time_growth(setting: Setting) -> float:
@@ -192,16 +193,16 @@ def read_memory(setting: Setting) -> float:
         return read_pss_bytes(group.trees.living()) / 1e6
 
 
-def describe_stock_loss(victim: int, setting: Setting) -> str:
+def describe_stock_loss(victim: int, setting: Setting, *, freezes: bool = False) -> str:
     """What torchrun's other node does about the loss, in words: nothing, or it ends."""
     with group_of(setting) as group:
         group.start(2)
         old = group.pids()
-        killed_at = group.trees.kill(group.nodes[victim])
+        lost_at = _lose(group, victim, freezes=freezes)
         other = group.nodes[1 - victim]
-        while (passed_s := time.monotonic() - killed_at) < NEVER_S:
+        while (passed_s := time.monotonic() - lost_at) < NEVER_S:
             if first := find_first(group.told(), 1, old):
-                return f"{first.at - killed_at:.1f} s"
+                return f"{first.at - lost_at:.1f} s"
             try:
                 code = other.wait(0.1)
             except subprocess.TimeoutExpired:
@@ -211,18 +212,15 @@ def describe_stock_loss(victim: int, setting: Setting) -> str:
 
 
 # -- within ------------------------------------------------------------------------------------
-def _agents(limit_s: int, pause_s: float = BUSY) -> Setting:
-    conf = {"detection_limit_s": str(limit_s)}
+def _lose(group: Group, victim: int, *, freezes: bool) -> float:
+    signum = signal.SIGSTOP if freezes else signal.SIGKILL
+    return group.trees.kill(group.nodes[victim], signum)
+
+
+def _agents(limit_s: int | None = None, pause_s: float = BUSY) -> Setting:
+    conf = {} if limit_s is None else {"detection_limit_s": str(limit_s)}
     return Setting(side="agent", max_nodes=2, pause_s=pause_s, conf=conf)
 
 
-def _compare(
-    repetitions: int,
-    what: str,
-    ours: partial[float],
-    theirs: partial[float],
-    goal: Goal,
-    warm_up: int = 0,
-) -> Row:
-    left, right = interleave(repetitions, ours, theirs, warm_up=warm_up)
-    return Row(benchmark=NAME, what=what, ours=left, theirs=right, goal=goal)
+def _torchruns(conf: Mapping[str, str] = MappingProxyType({}), pause_s: float = BUSY) -> Setting:
+    return Setting(side="torchrun", max_nodes=2, pause_s=pause_s, conf=conf)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
 from benchmarks.commands import find_launcher, find_torchrun, run
-from benchmarks.measure import BenchmarkError, Goal, Row, interleave
+from benchmarks.measure import BenchmarkError, Goal
+from benchmarks.trials import Trial, compare
 
 PROCESSES = (1, 2)
 TRAINING = ("--max_steps=1",)
@@ -17,24 +18,20 @@ TRAINING = ("--max_steps=1",)
 GOAL = Goal(of="ratio", most=1.05)
 
 
-def measure_start(repetitions: int) -> Iterator[Row]:
+def starts() -> Generator[Trial]:
     """One row for each number of processes."""
     for nproc in PROCESSES:
-        ours, theirs = interleave(
-            repetitions, partial(start_launcher, nproc), partial(start_torchrun, nproc)
-        )
-        yield Row(
-            benchmark="start",
-            what=f"launcher run against torchrun, nproc {nproc}",
-            ours=ours,
-            theirs=theirs,
-            goal=GOAL,
+        yield compare(
+            f"launcher run against torchrun, nproc {nproc}",
+            partial(start_launcher, nproc),
+            partial(start_torchrun, nproc),
+            GOAL,
         )
 
 
 def start_launcher(nproc: int) -> float:
     """Seconds from the launcher's start to the end of the first optimizer step."""
-    with tempfile.TemporaryDirectory() as runs:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as runs:
         options = ("--on", "local", "--runs", runs, "--nproc-per-node", str(nproc))
         job = ("run", "jobs/digits.yaml", *options, "--", *TRAINING)
         ran = run((*find_launcher(), *job))
@@ -43,7 +40,7 @@ def start_launcher(nproc: int) -> float:
 
 def start_torchrun(nproc: int) -> float:
     """The same by torchrun alone, with the same training arguments."""
-    with tempfile.TemporaryDirectory() as run_dir:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:
         job = ("--standalone", "--nproc-per-node", str(nproc), "-m", "train", *TRAINING)
         ran = run((*find_torchrun(), *job), {"RUN_DIR": run_dir})
         return read_first_step(Path(run_dir)) - ran.started_at

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
 from benchmarks.commands import find_torchrun, run
-from benchmarks.measure import BenchmarkError, Goal, Row, interleave
+from benchmarks.measure import BenchmarkError, Goal
+from benchmarks.trials import Trial, compare
 
 PROCESSES = (1, 2, 4)
 EPOCHS = 20
@@ -28,34 +29,28 @@ PLAIN_GOAL = Goal(of="ratio", most=1.03)
 """One micro-batch for each process, which is what people usually run."""
 
 
-def measure_step(repetitions: int) -> Iterator[Row]:
+def steps() -> Generator[Trial]:
     """One row for each reduction and number of processes; a sample is one training's median."""
     for nproc in PROCESSES:
-        yield _compare(repetitions, "fast", nproc, nproc, PLAIN_GOAL)
+        yield _compare("fast", nproc, nproc, PLAIN_GOAL)
         for reduction, goal in GOALS.items():
-            yield _compare(repetitions, reduction, nproc, SHARDS, goal)
+            yield _compare(reduction, nproc, SHARDS, goal)
 
 
-def _compare(repetitions: int, reduction: str, nproc: int, shards: int, goal: Goal) -> Row:
+def _compare(reduction: str, nproc: int, shards: int, goal: Goal) -> Trial:
     epochs = SHARDED_EPOCHS if shards == SHARDS else EPOCHS
     same = (f"--epochs={epochs}", f"--virtual_shards={shards}")
-    ours, theirs = interleave(
-        repetitions,
+    return compare(
+        f"{reduction} against raw DDP, nproc {nproc}, {shards} micro-batches",
         partial(time_step, (OURS, *same, f"--reduction={reduction}"), nproc),
         partial(time_step, (THEIRS, *same), nproc),
-    )
-    return Row(
-        benchmark="step",
-        what=f"{reduction} against raw DDP, nproc {nproc}, {shards} micro-batches",
-        ours=ours,
-        theirs=theirs,
-        goal=goal,
+        goal,
     )
 
 
 def time_step(module: tuple[str, ...], nproc: int) -> float:
     """The median time between the ends of two steps on rank 0; both sides under plain torchrun."""
-    with tempfile.TemporaryDirectory() as run_dir:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:
         job = ("--standalone", "--nproc-per-node", str(nproc), "-m", *module)
         run((*find_torchrun(), *job), {"RUN_DIR": run_dir})
         return float(read_metrics(Path(run_dir))["median_step_s"])

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Generator
 from typing import Any
 
-from benchmarks.commands import run
-from benchmarks.measure import BenchmarkError, Goal, Measurement, Row, estimate_ratio
+from benchmarks.commands import answering
+from benchmarks.measure import Goal, Row
+from benchmarks.trials import Comparison, Round, Trial
 
 PROCESSES = (1, 2, 4)
-LIMIT = 30
-"""Samples of each side at most, where the interval of a ratio stays wide."""
-SAMPLE_S = 60.0
-"""No pair of samples takes longer."""
+MEMORY_PAIRS = 3
+"""Memory is nearly the same each time."""
 PROGRAM = "benchmarks.strategy_ranks"
 STEP = Goal(of="ratio", most=1.03)
 MEMORY = Goal(of="ratio", most=1.05)
@@ -43,10 +40,10 @@ def all_reduce(elements: float, processes: int) -> float:
 
 
 def send_ddp2(processes: int) -> float:
-    """Outputs are gathered, and gloo adds up their gradients by an all-reduce; then the targets."""
+    """Outputs and targets are gathered, and each rank gets the gradients of its own outputs."""
     outputs = BATCH * CONTEXT * CLASSES
-    gathered = (4 * outputs + 8 * BATCH * CONTEXT) * (processes - 1) / processes
-    return all_reduce(WEIGHTS, processes) + gathered + all_reduce(outputs, processes)
+    exchanged = (2 * 4 * outputs + 8 * BATCH * CONTEXT) * (processes - 1) / processes
+    return all_reduce(WEIGHTS, processes) + exchanged
 
 
 def send_fsdp(processes: int, weights: float = WEIGHTS, units: float = UNIT_WEIGHTS) -> float:
@@ -99,65 +96,66 @@ FORMULAS: dict[str, Formula] = {
 """What docs/strategies.md says, for this model, over gloo."""
 
 
-def measure_strategies(repetitions: int, limit: int = LIMIT) -> Iterator[Row]:
+def strategies() -> Generator[Trial]:
     """Step time, memory and bytes of each strategy in each world that it can be in."""
     for name in FORMULAS:
         for nproc in PROCESSES:
             if name != "fsdp+tp" or nproc >= TENSOR:
-                yield from measure_one(name, nproc, repetitions, max(repetitions, limit))
+                yield from strategy(name, nproc)
 
 
-def measure_one(name: str, nproc: int, least: int, most: int) -> Iterator[Row]:
-    """Three rows of one strategy; one process imports torch for all samples, one for memory."""
-    samples = read_samples(name, nproc, least, most)
-    held = read_samples(name, nproc, 1, 1, FREES_AT_ONCE)
-    ours, theirs = samples["ours"], samples["theirs"]
-    step = [pick(side, "step_s") for side in (ours, theirs)]
-    formula = FORMULAS[name](nproc) / 1e6
-    speeds = [BATCH / side.median_s for side in step]
+def strategy(name: str, nproc: int) -> Generator[Trial]:
+    """Three rows of one; one process imports torch for all samples, one for those of memory."""
     what = f"{name}, nproc {nproc}"
-    yield Row(
-        benchmark="strategies",
-        what=f"{what}: step",
-        ours=step[0],
-        theirs=step[1],
-        goal=STEP,
-        note=f"{what}: {speeds[0]:.0f} samples/s, theirs {speeds[1]:.0f}, by {len(ours)} pairs; "
-        f"bytes by the formula {formula:.3f} MB",
-        interval=estimate_ratio(step[0].samples_s, step[1].samples_s),
-    )
-    for key, words, goal, of in (
-        ("memory", "memory", MEMORY, held),
-        ("sent", "bytes sent in a step", None, samples),
-    ):
-        mine, others = (pick(of[side], key, 1e-6, "MB") for side in ("ours", "theirs"))
-        yield Row(
-            benchmark="strategies",
-            what=f"{what}: {words}",
-            ours=mine,
-            # Of one process alone a ratio of nearly no bytes says nothing.
-            theirs=others if key == "memory" or nproc > 1 else None,
-            goal=goal,
+    argv = (sys.executable, "-m", PROGRAM, name, str(nproc))
+    with answering(argv) as ask:
+        yield Trial(
+            take=lambda: read_round(ask()),
+            rows=(
+                Comparison(
+                    what=f"{what}: step",
+                    ours="ours: step",
+                    theirs="theirs: step",
+                    goal=STEP,
+                    note=lambda row: f"{what}: {describe_step(row, FORMULAS[name](nproc))}",
+                ),
+                Comparison(
+                    what=f"{what}: bytes sent in a step",
+                    ours="ours: sent",
+                    # Of one process alone a ratio of nearly no bytes says nothing.
+                    theirs="theirs: sent" if nproc > 1 else None,
+                    unit="MB",
+                ),
+            ),
         )
+    memory = Comparison(
+        what=f"{what}: memory",
+        ours="ours: memory",
+        theirs="theirs: memory",
+        goal=MEMORY,
+        unit="MB",
+    )
+    with answering(argv, FREES_AT_ONCE) as ask:
+        yield Trial(take=lambda: read_round(ask()), rows=(memory,), pairs=MEMORY_PAIRS)
 
 
-def pick(
-    samples: list[dict[str, Any]], key: str, scale: float = 1.0, unit: Any = "s"
-) -> Measurement:
-    """One figure of all samples."""
-    return Measurement(samples_s=tuple(each[key] * scale for each in samples), unit=unit)
+def read_round(answer: str) -> Round:
+    """The figures of both sides, from one line of the program; bytes as MB."""
+    told: dict[str, dict[str, Any]] = json.loads(answer)
+    return {
+        f"{side}: {name}": told[side][key] * scale
+        for side in ("ours", "theirs")
+        for name, key, scale in (
+            ("step", "step_s", 1.0),
+            ("memory", "memory", 1e-6),
+            ("sent", "sent", 1e-6),
+        )
+    }
 
 
-def read_samples(
-    name: str, nproc: int, least: int, most: int, environ: Mapping[str, str] | None = None
-) -> dict[str, list[dict[str, Any]]]:
-    """The samples of both sides."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "samples.json"
-        words = (str(file), name, str(nproc), str(least), str(most))
-        run((sys.executable, "-m", PROGRAM, *words), environ, timeout_s=SAMPLE_S * (most + 2))
-        try:
-            samples: dict[str, list[dict[str, Any]]] = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise BenchmarkError(f"{PROGRAM} left no readable samples: {error}") from error
-    return samples
+def describe_step(row: Row, formula_bytes: float) -> str:
+    """What follows from the time of a step, and what it should send."""
+    assert row.theirs
+    ours, theirs = (BATCH / side.median_s for side in (row.ours, row.theirs))
+    formula = f"bytes by the formula {formula_bytes / 1e6:.3f} MB"
+    return f"{ours:.0f} samples/s, theirs {theirs:.0f}; {formula}"

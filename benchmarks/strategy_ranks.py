@@ -1,4 +1,4 @@
-"""``python -m benchmarks.strategy_ranks FILE NAME NPROC LEAST MOST``: one strategy's samples.
+"""``python -m benchmarks.strategy_ranks NAME NPROC``: a pair of one strategy's samples at a time.
 
 Both sides train the language model in turn, in forked ranks: torch is imported once for all
 samples. Rank 0 times rounds of steps; each rank tells its memory, and the bytes that it sent.
@@ -26,7 +26,7 @@ import torch
 import torch._dynamo  # an optimizer's first step imports it, which takes 2 s in every rank
 
 import train.loop
-from benchmarks.measure import NARROW, BenchmarkError, estimate_ratio
+from benchmarks.measure import BenchmarkError
 from benchmarks.peers import plain_strategies
 from benchmarks.peers.plain_strategies import EVERY, POWERSGD_AFTER
 from fabric_train.worker_env import parse_worker_env
@@ -202,28 +202,20 @@ def enter(
         writer.send({"error": traceback.format_exc()})
 
 
-def measure(name: str, nproc: int, least: int, most: int) -> dict[str, list[dict[str, Any]]]:
-    """Samples of both sides in turn, until the interval of the step times' ratio is narrow."""
+def take_pair(name: str, nproc: int) -> dict[str, dict[str, Any]]:
+    """A sample of each side."""
     sides: dict[str, Side] = {"ours": train_ours, "theirs": train_theirs}
-    for side in sides.values():
-        take_sample(side, name, nproc)
-    samples: dict[str, list[dict[str, Any]]] = {key: [] for key in sides}
-    while len(samples["ours"]) < most:
-        for key, side in sides.items():
-            samples[key].append(take_sample(side, name, nproc))
-        if len(samples["ours"]) >= least:
-            low, high = estimate_ratio(
-                *(tuple(each["step_s"] for each in samples[key]) for key in sides)
-            )
-            if high - low < NARROW:
-                break
-    return samples
+    return {key: take_sample(side, name, nproc) for key, side in sides.items()}
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the samples of both sides into FILE."""
-    file, name, nproc, least, most = arguments
-    Path(file).write_text(json.dumps(measure(name, int(nproc), int(least), int(most))))
+    """Answers each line of stdin with one pair, as a line of JSON."""
+    name, nproc = arguments
+    # Whatever a library prints is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for _ in sys.stdin:
+        print(json.dumps(take_pair(name, int(nproc))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

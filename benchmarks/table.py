@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Goal, Measurement, Report, Row
+from collections.abc import Callable
 
-COLUMNS = ("what", "ours", "theirs", "ratio", "goal", "ok")
-LEGEND = "Median (fastest to slowest) of {} interleaved runs. {}."
-BEGIN = "<!-- results: begin -->"
-END = "<!-- results: end -->"
+from benchmarks.intervals import Interval
+from benchmarks.measure import Measurement, Report, Row
+
+COLUMNS = ("what", "ours", "theirs", "ratio", "goal", "ok", "pairs")
+LEGEND = (
+    "Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). "
+    "{}, load {:.1f} at the start, {}."
+)
+OPEN = "open"
+"""Instead of yes or no: the interval holds the goal."""
+UNKNOWN_FROM = 1e4
+"""An interval whose ends are farther apart than this has none above."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -24,8 +32,7 @@ def render_table(report: Report) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    legend = LEGEND.format(report.repetitions, report.machine)
-    return "\n".join([*text, "", legend, *_notes(report)]) + "\n"
+    return "\n".join([*text, "", _legend(report), *_notes(report)]) + "\n"
 
 
 def render_markdown(report: Report) -> str:
@@ -39,19 +46,10 @@ def render_markdown(report: Report) -> str:
             "",
             *("| " + " | ".join(line) + " |" for line in lines),
             "",
-            LEGEND.format(report.repetitions, report.machine),
+            _legend(report),
             *(f"\n{note}." for note in _notes(report)),
         ]
     )
-
-
-def replace_results(page: str, section: str) -> str:
-    """The page with what stands between its two markers replaced; ValueError without them."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks {END if begin else BEGIN}")
-    return f"{before}{BEGIN}\n\n{section}\n\n{END}{after}"
 
 
 def format_measurement(measurement: Measurement) -> str:
@@ -73,25 +71,36 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.benchmark}: {row.what}",
         format_measurement(row.ours),
         format_measurement(row.theirs) if row.theirs else row.theirs_instead or "-",
-        _format_ratio(row),
-        _format_goal(row.goal) if row.goal else "-",
-        {True: "yes", False: "NO", None: "-"}[row.ok],
+        "-" if row.ratio is None else _format_ratio(row.ratio, row.interval),
+        _format_goal(row),
+        OPEN if row.is_open else {True: "yes", False: "NO", None: "-"}[row.ok],
+        str(len(row.ours.samples_s)),
     )
 
 
-def _format_ratio(row: Row) -> str:
-    if row.ratio is None:
+def _format_ratio(ratio: float, interval: Interval | None) -> str:
+    return _with_interval(f"{ratio:.3f}", interval, "{:.3f}".format)
+
+
+def _format_goal(row: Row) -> str:
+    if row.goal is None:
         return "-"
-    if row.interval is None:
-        return f"{row.ratio:.3f}"
-    low, high = row.interval
-    return f"{row.ratio:.3f} ({low:.3f} to {high:.3f})"
+    if row.goal.of == "ratio":
+        return f"ratio <= {row.goal.most:g}"
+    goal = f"<= {row.goal.most:g} {row.ours.unit}"
+    return _with_interval(goal, row.median_interval, _digits)
 
 
-def _format_goal(goal: Goal) -> str:
-    if goal.of == "ratio":
-        return f"ratio <= {goal.most:g}"
-    return f"<= {goal.most:g} s"
+def _with_interval(text: str, interval: Interval | None, form: Callable[[float], str]) -> str:
+    if interval is None:
+        return text
+    low, high = interval
+    # Two samples may leave the upper end at millions: that is not known.
+    return f"{text} ({form(low)} to {form(high) if high < UNKNOWN_FROM * low else '?'})"
+
+
+def _legend(report: Report) -> str:
+    return LEGEND.format(report.machine, report.load, report.taken)
 
 
 def _notes(report: Report) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 import uuid
@@ -63,15 +64,16 @@ class Trees:
         self._roots.append(root)
         return root
 
-    def kill(self, root: subprocess.Popen[bytes]) -> float:
-        """SIGKILL to a whole tree, as in a power cut, root first; the instant before it."""
+    def kill(self, root: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGKILL) -> float:
+        """SIGKILL, or SIGSTOP, to a whole tree, root first; the instant before it."""
         process = psutil.Process(root.pid)
         tree = [process, *process.children(recursive=True)]
         at = time.monotonic()
         for one in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        root.wait()
+                one.send_signal(signum)
+        if signum == signal.SIGKILL:
+            root.wait()
         return at
 
     def living(self) -> list[psutil.Process]:

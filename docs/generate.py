@@ -1,5 +1,6 @@
 """Writes what is made from the sources: jobs/job.schema.json, the keys and errors in
-docs/job-file.md, and the rules of ``launcher check`` in docs/manifests.md.
+docs/job-file.md, and the rules of ``launcher check`` in docs/manifests.md: first those of
+manifests, then those of batch scripts.
 
 Run it as ``python docs/generate.py`` after a change there; a test fails until then.
 """
@@ -17,14 +18,17 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
     from launcher.job.reference import fill_reference
     from launcher.job.schema import render_schema
-    from launcher.manifests.checks.rules import render_rules
+    from launcher.manifests.batch.rules import BatchRule
+    from launcher.manifests.checks.rules import Rule, render_rules
 
     reference = ROOT / "docs/job-file.md"
     reference.write_text(fill_reference(reference.read_text("utf-8")), "utf-8")
     (ROOT / "jobs/job.schema.json").write_text(render_schema(), encoding="utf-8")
     manifests = ROOT / "docs/manifests.md"
     table = re.compile(r"\| rule \|.*\n(\|.*\n)*")
-    manifests.write_text(table.sub(lambda _: render_rules(), manifests.read_text("utf-8")), "utf-8")
+    rules = iter((Rule, BatchRule))
+    text = table.sub(lambda _: render_rules(next(rules)), manifests.read_text("utf-8"))
+    manifests.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Wish,
         exit_on_sigterm,
         finish_before_exit,
+        ignore_sigterm,
     )
     from fabric_train.processes import launch_processes
     from fabric_train.randomness import derive_seed, seed_generators
@@ -77,6 +78,7 @@ __all__ = [
     "exit_on_sigterm",
     "fingerprint_tensors",
     "finish_before_exit",
+    "ignore_sigterm",
     "launch_fabric",
     "launch_processes",
     "leave_world",
@@ -103,7 +105,7 @@ _NAMES = {
     "manifest": "CheckpointManifest",
     "memory": "share_row take_row",
     "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
-    " exit_on_sigterm finish_before_exit",
+    " exit_on_sigterm finish_before_exit ignore_sigterm",
     "processes": "launch_processes",
     "randomness": "derive_seed seed_generators",
     "reduction": "ExactReduction FastReduction align",

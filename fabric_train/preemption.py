@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fabric_train.durable import write_file
 from fabric_train.worker_env import (
+    ASKED_FILE,
     STOP_ACK_FILE,
     STOP_READY_FILE,
     STOP_REASON_RESIZE,
@@ -35,6 +36,8 @@ GRACE_S = 1.0
 """What a save in flight gets after a SIGTERM without a request."""
 LAST_WORD_S = 1.0
 """Of a deadline, what is reserved for exiting after the commit."""
+REQUEST_LIMIT_S = 2.0
+"""How long the agent's request may take after a SIGTERM that is not the agent's."""
 WAIT_FOR_SIGTERM_S = 30.0
 """How long a rank whose node was not asked to stop waits for SIGTERM."""
 
@@ -167,18 +170,44 @@ def _finish_all(limit_s: float) -> None:
             finish(limit_s)
 
 
+def _is_for_the_agent(node_dir: Path | None) -> bool:
+    """Whether a SIGTERM went to all processes of the node, and the agent asks for a commit.
+
+    Slurm sends such ones. The agent's own SIGTERM follows, after the commit.
+    """
+    asked = os.environ.get(ASKED_FILE)
+    end = time.monotonic() + REQUEST_LIMIT_S
+    while asked and time.monotonic() < end and not os.path.exists(asked):
+        request = read_request(node_dir)
+        if request is not None and request.wish is Wish.STOP:
+            return True
+        time.sleep(LOOK_INTERVAL_S)
+    return False
+
+
+def ignore_sigterm(_worker_id: int = 0) -> None:
+    """The ``worker_init_fn`` of a DataLoader with processes: they ignore SIGTERM under the agent.
+
+    Slurm sends SIGTERM to all processes of a node. A DataLoader whose process ends of it raises,
+    and the training could not commit. The agent ends them with the training.
+    """
+    if ASKED_FILE in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def exit_on_sigterm(node_dir: Path | None = None) -> None:
     """Makes SIGTERM end this process with 143, even while it is stuck in C code.
 
     Methods of ``finish_before_exit`` get the rest of the deadline after a stop request, else
     ``GRACE_S``. Call it from the main thread. A handler that sets a flag would wait for the next
-    step, which never comes if a peer has died. SIGTERM ends child processes as usual.
+    step, which never comes if a peer has died. SIGTERM ends child processes as usual. One that
+    went to all processes of the node ends nothing before the training has answered the agent.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
     def wait() -> None:
-        while signal.SIGTERM not in os.read(reader, 64):
+        while signal.SIGTERM not in os.read(reader, 64) or _is_for_the_agent(node_dir):
             pass
         request = read_request(node_dir)
         limit_s = GRACE_S

@@ -44,6 +44,19 @@ def why_no_mpi() -> str:
     return "" if shutil.which("mpirun") else "no program mpirun: apt-get install openmpi-bin"
 
 
+def why_no_slurm() -> str:
+    """Empty where a cluster can be made on this machine: see ``tests/slurm/cluster.py``."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "no root on Linux, which slurmd needs"
+    needed = {"slurmctld": "slurmctld", "slurmd": "slurmd", "munged": "munge"}
+    needed |= {"sbatch": "slurm-client", "srun": "slurm-client"}
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    for program, package in needed.items():
+        if shutil.which(program, path=path) is None:
+            return f"no program {program}: apt-get install {package}"
+    return ""
+
+
 def why_no_cc() -> str:
     """Empty where a C compiler is there, for libraries that are preloaded into a process."""
     return "" if shutil.which("cc") else "no program cc: apt-get install gcc libc6-dev"
@@ -122,6 +135,7 @@ ENGINES: dict[str, Callable[[], str]] = {
     "hosts": why_no_hosts,
     "mount": why_no_mount,
     "mpi": why_no_mpi,
+    "slurm": why_no_slurm,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
 

@@ -13,10 +13,10 @@ SAME_MEANING = {"InputError"}
 
 
 def test_no_public_class_name_is_defined_twice() -> None:
-    modules = defaultdict(list)
+    modules = defaultdict(set)
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                modules[node.name].append(str(path.relative_to(ROOT)))
+                modules[node.name].add(str(path.relative_to(ROOT)))
     twice = {name: found for name, found in modules.items() if len(found) > 1}
     assert {name: found for name, found in twice.items() if name not in SAME_MEANING} == {}

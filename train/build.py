@@ -17,6 +17,7 @@ from fabric_train.continuity import Continuity
 from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
 from fabric_train.ledger import Ledger
+from fabric_train.preemption import ignore_sigterm
 from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
 from fabric_train.saver import Saver
 from fabric_train.state import TrainState
@@ -177,6 +178,7 @@ def build_loader(
         batch_size=None,
         sampler=sampler,
         num_workers=num_workers,
+        worker_init_fn=ignore_sigterm,
         generator=generator,
         pin_memory=fabric.device.type == "cuda",
     )

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+import torch._dynamo  # before the process group: imported later, it keeps the group alive
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -65,6 +66,11 @@ def main() -> None:
     if dist.get_rank() == 0:
         metrics = {"median_step_s": statistics.median(step_times_s), "train_loss": train_loss}
         Path(os.environ["RUN_DIR"], "metrics.json").write_text(json.dumps(metrics))
+    # Else one process may wait forever for a connection of gloo that the other has closed.
+    dist.barrier()
+    # The model's reducer would hold the group's last reference, and be freed with the interpreter's
+    # lock held, for which the group's threads wait: the process would hang (torch 2.13).
+    del model, optimizer
     dist.destroy_process_group()
 
 

@@ -73,20 +73,24 @@ class _Gather(torch.autograd.Function):
 
 
 def _gather(part: Tensor, group: dist.ProcessGroup, rows: Sequence[int]) -> Tensor:
+    part = part.detach().contiguous()
+    if len(set(rows)) == 1:
+        whole = part.new_empty(sum(rows), *part.shape[1:])
+        dist.all_gather_into_tensor(whole, part, group=group)
+        return whole
     # Collectives take parts of one size; the longest decides.
-    padded = part.detach().new_zeros(max(rows), *part.shape[1:])
-    padded[: len(part)] = part.detach()
+    padded = part.new_zeros(max(rows), *part.shape[1:])
+    padded[: len(part)] = part
     parts = [torch.empty_like(padded) for _ in rows]
     dist.all_gather(parts, padded, group=group)
     return torch.cat([each[:count] for each, count in zip(parts, rows, strict=True)])
 
 
 def _sum_own(gradient: Tensor, group: dist.ProcessGroup, rows: Sequence[int]) -> Tensor:
+    # Each rank is sent its own rows alone: over gloo a reduce_scatter is a whole all-reduce.
+    own = rows[dist.get_rank(group)]
+    parts = gradient.new_empty(len(rows) * own, *gradient.shape[1:])
+    dist.all_to_all_single(parts, gradient.contiguous(), [own] * len(rows), list(rows), group=group)
     # Added up in 32 bits: a sum of halves would depend on the number of processes.
     wide = torch.float32 if gradient.itemsize < 4 else gradient.dtype
-    parts = gradient.new_zeros(len(rows), max(rows), *gradient.shape[1:], dtype=wide)
-    for padded, each in zip(parts, gradient.split(list(rows)), strict=True):
-        padded[: len(each)] = each
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, list(parts), group=group)
-    return own[: rows[dist.get_rank(group)]].to(gradient.dtype)
+    return parts.view(len(rows), own, *gradient.shape[1:]).sum(0, dtype=wide).to(gradient.dtype)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent import disk
+from launcher.agent import disk, signals
 from launcher.agent.atomic_write import ERROR_BYTES, EXIT_BYTES, release, reserve
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.report import ExitRecord, has_succeeded, read_ends, read_oom_kills
@@ -27,6 +27,11 @@ class WorkerPlace:
     local_rank: int
     folder: Path
     heartbeat: Path
+
+    @property
+    def asked(self) -> Path:
+        """Made by the guard once the agent has asked this worker to end."""
+        return self.heartbeat.with_name(f"asked-{self.heartbeat.name}")
 
     @property
     def exit_file(self) -> Path:
@@ -110,6 +115,11 @@ class Attempts:
         """Whether all workers ended well, and none of them because it was asked to end."""
         workers = self.workers
         return bool(workers) and all(has_succeeded(worker.exit_file) for worker in workers)
+
+    def were_signalled(self) -> bool:
+        """Whether another than the agent has asked a worker of the present attempt to end."""
+        codes = {-signum for signum in signals.ENDING} | {128 + signum for signum in signals.ENDING}
+        return any(end.cause != "terminated" and end.exit_code in codes for end in self.end())
 
     def running_pids(self) -> list[int]:
         """The scripts that have begun and, by what their guards told, not ended."""

@@ -9,6 +9,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from launcher.agent import preload, processes
@@ -18,11 +20,12 @@ from launcher.agent.gpu import GpuGate, open_devices
 from launcher.agent.node import Node
 from launcher.agent.report import AgentLedger, AgentReport
 from launcher.agent.streams import say
-from launcher.agent.takeover import find_round, may_go_on, plan_round
+from launcher.agent.takeover import find_round, may_go_on, plan_alone, plan_round
 from launcher.agent.watchdog import Watchdog
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask, parse_task
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import DiskFullError
 from launcher.contract.reasons import Reason
 
 _FABRIC = "lightning.fabric"
@@ -82,6 +85,9 @@ def run_rounds(
 
     ``run_once`` blocks until the workers are done or the store is gone.
     """
+    if task.settings.meet_dir and task.node.max_nodes > 1:
+        return _run_rounds_met(task, node, clock, run_once)
+    task = plan_alone(task) if task.settings.meet_dir else task
     number, carried, losses_at = 0, dict[str, str](), list[float]()
     # The group of a node that was here before may have moved to another store.
     patient = task.node.incarnation > 0 or node.attempts.number >= 0
@@ -97,6 +103,34 @@ def run_rounds(
         carried |= node.roster.carried() if node.roster else {}
         node.on_store_lost(reason, detail, len(losses_at))
         number += 1
+
+
+def _run_rounds_met(
+    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
+) -> tuple[Reason, str]:
+    """The same where nodes meet through a folder: whoever is there serves the next store."""
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    from launcher.agent.meeting import Meeting, UnreachableError
+
+    if getattr(task.node.rendezvous, "backend", "static") != ROSTER:
+        return Reason.BAD_INPUT, f"nodes that meet in a folder need the rdzv backend {ROSTER}"
+    meeting, carried, losses_at = Meeting(task, clock), dict[str, str](), list[float]()
+    while True:
+        try:
+            planned = node.while_full(partial(meeting.plan_round, carried))
+        except DiskFullError as error:
+            return Reason.DISK_FULL, str(error)
+        except (UnreachableError, RendezvousError, OSError) as error:
+            return Reason.RENDEZVOUS_UNREACHABLE, str(error)
+        node.reached_store = True
+        reason, detail = run_once(planned)
+        fenced = node.roster is not None and node.roster.is_fenced_out
+        losses_at.append(clock.monotonic())
+        if not may_go_on(task, reason, losses_at, fenced=fenced):
+            return reason, detail
+        carried |= node.roster.carried() if node.roster else {}
+        node.on_store_lost(reason, detail, len(losses_at))
 
 
 def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:
@@ -157,6 +191,20 @@ def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str
     uses_fabric = any(b"lightning" in source for source in sources)
     named = settings.preload
     return (_FABRIC, *named) if uses_fabric and _FABRIC not in named else named
+
+
+def plan_shared(task: str) -> tuple[str, ...]:
+    """What nodes of one machine may import once for all of them, beside torch. ``task`` is a file.
+
+    Not the modules that a job names: they may look which node they are on.
+    """
+    parsed = parse_task(Path(task).read_text())
+    package = __name__.rpartition(".")[0]
+    own = tuple(f"{package}.{name}" for name in ("launch", "supervisor"))
+    if parsed.settings.start != "fork":
+        return own
+    settings = replace(parsed.settings, preload=())
+    return (*own, *plan_preload(settings, _read_sources(parsed.node.command)))
 
 
 def _read_sources(command: tuple[str, ...]) -> Iterator[bytes]:

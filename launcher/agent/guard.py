@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.agent import disk, processes, worker
+from launcher.agent import disk, processes, signals, worker
 from launcher.agent.atomic_write import release, write_atomically
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.report import ExitRecord, read_tail
@@ -32,9 +32,8 @@ PARENT_PID = "LAUNCHER_PARENT_PID"
 PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID)
 """Not for the script to see."""
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_BLOCKED = frozenset({*_ENDING, *_PASSED_ON, signal.SIGCHLD})
+_BLOCKED = frozenset({*signals.ENDING, *_PASSED_ON, signal.SIGCHLD})
 _POLITE_S = 1.0
 """What the children of a script that ended well get between SIGTERM and SIGKILL."""
 
@@ -46,6 +45,8 @@ class _Place:
     folder: Path
     node_dir: Path
     heartbeat: Path
+    asked: Path
+    agent_pid: int
     exit_grace_s: float
     rank: int
     local_rank: int
@@ -116,18 +117,18 @@ class _Watch:
 
     def wait(self) -> int:
         """The script's wait status."""
-        signum: int | None = None
+        came: tuple[int, int] | None = None
         while True:
             # Checked before the signal is acted on: this script ended by itself.
             if (status := processes.reap().get(self._pid)) is not None:
                 return status
-            self._on_signal(signum)
-            signum = _next_signal(self._kill_at)
+            self._on_signal(*(came or (None, 0)))
+            came = _next_signal(self._kill_at)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 processes.send(self._pid, signal.SIGKILL)
                 self._kill_at = time.monotonic() + 1.0
 
-    def _on_signal(self, signum: int | None) -> None:
+    def _on_signal(self, signum: int | None, sender: int) -> None:
         if os.getppid() != self._parent_pid:
             # The agent is gone: no process waits for this worker any more.
             processes.end_children()
@@ -136,19 +137,21 @@ class _Watch:
             return
         if signum in _PASSED_ON:
             processes.send(self._pid, signum)
-        elif signum in _ENDING:
+        # What reaches all processes of the node is the supervisor's business.
+        elif signum in signals.ENDING and sender == self._place.agent_pid:
             if not self.was_asked:
                 self.had_failed = (self._place.folder / protocol.ERROR_FILE).exists()
+                with contextlib.suppress(OSError):
+                    self._place.asked.touch()
             self.was_asked = True
             processes.send(self._pid, signum)
             processes.send(self._pid, signal.SIGCONT)
             self._kill_at = self._kill_at or time.monotonic() + _grace_s(self._place)
 
 
-def _next_signal(until: float | None) -> int | None:
-    if until is None:
-        return signal.sigwait(_BLOCKED)
-    return processes.wait_for_signal(_BLOCKED, max(0.0, until - time.monotonic()))
+def _next_signal(until: float | None) -> tuple[int, int] | None:
+    limit_s = None if until is None else max(0.0, until - time.monotonic())
+    return processes.wait_for_sender(_BLOCKED, limit_s)
 
 
 def _grace_s(place: _Place) -> float:
@@ -166,6 +169,8 @@ def _read_place(environ: Mapping[str, str]) -> _Place:
         folder=Path(environ[WORKER_DIR]),
         node_dir=Path(environ[protocol.NODE_DIR]),
         heartbeat=Path(environ[protocol.HEARTBEAT]),
+        asked=Path(environ[protocol.ASKED_FILE]),
+        agent_pid=int(environ[PARENT_PID]),
         exit_grace_s=float(environ[EXIT_GRACE_S]),
         rank=int(environ["RANK"]),
         local_rank=int(environ["LOCAL_RANK"]),

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from launcher.agent.addresses import LOOPBACK, choose_address
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 
 FROM_PLAN = "plan"
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,39 @@ class Identity:
     local_addr: str
 
 
-INDEX_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    FROM_PLAN: (),
-    "launcher": (protocol.NODE_INDEX,),
-    "pytorchjob": (protocol.NODE_RANK, "RANK"),
-    "trainjob": (protocol.NODE_RANK,),
-    "indexed-job": ("JOB_COMPLETION_INDEX",),
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """How a node of one kind finds out which it is.
+
+    ``index`` are the variables that may tell its index; the first that is set counts. ``is_pod``:
+    a person or an operator resizes the group, and the downward API tells the address.
+    ``is_task``: an engine started a process on each node, which looks for its address itself; the
+    variables ``peers`` may hold an address of the same cluster.
+    """
+
+    index: tuple[str, ...] = ()
+    is_pod: bool = False
+    is_task: bool = False
+    peers: tuple[str, ...] = ()
+
+    @property
+    def shares_plan(self) -> bool:
+        """Whether all nodes have one plan, so that each claims its incarnation."""
+        return self.is_pod or self.is_task
+
+
+ARRAY_INDEX, STEP_TASKS = "SLURM_ARRAY_TASK_ID", "SLURM_STEP_NUM_TASKS"
+SOURCES: Mapping[str, Source] = {
+    FROM_PLAN: Source(),
+    "launcher": Source(index=(protocol.NODE_INDEX,)),
+    "pytorchjob": Source(index=(protocol.NODE_RANK, "RANK"), is_pod=True),
+    "trainjob": Source(index=(protocol.NODE_RANK,), is_pod=True),
+    "indexed-job": Source(index=("JOB_COMPLETION_INDEX",), is_pod=True),
+    "slurm": Source(
+        index=(ARRAY_INDEX, "SLURM_PROCID"), is_task=True, peers=("SLURM_LAUNCH_NODE_IPADDR",)
+    ),
 }
-"""The variables that tell a node its index; by plan, each node has a plan of its own."""
-POD_SOURCES = frozenset({"pytorchjob", "trainjob", "indexed-job"})
-"""Of these, the nodes are pods that share one plan, and a person or an operator resizes them."""
+"""By plan, each node has a plan of its own."""
 
 
 def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None = None) -> NodeTask:
@@ -43,32 +66,41 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
 
     Raises InputError where the place that should know the index does not say it.
     """
-    source = task.settings.identity
-    if source not in INDEX_VARIABLES:
-        raise InputError(
-            f"identity {source!r} is unknown", f"use one of {', '.join(INDEX_VARIABLES)}"
-        )
+    name = task.settings.identity
+    source = SOURCES.get(name)
+    if source is None:
+        raise InputError(f"identity {name!r} is unknown", f"use one of {', '.join(SOURCES)}")
     found = Identity(node_index=task.node.node_index, local_addr=task.node.local_addr)
-    if source != FROM_PLAN:
-        name = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
+    if source.is_task:
+        peers = [environ[peer] for peer in source.peers if peer in environ]
         found = Identity(
-            node_index=_read_index(source, environ, name),
-            local_addr=environ.get(protocol.POD_IP) or name,
+            node_index=_read_task_index(task, environ), local_addr=choose_address(peers)
         )
-    if task.settings.identity in POD_SOURCES:
+    elif name != FROM_PLAN:
+        host = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
+        found = Identity(
+            node_index=_read_index(name, environ, host),
+            local_addr=environ.get(protocol.POD_IP) or host,
+        )
+    if source.is_pod:
         task = _as_told(task, environ, found)
     if found.node_index == task.node.node_index and found.local_addr == task.node.local_addr:
         return task
     return replace(task, node=_with_identity(task, found))
 
 
-def claim_incarnation(task: NodeTask) -> NodeTask:
-    """The task with the first incarnation that no earlier pod of this node has taken.
+def source_of(task: NodeTask) -> Source:
+    """The task's own source; one that was checked by ``identify`` before."""
+    return SOURCES[task.settings.identity]
 
-    Only for nodes that share a plan: a controller does not tell how often it replaced a pod. An
+
+def claim_incarnation(task: NodeTask) -> NodeTask:
+    """The task with the first incarnation that no earlier start of this node has taken.
+
+    Only for nodes that share a plan: nothing tells how often a pod or a task was replaced. An
     incarnation is taken by creating its folder. Raises OSError where that fails.
     """
-    if task.settings.identity not in POD_SOURCES:
+    if not source_of(task).shares_plan:
         return task
     node_folder = Path(task.node.log_dir).parent
     node_folder.mkdir(parents=True, exist_ok=True)
@@ -135,20 +167,37 @@ def _with_identity(task: NodeTask, found: Identity) -> NodePlan:
     )
 
 
-def _read_index(source: str, environ: Mapping[str, str], host_name: str) -> int:
-    variables = INDEX_VARIABLES[source]
-    name = next((name for name in variables if name in environ), None)
+def _read_task_index(task: NodeTask, environ: Mapping[str, str]) -> int:
+    source = source_of(task)
+    if task.node.max_nodes == 1:
+        # An element of an array of single runs has an index that is none of this run.
+        return 0
+    if environ.get(STEP_TASKS, "1") != "1":
+        # An array whose elements have several nodes: its index is not a node's.
+        source = replace(source, index=tuple(n for n in source.index if n != ARRAY_INDEX))
+    return _parse_index(task.settings.identity, source, environ)
+
+
+def _read_index(name: str, environ: Mapping[str, str], host_name: str) -> int:
+    source = SOURCES[name]
     # Elastic workers of a PyTorchJob are told nothing but their pod's name.
-    match = re.search(r"-worker-(\d+)$", host_name) if source == "pytorchjob" else None
-    if name is None and match:
+    match = re.search(r"-worker-(\d+)$", host_name) if name == "pytorchjob" else None
+    if match and not any(variable in environ for variable in source.index):
         return int(match[1])
-    text = environ.get(name or variables[0], "")
+    return _parse_index(name, source, environ, f", and this pod is called {host_name!r}")
+
+
+def _parse_index(name: str, source: Source, environ: Mapping[str, str], pod: str = "") -> int:
+    """The index that the first of the source's variables tells. Raises InputError."""
+    variable = next((one for one in source.index if one in environ), None)
+    text = environ.get(variable or "", "")
     if text.isascii() and text.isdigit():
         return int(text)
-    found = f"{name or variables[0]}={text!r}"
-    if name is None and source == "pytorchjob":
-        found = f"{' and '.join(variables)} are not set, and this pod is called {host_name!r}"
-    raise InputError(
-        f"this node's index is not known: {found}",
-        "render the manifest with the launcher, or set agent.identity to where the index is told",
-    )
+    found = f"{variable or source.index[0]}={text!r}"
+    if variable is None and len(source.index) > 1:
+        are_unset = f"{' and '.join(source.index)} are not set"
+        found = are_unset + (pod if source.is_pod else "")
+    fix = "render the manifest with the launcher, or set agent.identity to where the index is told"
+    if source.is_task:
+        fix = "start one agent on each node by the engine that the plan was made for"
+    raise InputError(f"this node's index is not known: {found}", fix)

@@ -12,10 +12,12 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launcher.agent import guard, preload
+from launcher.agent import guard, preload, signals
+from launcher.agent.addresses import interface_of
 from launcher.agent.attempts import WorkerPlace
 from launcher.agent.disk import CAUSE, is_full
 from launcher.agent.gpu import GpuBusyError
@@ -32,7 +34,9 @@ _STORE_ERRORS = (
     *(rdzv.RendezvousConnectionError, rdzv.RendezvousStateError),
     *(DistNetworkError, DistStoreError),
 )
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_TORCHS_HANDLER = "_terminate_process_handler"
 INEXHAUSTIBLE = 1_000_000_000
 """torch's own count of restarts; a loss inside a collective would use it up."""
 
@@ -42,6 +46,7 @@ def run_elastic_agent(
 ) -> tuple[Reason, str]:
     """Blocks until the workers are done for good. Call from the main thread."""
     _quieten_torch()
+    _keep_signals_from_torch()
     config = _build_config(task, node, forks=forks)
     command = task.node.literal_command
     try:
@@ -142,7 +147,7 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
     if is_full(error):
         return Reason.DISK_FULL, node.describe_disk(str(error).partition("\n")[0])
     if isinstance(error, _STORE_ERRORS):
-        lost = node.had_rendezvous
+        lost = node.had_rendezvous or node.reached_store
         first_line = str(error).partition("\n")[0]
         return Reason.STORE_LOST if lost else Reason.RENDEZVOUS_UNREACHABLE, first_line
     traceback.print_exception(error)
@@ -157,6 +162,16 @@ def _quieten_torch() -> None:
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
 
 
+def _keep_signals_from_torch() -> None:
+    """Has torch's handler, which ends the workers, wait for the supervisor's word.
+
+    torch sets it by this name at each start of the workers. Idempotent.
+    """
+    handler = getattr(multiprocessing_api, _TORCHS_HANDLER, None)
+    if handler is not None and handler.__module__ == multiprocessing_api.__name__:
+        setattr(multiprocessing_api, _TORCHS_HANDLER, signals.heed_supervisor(handler))
+
+
 class RunFolderLogs(LogsSpecs):
     """Makes a folder for each attempt and rank, and sets the agent's variables of each worker.
 
@@ -167,6 +182,9 @@ class RunFolderLogs(LogsSpecs):
         copies = Std.ALL if task.settings.tee else Std.NONE
         super().__init__(task.node.log_dir, redirects=Std.ALL, tee=copies)
         self._node, self._task, self._endpoint = node, task, endpoint
+        # Where nobody knew the address before, nobody knew the interface either, and gloo would
+        # take that of the host's name, which may lead to the loopback.
+        self._interface = interface_of(task.node.local_addr) if task.settings.meet_dir else ""
 
     @property
     def root_log_dir(self) -> str:
@@ -194,6 +212,8 @@ class RunFolderLogs(LogsSpecs):
     def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
         if self._node.roster and (membership := self._node.roster.membership):
             env[protocol.GENERATION] = str(membership.generation)
+        if self._interface and GLOO_INTERFACE not in os.environ:
+            env[GLOO_INTERFACE] = self._interface
         # torch sets it in the agent, after the warm process was forked.
         if signals := os.environ.get(_SIGNALS):
             env[_SIGNALS] = signals
@@ -210,5 +230,6 @@ class RunFolderLogs(LogsSpecs):
                 guard.WORKER_DIR: str(worker.folder),
                 guard.EXIT_GRACE_S: str(self._task.settings.exit_grace_s),
                 guard.PARENT_PID: str(os.getpid()),
+                protocol.ASKED_FILE: str(worker.asked),
             }
         )

@@ -34,6 +34,8 @@ class Node:
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
         self.had_rendezvous = False
+        self.reached_store = False
+        """Whether a store has answered this node before torch's agent was started."""
         self.roster: RosterHandler | None = None
         """The agent's own rendezvous handler; None where a stock one is used."""
         self.on_first_round: Callable[[], None] = lambda: None
@@ -89,6 +91,11 @@ class Node:
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
+    def on_node_lost(self, text: str) -> None:
+        """Another node is lost, and this one has seen why."""
+        self.ledger.write("node-lost", detail=text)
+        say(text)
+
     def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
         """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False
@@ -105,7 +112,7 @@ class Node:
     def begin_attempt(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
         """Makes the folders of a new attempt; waits for room. Raises DiskFullError."""
         self.attempts.begin(ranks)
-        return self._while_full(self.attempts.make)
+        return self.while_full(self.attempts.make)
 
     def wait_for_room(self) -> None:
         """Blocks while the disk of the run folder, or the agent's own, is full.
@@ -113,9 +120,10 @@ class Node:
         Raises DiskFullError.
         """
         for folder in self.attempts.folders()[1:3]:
-            self._while_full(partial(disk.check_room, folder))
+            self.while_full(partial(disk.check_room, folder))
 
-    def _while_full(self, act: Callable[[], T]) -> T:
+    def while_full(self, act: Callable[[], T]) -> T:
+        """Does ``act`` again while a disk is full. Raises DiskFullError."""
         start = self._clock.monotonic()
         done = disk.retry_while_full(
             act,

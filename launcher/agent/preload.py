@@ -12,7 +12,6 @@ import importlib
 import inspect
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -21,7 +20,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.agent import processes
+from launcher.agent import processes, signals
 from launcher.contract.errors import ExitCode
 
 SERVER_PID = 0
@@ -144,7 +143,7 @@ def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
         processes.die_with_parent(agent_pid)
         SERVER_PID = os.getpid()
         STDIN_FD = os.dup(0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.heed_none()
         forkserver.main(listener_fd, alive_r, [])
     except (SystemExit, processes.ParentGoneError):
         os._exit(0)

@@ -21,6 +21,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _SIGSET_BYTES = 128
+_SENDER = 4 if ctypes.sizeof(ctypes.c_void_p) == 8 else 3
+"""Place of the sender's pid among the ints of a ``siginfo_t``, behind signal, errno and code."""
 _POLL_S = 0.005
 STOPPED_LIMIT_S = 5.0
 """How long a helper may stand still before it is continued."""
@@ -53,7 +55,13 @@ def _prctl(option: int, value: int) -> None:
 
 def wait_for_signal(signums: Iterable[int], limit_s: float) -> int | None:
     """The blocked signal that has come; None after ``limit_s`` seconds, or earlier where this
-    process was stopped meanwhile.
+    process was stopped meanwhile."""
+    found = wait_for_sender(signums, limit_s)
+    return found[0] if found else None
+
+
+def wait_for_sender(signums: Iterable[int], limit_s: float | None) -> tuple[int, int] | None:
+    """The same with the pid of the sender; without a limit where that is None.
 
     Not ``signal.sigtimedwait``: continued after its limit, it returns a signal that never came.
     """
@@ -61,9 +69,10 @@ def wait_for_signal(signums: Iterable[int], limit_s: float) -> int | None:
     libc.sigemptyset(waited_for)
     for signum in signums:
         libc.sigaddset(waited_for, int(signum))
-    limit = (ctypes.c_long * 2)(int(limit_s), int(limit_s % 1 * 1e9))
-    found = int(libc.sigtimedwait(waited_for, None, limit))
-    return found if found > 0 else None
+    limit = None if limit_s is None else (ctypes.c_long * 2)(int(limit_s), int(limit_s % 1 * 1e9))
+    info = (ctypes.c_int * 32)()
+    found = int(libc.sigtimedwait(waited_for, info, limit))
+    return (found, info[_SENDER]) if found > 0 else None
 
 
 def send(pid: int, signum: int) -> bool:

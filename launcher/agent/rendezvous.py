@@ -48,6 +48,8 @@ _LEFT_KEY = "launcher/left"
 LEAVING_LIMIT_S = 10.0
 """How long the node that serves the store waits, after a good end, for the others to leave."""
 _LOOK_S = 0.05
+REQUEST_LIMIT_S = 2.0
+"""After workers were ended by SIGTERM from elsewhere, how long a stop request may take."""
 PEER_FINISHES_S = 5.0
 """How long after a failure another agent may take to see that its own workers have succeeded."""
 PEER_LOOK_S = 0.1
@@ -133,6 +135,7 @@ class RendezvousWrapper(RendezvousHandler):
             self._raise_verdict()
             raise
         self._regroups = False
+        self._tell_losses()
         self._tell_lost_peer()
         node.on_rendezvous(info.rank, info.world_size)
         if self._roster is None and (give_up := self._faults.share(info)):
@@ -144,6 +147,8 @@ class RendezvousWrapper(RendezvousHandler):
     def _judge_last_attempt(self) -> None:
         node = self._node
         files = StopFiles(node.attempts.node_dir)
+        if node.attempts.were_signalled():
+            _wait_for_request(files)
         if files.is_asked() and not files.is_for_resize():
             # Not an error: the others re-form, so the rendezvous must stay open.
             raise SignalException("asked to stop", signal.SIGTERM)
@@ -167,6 +172,10 @@ class RendezvousWrapper(RendezvousHandler):
             self._blamed_peer = ends
         else:
             node.on_restart(verdict.cause, ends)
+
+    def _tell_losses(self) -> None:
+        for text in self._roster.take_losses() if self._roster else ():
+            self._node.on_node_lost(text)
 
     def _tell_lost_peer(self) -> None:
         """Counts a restart after workers blamed a peer; by now it is known if a node left."""
@@ -205,6 +214,7 @@ class RendezvousWrapper(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         self._admission.look()
         waiting = self._inner.num_nodes_waiting()
+        self._tell_losses()
         self._regroups = self._regroups or waiting > 0
         return waiting
 
@@ -232,6 +242,14 @@ class RendezvousWrapper(RendezvousHandler):
                 clock.sleep(_LOOK_S)
                 left = self._faults.count_left()
         return done
+
+
+def _wait_for_request(files: StopFiles) -> None:
+    """What has signalled the workers may have signalled the supervisor too, which asks then."""
+    clock = SystemClock()
+    end = clock.monotonic() + REQUEST_LIMIT_S
+    while not files.is_asked() and clock.monotonic() < end:
+        clock.sleep(_LOOK_S)
 
 
 class Admission:

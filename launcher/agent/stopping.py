@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.contract.reasons import Reason
+from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 
 REASON_OF_SIGNAL = {
     signal.SIGTERM: Reason.PREEMPTED,
@@ -22,6 +22,9 @@ REASON_OF_SIGNAL = {
 }
 """What a signal to the supervisor means."""
 
+_STOPPING = frozenset(
+    reason.value for reason, state in STATE_OF_REASON.items() if state is RunState.STOPPED
+)
 MARGIN_S = 5.0
 """The part of the grace that is kept for SIGTERM if the training does not answer; at most a
 quarter."""
@@ -146,3 +149,21 @@ def _read(path: Path) -> Mapping[str, object] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def read_stop_file(environ: Mapping[str, str]) -> Reason | None:
+    """The reason in STOP_FILE, if it asks this node to stop; one look.
+
+    An empty file asks for nothing yet. One that is there from the start is seen at once when it is
+    filled: clients of network file systems remember for long that a file was not there.
+    """
+    path = environ.get(protocol.STOP_FILE)
+    if not path:
+        return None
+    try:
+        text = Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+    if text not in _STOPPING:
+        return Reason.STOP_REQUESTED if text else None
+    return Reason(text)

@@ -29,6 +29,21 @@ def open_streams() -> None:
         setattr(sys, name, _open(old, fd))
 
 
+def write_to_file(path: str) -> None:
+    """Sends the output of this process, and of those that it starts, to a file from now on.
+
+    Keeps the output where it is if the file cannot be opened.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        for fd in (1, 2):
+            os.dup2(file, fd)
+        os.close(file)
+
+
 def _open(old: TextIO | None, fd: int) -> TextIO:
     if not isinstance(old, io.TextIOWrapper):
         # It was closed when this process began; another file may have its number now.

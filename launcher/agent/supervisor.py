@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.agent import disk, processes, streams
+from launcher.agent import disk, processes, signals, streams
 from launcher.agent import report as reports
 from launcher.agent.atomic_write import OUTCOME_BYTES, REQUEST_BYTES, release, reserve
 from launcher.agent.heartbeat import read_heartbeat
-from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
+from launcher.agent.identity import claim_incarnation, identify, source_of
 from launcher.agent.report import AgentLedger, AgentReport
-from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles
+from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles, read_stop_file
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
@@ -69,6 +69,9 @@ def main(argv: list[str]) -> int:
         code = reports.take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))
         if code is not None:
             return code
+    if task.settings.meet_dir and not task.settings.tee:
+        # Nobody gave this process a console of its node's: that is not known before it starts.
+        streams.write_to_file(f"{task.node.log_dir}/{protocol.CONSOLE_FILE}")
     return Supervisor(task).run()
 
 
@@ -107,6 +110,7 @@ class Supervisor:
         self._run_dir = Path(dict(node.env).get(protocol.RUN_DIR, self._node_dir.parents[2]))
         self._files = StopFiles(self._node_dir)
         self._stop: Stop | None = None
+        self._shows_life_at = float("-inf")
         self._agent_pid = 0
         self._own: Scratch | None = None
         self._report = AgentReport(reason=Reason.AGENT_FAILED)
@@ -142,8 +146,9 @@ class Supervisor:
     def _prepare(self) -> None:
         processes.adopt_orphans()
         node = self._task.node
-        # An operator's values count pods, and would win over the plan.
-        for name in protocol.STALE_VARIABLES:
+        # An operator's values count pods, an engine's its tasks, and would win over the plan.
+        of_engine = [name for name in os.environ if name.startswith(protocol.ENGINE_PREFIXES)]
+        for name in (*protocol.STALE_VARIABLES, *of_engine):
             os.environ.pop(name, None)
         os.environ.update(node.env)
         # Meant for torchrun; a torchrun that the script starts would take it over.
@@ -179,7 +184,7 @@ class Supervisor:
         )
         reports.write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
         release(self._node_dir / protocol.STOP_REQUEST_FILE)
-        if self._task.settings.identity in POD_SOURCES:
+        if source_of(self._task).is_pod:
             reports.write_termination(outcome, Path(protocol.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
             detail = f": {report.detail}" if report.detail else ""
@@ -213,6 +218,7 @@ class Supervisor:
 
     def _fork_agent(self, report_file: Path) -> int:
         supervisor_pid = os.getpid()
+        signals.begin()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -223,6 +229,7 @@ class Supervisor:
             processes.die_with_parent(supervisor_pid)
             # Ctrl-C goes to the whole process group, but only the supervisor may act on it.
             os.setpgid(0, 0)
+            signals.heed_only_supervisor()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             from launcher.agent.engine import run_agent
 
@@ -242,7 +249,12 @@ class Supervisor:
         waker = processes.Waker(self._clock, say)
         while True:
             if (status := processes.reap().get(self._agent_pid)) is not None:
+                # What has ended the agent may have been sent to this process too.
+                self._take_signal(0.0)
                 return status
+            if self._stop is None and (reason := read_stop_file(os.environ)):
+                self._ask(reason)
+            self._show_life()
             self._take_signal(_POLL_S if self._stop else processes.LOOK_S)
             waker.look({self._agent_pid: "the agent"})
             if self._stop:
@@ -250,6 +262,13 @@ class Supervisor:
                 if self._stop.is_hopeless(self._clock.monotonic()):
                     say(f"the agent (pid {self._agent_pid}) outlives SIGKILL; going on without it")
                     return signal.SIGKILL
+
+    def _show_life(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._shows_life_at and self._task.settings.meet_dir:
+            self._shows_life_at = now + protocol.ALIVE_S
+            with contextlib.suppress(OSError):
+                (self._node_dir / protocol.ALIVE_FILE).touch()
 
     # -- signals and stopping -----------------------------------------------------------------
 
@@ -267,7 +286,9 @@ class Supervisor:
 
     def _ask(self, reason: Reason) -> None:
         if self._stop:
-            self._stop.times_asked += 1
+            # An engine repeats itself; a person who does so has lost patience.
+            repeats = source_of(self._task).is_task and reason is Reason.PREEMPTED
+            self._stop.times_asked += 0 if repeats else 1
             return
         grace_s = self._task.settings.stop_grace_s
         self._stop = Stop(reason=reason, asked_at=self._clock.monotonic(), grace_s=grace_s)
@@ -290,6 +311,7 @@ class Supervisor:
             if answer is not None:
                 self._ledger.write("stop-acknowledged", step=answer.get("step"))
             stop.terminated_at = self._clock.monotonic()
+            signals.tell_to_end()
             processes.send(self._agent_pid, signal.SIGTERM)
 
 

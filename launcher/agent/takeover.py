@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from launcher.agent.addresses import LOOPBACK
 from launcher.contract.agent_settings import ROSTER, NodeTask, StoreEndpoint
 from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Elastic, Static
@@ -51,6 +52,15 @@ def plan_round(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeT
     return replace(task, node=replace(task.node, rendezvous=new))
 
 
+def plan_alone(task: NodeTask) -> NodeTask:
+    """The task of a single node whose plan names no address: it takes any free port."""
+    rendezvous = task.node.rendezvous
+    if isinstance(rendezvous, Static):
+        return task
+    new = replace(rendezvous, endpoint_host=LOOPBACK, endpoint_port=0, is_host=True)
+    return replace(task, node=replace(task.node, rendezvous=new))
+
+
 def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fenced: bool) -> bool:
     """Whether another store may be tried after losses at these times, the present one last.
 
@@ -64,6 +74,9 @@ def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fen
         return False
     if reason is Reason.STORE_LOST:
         return True
+    if settings.meet_dir:
+        # Any node serves a store where none answers, so only other nodes can be missing.
+        return fenced
     elsewhere = len(settings.stores) > 1
     return elsewhere and (fenced or reason is Reason.RENDEZVOUS_UNREACHABLE)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,25 +15,27 @@ if TYPE_CHECKING:
     from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
+    from launcher.targets.starter.node import StartedNode
 
 ROOMS = {
     "docker": "launcher.targets.docker.room:DockerRoom",
     "local": "launcher.targets.local.room:LocalRoom",
     "kubernetes": "launcher.targets.kubernetes.room:KubernetesRoom",
     "hosts": "launcher.targets.hosts.room:HostsRoom",
+    "slurm": "launcher.targets.slurm.room:SlurmRoom",
+    "starter": "launcher.targets.starter.room:StarterRoom",
 }
 """Where each target's room is, as ``MODULE:CLASS``; those tried unasked in the order of trial."""
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Choice:
     """A target with its facts, and in one line why it was taken."""
 
-    target: Target
-    facts: TargetFacts
-    why: str
+    # No dataclass: importing those takes 6 ms, for which every command would wait.
+    def __init__(self, *, target: Target, facts: TargetFacts, why: str) -> None:
+        self.target, self.facts, self.why = target, facts, why
 
 
 def room_of(name: str) -> Room:
@@ -49,6 +50,26 @@ def room_of(name: str) -> Room:
 def rooms() -> Iterator[Room]:
     """The rooms of all targets."""
     return map(room_of, ROOMS)
+
+
+def name_here(environ: Mapping[str, str]) -> str | None:
+    """The target whose nodes this process was given, by its environment; None for most processes.
+
+    Raises ``InputError`` where jobs must be started in another way there.
+    """
+    # A worker has the variables of what its run was started in; what it starts is its own matter.
+    if protocol.RUN_ID in environ:
+        return None
+    return next((room.name for room in rooms() if room.is_here(environ)), None)
+
+
+def started_node(
+    job: JobSpec, run_root: Path, environ: Mapping[str, str], run_id: str | None = None
+) -> StartedNode:
+    """This process as one of the nodes that somebody else starts. Raises ``InputError``."""
+    from launcher.targets.starter.node import StartedNode
+
+    return StartedNode(job, run_root, environ, run_id=run_id)
 
 
 def open_target(name: str, run_root: Path) -> Target:
@@ -69,7 +90,7 @@ def choose_target(
     if forced is not None:
         target = open_(forced, run_root)
         facts = target.facts(job)
-        why = f"{target.describe(facts)} (forced by --on {forced})"
+        why = f"{target.describe(facts)} ({target.taken_because or f'forced by --on {forced}'})"
         return Choice(target=target, facts=facts, why=why)
     names = [room.name for room in rooms() if room.is_tried_unasked]
     because = ""

@@ -22,7 +22,7 @@ from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets import proc
+from launcher.targets.background import Tell, in_background
 
 
 def open_console(
@@ -117,7 +117,7 @@ def follow_in_background(
     """
     log = run.path / protocol.LAUNCHER_LOG_FILE
     try:
-        message = proc.in_background(lambda told: _follow_detached(run, plan, target, told), log)
+        message = in_background(lambda told: _follow_detached(run, plan, target, told), log)
     except KeyboardInterrupt:
         request_stop(run, keep=False)  # The follower's first turn ends what it has started.
         raise
@@ -131,7 +131,7 @@ def follow_in_background(
         raise error(failure["what"], failure["hint"])
 
 
-def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: proc.Tell) -> None:
+def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: Tell) -> None:
     console = _LogConsole()
     follower = Follower(run, plan, target, console, SystemClock())
     _stop_on_signals(follower, target)

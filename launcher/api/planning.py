@@ -42,7 +42,6 @@ class PlannedRun:
 
     def create(self) -> RunFolder:
         """Makes the run's folder, with the job and its code, or nothing. Raises ``InputError``."""
-        from launcher.code.archive import unpack
         from launcher.code.record import LEFT_OUT_FILE, write_code
         from launcher.follow.loop import create_run
 
@@ -50,8 +49,7 @@ class PlannedRun:
         code, left_out = self._read_code(target)
 
         def fill(folder: Path) -> None:
-            text = self.job.model_dump_json(indent=2, exclude_defaults=True)
-            (folder / protocol.JOB_FILE).write_text(f"{text}\n")
+            (folder / protocol.JOB_FILE).write_text(text_of(self.job))
             if code is not None:
                 write_code(folder, code, folder.parent / protocol.LATEST_LINK)
             elif left_out:
@@ -59,6 +57,8 @@ class PlannedRun:
 
         try:
             if self.copy and code:
+                from launcher.code.archive import unpack
+
                 unpack(code.data, self.copy)
             return create_run(self.plan, target, fill)
         except BaseException:
@@ -102,6 +102,7 @@ def plan_job(
     earlier run whose code is taken. ``preview``: a target that need not be asked anything to render
     a job is not, and nothing is left to chance. Raises ``InputError`` and ``TargetError``.
     """
+    job = opened.fit(job) if opened else job
     run_id = (opened.run_id if opened else "") or new_run_id(job.name, os.urandom(3))
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
     if job.code == IN_IMAGE and opened and not opened.has_image(job):
@@ -142,6 +143,11 @@ def plan_job(
     return PlannedRun(
         choice=choice, job=ran, plan=plan, reading=reading, copy=None if in_place else copy
     )
+
+
+def text_of(job: JobSpec) -> str:
+    """What a run's folder keeps of its job."""
+    return f"{job.model_dump_json(indent=2, exclude_defaults=True)}\n"
 
 
 def _read_kept(

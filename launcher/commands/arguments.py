@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.choose_target import ROOMS, room_of, rooms
+from launcher.api.choose_target import name_here, room_of, rooms
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 
 if TYPE_CHECKING:
     from launcher.api.planning import PlannedRun
+    from launcher.commands.parser import Command
     from launcher.job.file import Override
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
@@ -28,18 +29,29 @@ OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image", "code")
 
 
 def add_command(
-    commands: Any, name: str, handler: Callable[[argparse.Namespace], int], text: str
-) -> argparse.ArgumentParser:
-    """A command called ``name``; ``handler`` takes the arguments and returns the exit code."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.set_defaults(handler=handler, options=parser._option_string_actions)
-    parser.add_argument(
-        "--runs",
-        default=os.environ.get("LAUNCHER_RUNS") or str(RUN_ROOT),
-        metavar="DIR",
-        help="folder of the run folders (default: ./runs)",
-    )
-    return parser
+    commands: Any,
+    name: str,
+    handler: Callable[[argparse.Namespace], int],
+    text: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    """A command called ``name``; ``handler`` takes the arguments and returns the exit code.
+
+    ``add_arguments`` gives its parser what it takes, once it is known that the command is meant.
+    """
+    command: Command = commands.add_parser(name, help=text, description=text)
+
+    def add_all(parser: argparse.ArgumentParser) -> None:
+        parser.set_defaults(handler=handler, options=parser._option_string_actions)
+        parser.add_argument(
+            "--runs",
+            default=os.environ.get("LAUNCHER_RUNS") or str(RUN_ROOT),
+            metavar="DIR",
+            help="folder of the run folders (default: ./runs)",
+        )
+        add_arguments(parser)
+
+    command.add_arguments = add_all
 
 
 def add_job_file(
@@ -117,7 +129,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 def add_target(parser: argparse.ArgumentParser, default: str) -> None:
     """Where a job shall run, and the options of all targets."""
-    *names, last = ROOMS
+    *names, last = (room.name for room in rooms() if room.takes_jobs)
     parser.add_argument(
         "--on", metavar="TARGET", help=f"{', '.join(names)} or {last} (default: {default})"
     )
@@ -245,6 +257,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
     root, forced, again = run_root(arguments), target_named(arguments), _earlier(arguments)
     if again and not forced:
         forced = again.read_plan().target
+    forced = forced or name_here(os.environ)
     # Opened first: some targets begin to connect, which takes as long as all the imports.
     opened = room_of(forced).open(root, arguments) if forced else None
 

@@ -25,7 +25,10 @@ NO_SCRIPT = ("SCRIPT",)
 def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
     text = "make an image from a base image, the requirements and the code"
-    build = add_command(commands, "build", _build, text)
+    add_command(commands, "build", _build, text, _add_arguments)
+
+
+def _add_arguments(build: argparse.ArgumentParser) -> None:
     build.epilog = EPILOG
     which = build.add_mutually_exclusive_group()
     which.add_argument(

@@ -11,17 +11,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher import __version__
 from launcher.api.choose_target import rooms
-from launcher.commands import build, check, completion, doctor, env, jobs, play, runs, schema
+from launcher.commands import build, check, completion, doctor, env, jobs, node, play, runs, schema
 from launcher.commands.arguments import add_command
 from launcher.commands.other_programs import check_command
-from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
+from launcher.commands.parser import TAKES_TRAINING, Command, Parser, check_known
 from launcher.commands.printed_commands import OF_RUNS, spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
-GROUPS = (jobs, build, runs, doctor, env, check, play, schema, completion)
+GROUPS = (jobs, node, build, runs, doctor, env, check, play, schema, completion)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
@@ -76,7 +77,7 @@ def _check(
     check_known(arguments, unknown, own, extra)
     if extra and arguments.command not in TAKES_TRAINING:
         raise InputError(
-            f"'--' and training arguments go with run and render, not {arguments.command}",
+            f"'--' and training arguments go with run, render and node, not {arguments.command}",
             f"leave out what stands behind --: launcher {arguments.command} --help",
         )
     try:
@@ -152,7 +153,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands: Any = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Command
+    )
     for group in GROUPS:
         group.add(commands)
     for room in rooms():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.api.choose_target import ROOMS
+from launcher.api.choose_target import rooms
 from launcher.commands.arguments import add_command, run_root
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
@@ -33,7 +33,10 @@ def add(commands: Any) -> None:
     text = (
         'print what makes TAB complete commands, runs and files: eval "$(launcher completion bash)"'
     )
-    parser = add_command(commands, "completion", _completion, text)
+    add_command(commands, "completion", _completion, text, _add_arguments)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
@@ -71,8 +74,10 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """Of the program and of all its commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _actions(command)
+            for name, command in action.choices.items():
+                # argcomplete looks into the parser itself.
+                action.choices[name] = command.parser
+                yield from _actions(command.parser)
         else:
             yield action
 
@@ -150,7 +155,7 @@ def _keys_of(section: Any) -> Iterator[str]:
 
 
 def _targets(**_: Any) -> list[str]:
-    return list(ROOMS)
+    return [room.name for room in rooms() if room.takes_jobs]
 
 
 def _processes(**_: Any) -> list[str]:

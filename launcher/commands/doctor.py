@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,11 @@ LIMIT_S = 120.0
 
 def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
-    doctor = add_command(
-        commands,
-        "doctor",
-        _doctor,
-        "check whether a target is fit for a job, and say how to mend it",
-    )
+    text = "check whether a target is fit for a job, and say how to mend it"
+    add_command(commands, "doctor", _doctor, text, _add_arguments)
+
+
+def _add_arguments(doctor: argparse.ArgumentParser) -> None:
     add_job_file(doctor, optional=True)
     add_target(doctor, "as run chooses")
     doctor.add_argument(
@@ -43,9 +41,13 @@ def add(commands: Any) -> None:
         help="seconds for the probe in the nodes",
     )
     doctor.add_argument("--json", action="store_true")
+    for room in rooms():
+        room.add_doctor_options(doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    import json
+
     from launcher.api.doctor import diagnose, is_fit
     from launcher.doctor.finding import render_findings
 

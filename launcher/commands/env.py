@@ -14,9 +14,11 @@ from launcher.contract.errors import ExitCode, InputError
 
 def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
-    env = add_command(
-        commands, "env", _env, 'print a node\'s settings for a shell: eval "$(launcher env ...)"'
-    )
+    text = 'print a node\'s settings for a shell: eval "$(launcher env ...)"'
+    add_command(commands, "env", _env, text, _add_arguments)
+
+
+def _add_arguments(env: argparse.ArgumentParser) -> None:
     add_job_file(env, optional=True)
     env.add_argument(
         "--join", metavar="RUN", help="instead of a job: a script that adds a node to this run"

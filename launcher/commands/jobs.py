@@ -42,7 +42,13 @@ stderr. With more than one worker every line has the prefix [node/rank]."""
 
 def add(commands: Any) -> None:
     """Adds the commands to the program's parser."""
-    run = add_command(commands, "run", _run, "start a job, follow it, exit with its outcome")
+    text = "start a job, follow it, exit with its outcome"
+    add_command(commands, "run", _run, text, _add_to_run)
+    text = "print what would be run, and do nothing"
+    add_command(commands, "render", _render, text, _add_to_render)
+
+
+def _add_to_run(run: argparse.ArgumentParser) -> None:
     add_job(run)
     run.epilog = STREAMS
     run.add_argument(
@@ -50,7 +56,8 @@ def add(commands: Any) -> None:
     )
     run.add_argument("-v", "--verbose", action="store_true", help="show the agents' own lines too")
 
-    render = add_command(commands, "render", _render, "print what would be run, and do nothing")
+
+def _add_to_render(render: argparse.ArgumentParser) -> None:
     add_job(render)
     render.add_argument("--json", action="store_true", help="print the launch plan as JSON")
     render.add_argument(

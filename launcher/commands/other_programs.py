@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.contract.errors import InputError
 
-STARTS_SCRIPTS = re.compile(r"(.*/)?(python[0-9.]*|torchrun)")
+STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun)"
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
 CALLED_HERE = {
     **dict.fromkeys(
@@ -42,7 +42,7 @@ def check_command(words: Sequence[str], program: str, takes_training: Sequence[s
     for at, word in enumerate(words[1:], start=1):
         if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():
             return
-        if STARTS_SCRIPTS.fullmatch(word) and not words[at - 1].startswith("-"):
+        if re.fullmatch(STARTS_SCRIPTS, word) and not words[at - 1].startswith("-"):
             left = shlex.join([*words[1:at], *_without_habits(words[at + 1 :])]) or "train.py"
             fix = f"leave it out: {program} {first} {left}"
             raise InputError(f"{word}: a program, and no script or job file", fix)

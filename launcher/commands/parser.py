@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import functools
 import math
 import re
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from launcher.commands.other_programs import called_here, decided_here
 from launcher.contract.errors import ExitCode, InputError
 
-TAKES_TRAINING = ("run", "render")
+TAKES_TRAINING = ("run", "render", "node")
 """The commands whose words behind ``--`` go to the training."""
 
 
@@ -48,10 +48,35 @@ class Parser(argparse.ArgumentParser):
         return f"[{name}]" if action.nargs == "?" and not is_one_of else name
 
 
+class Command:
+    """In the place of a command's parser, which is made when the command is named.
+
+    To make those of all commands takes longer than everything else that ``--help`` does.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self._given = given
+        self.add_arguments: Callable[[Parser], None] | None = None
+
+    @functools.cached_property
+    def parser(self) -> Parser:
+        """The command's own parser."""
+        parser = Parser(**self._given)
+        if self.add_arguments is not None:
+            self.add_arguments(parser)
+        return parser
+
+    def parse_known_args(self, *given: Any, **more: Any) -> Any:
+        """As that of the parser; argparse calls it on the command that was named."""
+        return self.parser.parse_known_args(*given, **more)
+
+
 def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
     """argparse's words, with what to type."""
     see = f"{program} --help"
     if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
+        import difflib
+
         choices = re.findall(r"'([^']*)'", match[2]) or match[2].split(", ")
         close = difflib.get_close_matches(match[1], choices, n=1)
         where = message.split(":")[0].removeprefix("argument ")
@@ -94,6 +119,8 @@ def check_known(
 
 def _meant(word: str, options: Collection[str]) -> str:
     """A question for the option that was meant, with a blank after it; empty for none."""
+    import difflib
+
     close = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.75)
     option = called_here(word) or (close[0] if close and word.startswith("--") else "")
     return f"did you mean {option}? " if option in options else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,10 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
     text = "run a PyTorchJob's manifest in local containers, as the training operator would"
-    play = add_command(commands, "play", _play, text)
+    add_command(commands, "play", _play, text, _add_arguments)
+
+
+def _add_arguments(play: argparse.ArgumentParser) -> None:
     play.epilog = "The pods' stdout goes to stdout; their stderr and what happens go to stderr."
     play.add_argument(
         "files", nargs="+", metavar="FILE", help="the job's manifest, and those it refers to"
@@ -107,6 +109,8 @@ class _Stage:
         self._console.note(text)
 
     def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
+        from dataclasses import replace
+
         lines = replace(block, data=block.data + b"\n") if block.is_progress else block
         self._console.show(
             lines,

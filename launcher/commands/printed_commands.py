@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -20,9 +21,14 @@ from launcher.targets.room import words_given
 
 OF_RUNS = ("logs", "status", "stop", "scale", "report", "ps")
 OTHERS = ("run", "build", "render", "doctor", "check", "play", "env", "schema")
-OF_TARGETS = tuple(command for room in rooms() for command in room.commands)
-COMMANDS = "|".join((*OF_RUNS, *OTHERS, *OF_TARGETS))
-COMMAND = re.compile(rf"(?<![\w./-])launcher ({COMMANDS})(?![\w-])")
+
+
+@functools.cache
+def _command() -> re.Pattern[str]:
+    """A command in a message."""
+    of_targets = (command for room in rooms() for command in room.commands)
+    words = "|".join((*OF_RUNS, *OTHERS, *of_targets))
+    return re.compile(rf"(?<![\w./-])launcher ({words})(?![\w-])")
 
 
 def program_name() -> str:
@@ -47,7 +53,7 @@ def spell(text: str, arguments: argparse.Namespace) -> str:
         return f"{program} {word}{options if word in OF_RUNS else ''}"
 
     lines = text.splitlines(keepends=True)
-    return "".join(COMMAND.sub(typed, _spell_tools(line, arguments)) for line in lines)
+    return "".join(_command().sub(typed, _spell_tools(line, arguments)) for line in lines)
 
 
 def _spell_tools(line: str, arguments: argparse.Namespace) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from launcher.commands.parser import natural, seconds
 from launcher.commands.printed_commands import program_name, spell
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.protocol import LATEST_LINK
-from launcher.contract.reasons import RunState
 
 if TYPE_CHECKING:
     from launcher.runs.folder import RunFolder
@@ -23,7 +21,21 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Adds the commands to the program's parser."""
-    listing = add_command(commands, "ps", _ps, "list runs")
+    text = "list runs"
+    add_command(commands, "ps", _ps, text, _add_to_ps)
+    text = "show one run and its nodes"
+    add_command(commands, "status", _status, text, _add_to_status)
+    text = "tell what happened: first cause, restarts, nodes, timeline"
+    add_command(commands, "report", _report, text, _add_to_report)
+    text = "print a run's output, each line with its node and rank"
+    add_command(commands, "logs", _logs, text, _add_to_logs)
+    text = "end a run and remove what is left of it"
+    add_command(commands, "stop", _stop, text, _add_to_stop)
+    text = "change the number of nodes of an elastic run"
+    add_command(commands, "scale", _scale, text, _add_to_scale)
+
+
+def _add_to_ps(listing: argparse.ArgumentParser) -> None:
     listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
     listing.add_argument("--json", action="store_true")
     listing.add_argument(
@@ -34,28 +46,26 @@ def add(commands: Any) -> None:
     for room in rooms():
         room.add_options(listing)
 
-    status = add_command(commands, "status", _status, "show one run and its nodes")
+
+def _add_to_status(status: argparse.ArgumentParser) -> None:
     add_run(status)
     status.add_argument("--json", action="store_true")
 
-    report = add_command(
-        commands, "report", _report, "tell what happened: first cause, restarts, nodes, timeline"
-    )
+
+def _add_to_report(report: argparse.ArgumentParser) -> None:
     add_run(report)
     report.add_argument("--json", action="store_true")
     report.add_argument(
         "--png", metavar="FILE", help="also draw loss, workers and failures over time (matplotlib)"
     )
-
     report.add_argument(
         "--claim",
         metavar="DIR",
         help="Kubernetes, without the run's folder: where its claim is mounted on this machine",
     )
 
-    logs = add_command(
-        commands, "logs", _logs, "print a run's output, each line with its node and rank"
-    )
+
+def _add_to_logs(logs: argparse.ArgumentParser) -> None:
     add_run(logs)
     logs.epilog = (
         "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr. With"
@@ -65,23 +75,26 @@ def add(commands: Any) -> None:
     logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
     logs.add_argument("-v", "--verbose", action="store_true", help="the agents' own lines too")
 
-    stop = add_command(commands, "stop", _stop, "end a run and remove what is left of it")
+
+def _add_to_stop(stop: argparse.ArgumentParser) -> None:
     add_run(stop)
     stop.epilog = "Without RUN: the newest run that goes on; the others that go on are named."
     stop.add_argument(
         "--grace", type=seconds, metavar="S", help="seconds until the kill (the job's own)"
     )
-
     stop.add_argument(
         "--keep", action="store_true", help="on Kubernetes: keep the job's object, suspended"
     )
 
-    scale = add_command(commands, "scale", _scale, "change the number of nodes of an elastic run")
+
+def _add_to_scale(scale: argparse.ArgumentParser) -> None:
     add_run(scale)
     scale.add_argument("nodes", type=natural, metavar="N", help="from MIN to MAX of its nnodes")
 
 
 def _ps(arguments: argparse.Namespace) -> int:
+    import json
+
     from launcher.api.listing import describe_none, list_runs, render_table
 
     def note(line: str) -> None:
@@ -116,6 +129,8 @@ def _name_elsewhere(root: Path) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    import json
+
     from launcher.api.listing import read_status, render_status
 
     run = find(arguments)
@@ -128,6 +143,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    import json
+
     from launcher.api.report import report_run
     from launcher.contract.clock import SystemClock
     from launcher.runs.report import render_postmortem
@@ -149,6 +166,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _logs(arguments: argparse.Namespace) -> int:
     from launcher.api.listing import show_logs
+    from launcher.contract.reasons import RunState
 
     run = find(arguments)
     try:

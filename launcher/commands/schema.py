@@ -12,7 +12,8 @@ from launcher.contract.errors import ExitCode
 
 def add(commands: Any) -> None:
     """Adds the command to the program's parser."""
-    add_command(commands, "schema", _schema, "print the job file's JSON Schema")
+    text = "print the job file's JSON Schema"
+    add_command(commands, "schema", _schema, text, lambda parser: None)
 
 
 def _schema(arguments: argparse.Namespace) -> int:

@@ -49,6 +49,12 @@ class AgentSettings:
     """Losses longer ago than this do not count."""
     stores: tuple[StoreEndpoint, ...] = ()
     """Candidates for the store; empty: the plan's endpoint alone."""
+    meet_dir: str = ""
+    """A folder that all nodes see, in which a node that serves a store writes how it is reached;
+    others look there for it. Empty: the addresses of ``stores`` and of the plan count."""
+    awaits_nodes: bool = False
+    """With ``meet_dir``: missing nodes may come much later, and lost ones come back by themselves,
+    so that the others wait for them."""
     hang_factor: float = 10.0
     """Silence is a hang beyond this multiple of the longest silence seen in the same phase."""
     hang_min_s: float = 300.0

@@ -34,6 +34,10 @@ NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"
 """Which start of this incarnation's workers this is, 0-based, set by the agent."""
 HEARTBEAT = "LAUNCHER_HEARTBEAT"
 """The worker's heartbeat file, set by the agent; laid out as ``HEARTBEAT_FORMAT``."""
+ASKED_FILE = "LAUNCHER_ASKED_FILE"
+"""Path of a file that is there once the agent has asked this worker to end, set by the agent. A
+SIGTERM without it came from elsewhere, such as Slurm's to all processes of a step: a stop request
+follows, and after the commit the agent's own SIGTERM."""
 GENERATION = "LAUNCHER_GENERATION"
 """The fencing generation of this membership, set by the agent; absent where nothing fences."""
 RUN_DIR = "RUN_DIR"
@@ -64,6 +68,18 @@ STALE_VARIABLES = (
 )
 """They would win over the plan without a word. An operator's values count pods, torchrun's count
 workers."""
+ENGINE_PREFIXES = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_STEP", "SLURM_DISTRIBUTION"),
+    *("SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_SRUN_", "SLURM_LAUNCH_NODE_"),
+    *("SLURM_MPI_TYPE", "SLURM_PMI", "SLURM_HET_", "SLURM_KILL_BAD_EXIT", "SRUN_", "SBATCH_"),
+    *("PMI_", "PMI2_", "PMIX_", "OMPI_", "ORTE_", "PRTE_", "HYDI_", "PALS_"),
+    *("MPI_LOCAL", "MPIEXEC_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_", "FLUX_TASK_", "FLUX_PMI"),
+    *("PBS_TASKNUM", "PBS_NODENUM"),
+)
+"""What the names of variables begin with by which an engine tells its task, here the agent, which
+it is. Lightning, accelerate and MPI would take them for the worker's. What tells of the job, such
+as SLURM_JOB_ID, and of its GPUs stays."""
 LINE_PREFIX = "[{node_index}/${{rank}}] "
 """What stands before a worker's line on its node's console, as torch's own template has it."""
 LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -71,6 +87,11 @@ LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 # -- a variable that the launcher reads --------------------------------------------------------
 ENGINE = "LAUNCHER_ENGINE"
 """``torchrun`` switches the node agent off for every job."""
+
+# -- a variable that a batch script sets for its agents ------------------------------------------
+STOP_FILE = "LAUNCHER_STOP_FILE"
+"""Path of a file in a folder that all nodes see. Once it holds a reason, a value of
+``reasons.Reason``, the agent stops its node as for a signal. An empty file asks for nothing."""
 
 # -- paths inside a container --------------------------------------------------------------
 CONTAINER_RUN_DIR = "/launcher/run"
@@ -127,6 +148,9 @@ LEDGER_DIR = "ledger"
 # -- what the agent leaves in a node's folder, nodes/<index>/<incarnation>/ ---------------------
 # OUTCOME_FILE is the node's own there: see ``node_outcome.py``.
 NODE_OUTCOME_SCHEMA = 1
+ALIVE_FILE = "alive"
+"""Touched every ``ALIVE_S`` seconds by an agent whose node nobody else watches (``meet_dir``)."""
+ALIVE_S = 5.0
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based and never used again by the same incarnation."""
 RANK_FOLDER = "rank-{rank}"
@@ -176,8 +200,8 @@ last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by
 Events: agent-started, rendezvous-began, rendezvous-ended (rank, world_size, both of nodes),
 workers-started, first-step, worker-ended (rank, exit_code, cause), hang (rank, phase, silent_s,
 limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s), disk-wait (waited_s),
-restart (cause), stop-requested (reason), stop-acknowledged (step), store-lost, agent-ended (reason,
-exit_code)."""
+restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost,
+agent-ended (reason, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started

@@ -15,13 +15,13 @@ from launcher.contract.errors import InputError
 from launcher.contract.reasons import NodeState, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
+    from launcher.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +162,19 @@ class Target(ABC):
         """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
         self.run_id = ""
         """The id of the run to come, where something was started for it already."""
+        self.taken_because = ""
+        """Why it was taken where nobody named it."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 
     # -- before a run -----------------------------------------------------------------------------
+
+    def fit(self, job: JobSpec) -> JobSpec:
+        """The job with what the target decides where the job leaves it open.
+
+        Raises ``InputError`` where it cannot have what it names.
+        """
+        return job
 
     @abstractmethod
     def facts(self, job: JobSpec) -> TargetFacts:
@@ -280,6 +289,9 @@ class Target(ABC):
 
         ``claim`` is where this machine sees the run's storage.
         """
+
+    def check_scale(self, plan: LaunchPlan) -> None:  # noqa: B027 - most can
+        """Raises ``InputError`` where the run keeps its size. Pure."""
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """Changes the number of nodes; False where only the run's own launcher could."""

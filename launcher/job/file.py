@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +13,6 @@ from pydantic import ValidationError
 
 from launcher.contract.errors import InputError
 from launcher.job.conflicts import find_conflicts
-from launcher.job.problems import find_problems, is_secret
 from launcher.job.spec import JobSpec
 from launcher.yamlfile.problem import FileError, KeyPath, Problem, render_value
 from launcher.yamlfile.source import Entry, YamlSource, parse_fragment, parse_yaml, read_text
@@ -22,6 +23,7 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
     *(("rdzv", "id"), ("torch_version",)),
 )
 """Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1."""
+NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 _VERBATIM = (("env", "*"), ("docker", "labels", "*"), ("kubernetes", "node_selector", "*"))
 """Keys whose overrides are not read as YAML, so that ``--set env.PATTERN=*.py`` works."""
 
@@ -40,6 +42,8 @@ def parse_override(setting: str) -> Override:
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
         raise InputError(f"--set {setting}: no key=value", "for example --set rdzv.port=29400")
+    from launcher.job.problems import is_secret
+
     path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     shown = "(hidden)" if is_secret(path) else render_value(text)
     return Override(option=f"--set {key}={shown}", path=path, text=text)
@@ -111,14 +115,34 @@ def _entries(value: Any, path: KeyPath, where: str) -> Iterator[tuple[KeyPath, E
 def _check(data: Any, source: YamlSource, problems: list[Problem]) -> JobSpec:
     conflicts = find_conflicts(data)
     try:
-        job, refused = JobSpec.model_validate(data), None
+        with _without_plugins():
+            job, refused = JobSpec.model_validate(data), None
     except ValidationError as error:
         job, refused = None, error
     if refused is not None or conflicts:
+        from launcher.job.problems import find_problems
+
         problems += find_problems(refused, conflicts, source)
     if job is None or problems:
         raise FileError(problems)
     return job
+
+
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """pydantic looks for plugins in all packages that are installed, when it makes a schema.
+
+    That takes as long as to make it, and none is meant for job files. Children must not inherit the
+    variable: a training may have such plugins.
+    """
+    if NO_PLUGINS in os.environ:
+        yield
+        return
+    os.environ[NO_PLUGINS] = "__all__"
+    try:
+        yield
+    finally:
+        del os.environ[NO_PLUGINS]
 
 
 def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:

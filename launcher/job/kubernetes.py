@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_claim, parse_volume
-from launcher.job.types import AsPairs, Flag, Pairs, Read, Section, Text, matching, text
+from launcher.job.types import AsPairs, Flag, Later, Pairs, Read, Section, Text, matching, text
 
 _CLAIM_WORDS = "pvc/CLAIM or pvc/CLAIM/FOLDER"
 _NO_PARENTS = r"(?!.*\.\.)"
@@ -96,7 +96,7 @@ class KubernetesSpec(Section):
         default=(), examples=[{"node.kubernetes.io/instance-type": "p5.48xlarge"}]
     )
     """Labels that a node must have."""
-    tolerations: tuple[TolerationSpec, ...] = Field(
+    tolerations: tuple[Annotated[TolerationSpec, Later()], ...] = Field(
         default=(), examples=[[{"key": "dedicated", "operator": "Equal", "value": "training"}]]
     )
     """Taints that the pods put up with; that of NVIDIA's GPUs is added where GPUs are asked for."""

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from launcher.job.conflicts import HANG_MIN_S, find_conflicts
 from launcher.job.kubernetes import KubernetesSpec
+from launcher.job.slurm import SlurmSpec
 from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
     AsPairs,
@@ -26,6 +27,7 @@ from launcher.job.types import (
     Image,
     JobName,
     Label,
+    Later,
     Limit,
     ListenAddress,
     MountTarget,
@@ -101,7 +103,9 @@ class RdzvSpec(Section):
     id: Annotated[ScalarText | None, Field(min_length=1, examples=["digits-a"])] = None
     """The name of the rendezvous. Left out: made from the run id and the attempt, which is what
     keeps two runs apart."""
-    conf: RdzvConfSpec = Field(default=RdzvConfSpec(), examples=[{"last_call_timeout": 5}])
+    conf: Annotated[RdzvConfSpec, Later()] = Field(
+        default=RdzvConfSpec.model_construct(), examples=[{"last_call_timeout": 5}]
+    )
     """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them; what is left out is
     torchrun's default, or the launcher's where that one is known to fail. ``roster`` takes
     ``join_timeout``, ``last_call_timeout`` and ``read_timeout`` of them."""
@@ -184,7 +188,7 @@ class AgentSpec(Section):
     disk_free_limit_s: Count = 120
     """Seconds that a node waits for room where the disk of the run folder is full, before it ends
     with ``disk-full``; 0 does not wait."""
-    health: HealthSpec = HealthSpec()
+    health: Annotated[HealthSpec, Later()] = HealthSpec.model_construct()
     """The agent's own HTTP server."""
     in_image: bool | None = None
     """Whether nodes start the agent that their image holds, as the images of this project do. Left
@@ -266,8 +270,8 @@ class JobSpec(Section):
     nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
     """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core;
     ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
-    rdzv: RdzvSpec = Field(
-        default=RdzvSpec(),
+    rdzv: Annotated[RdzvSpec, Later()] = Field(
+        default=RdzvSpec.model_construct(),
         examples=[
             {"backend": "c10d", "port": 29400, "conf": {"last_call_timeout": 5}},
             {"backend": "etcd-v2", "endpoint": "etcd.internal:2379"},
@@ -286,7 +290,9 @@ class JobSpec(Section):
     """How the agent starts workers. ``fresh``: a new interpreter each. ``fork``: from a process
     that has imported torch already, which makes starts and restarts several times faster; where
     that is not possible the agent says why and starts fresh ones. Left out: ``fresh``."""
-    agent: AgentSpec = Field(default=AgentSpec(), examples=[{"detection_limit_s": 5}])
+    agent: Annotated[AgentSpec, Later()] = Field(
+        default=AgentSpec.model_construct(), examples=[{"detection_limit_s": 5}]
+    )
     """Settings of the node agent."""
     checkpoint_dir: Annotated[HostPath | None, Field(examples=["./checkpoints/digits"])] = None
     """Where checkpoints are kept and resumed from, relative to the folder where the launcher is
@@ -305,7 +311,7 @@ class JobSpec(Section):
     )
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
-    mounts: tuple[Annotated[MountSpec, OrText(MOUNT, MOUNT_WORDS)], ...] = Field(
+    mounts: tuple[Annotated[MountSpec, Later(), OrText(MOUNT, MOUNT_WORDS)], ...] = Field(
         default=(), examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]]
     )
     """Folders or files of the host that the containers see; each either ``source:target``,
@@ -313,7 +319,7 @@ class JobSpec(Section):
     workdir: Annotated[Text | None, Field(examples=["/workspace"])] = None
     """The working folder of the workers: a path in the container, or with ``--on local`` on this
     machine, relative to the folder where the launcher is called. Left out: the image's own."""
-    resources: ResourcesSpec = ResourcesSpec()
+    resources: Annotated[ResourcesSpec, Later()] = ResourcesSpec.model_construct()
     """What one node gets. ``cpus``, ``memory`` and ``shm`` do not bind ``--on local``, whose
     processes use the machine as it is."""
     stop_grace_s: Annotated[Seconds, Field(examples=[120])] = 30
@@ -322,18 +328,20 @@ class JobSpec(Section):
     torch_version: Annotated[TorchVersion | None, Field(examples=["2.10", "2.4.1"])] = None
     """The torch in the image, where the image's label does not say it; decides which of
     torchrun's flags may be used. Left out and no label: the oldest supported one is assumed."""
-    local: LocalSpec = LocalSpec()
+    local: Annotated[LocalSpec, Later()] = LocalSpec.model_construct()
     """Settings for ``--on local`` alone."""
-    docker: DockerSpec = DockerSpec()
+    docker: Annotated[DockerSpec, Later()] = DockerSpec.model_construct()
     """Settings for ``--on docker`` alone."""
-    kubernetes: KubernetesSpec = KubernetesSpec()
+    kubernetes: Annotated[KubernetesSpec, Later()] = KubernetesSpec.model_construct()
     """Settings for ``--on kubernetes`` alone."""
-    hosts: HostsSpec = HostsSpec()
+    hosts: Annotated[HostsSpec, Later()] = HostsSpec.model_construct()
     """Settings for ``--on hosts`` alone."""
+    slurm: Annotated[SlurmSpec, Later()] = SlurmSpec.model_construct()
+    """Settings for ``--on slurm`` alone."""
 
     @model_validator(mode="after")
     def _without_conflicts(self) -> JobSpec:
-        for conflict in find_conflicts(self.model_dump(mode="json")):
+        for conflict in find_conflicts(self.model_dump(mode="json", exclude_unset=True)):
             raise PydanticCustomError("conflict", "{text}", {"text": str(conflict)})
         return self
 

@@ -114,6 +114,40 @@ class OrText:
         return {"anyOf": [handler(core), self._text], "errorMessage": self._words}
 
 
+class Later:
+    """For a field that holds a section: its schema is made once a job has the section.
+
+    Most jobs have few of them, and to make those of all takes longer than to plan a run.
+    """
+
+    _section: type[Section]
+
+    def __get_pydantic_core_schema__(
+        self, section: type[Section], _: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        self._section = section
+        return core_schema.no_info_plain_validator_function(
+            section.model_validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        self._section.model_rebuild()
+        whole = self._section.__pydantic_core_schema__
+        # In a schema that adds nothing, or the handler leaves out the section's name and texts.
+        return handler(core_schema.no_info_after_validator_function(lambda value: value, whole))
+
+
+def _dump(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
+    return section.model_dump(
+        mode=info.mode,
+        exclude_unset=info.exclude_unset,
+        exclude_defaults=info.exclude_defaults,
+    )
+
+
 # Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
 _HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
@@ -175,7 +209,7 @@ TorchVersion = Annotated[
         values.parse_torch_version,
         "a torch version such as 2.4 or 2.4.1",
         text(values.TORCH),
-        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "number", "minimum": 0},
     ),
 ]
 Rdma = Annotated[
@@ -250,7 +284,7 @@ Flag = Annotated[bool, Field(strict=True)]
 class Section(BaseModel):
     """A group of keys: frozen, and closed, so that a misspelt key is an error and not a default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

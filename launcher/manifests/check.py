@@ -1,10 +1,12 @@
-"""``launcher check``: mistakes of Kubernetes manifests, before they cost GPU hours. Pure."""
+"""``launcher check``: mistakes of manifests and batch scripts, before they cost GPU hours. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from launcher.manifests.batch.check import check_batch_script
+from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtime, check_trainjob
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
@@ -14,15 +16,21 @@ from launcher.yamlfile.problem import FileError
 
 ANNOTATION_BYTES = 256 * 1024
 """The most that ``kubectl apply`` may copy into an object's annotations."""
+MAX_FILE_BYTES = 64 * 2**20
+"""Of one file: what is rendered for a whole cluster is larger than any job file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The result of a check: the breaches by file and line, and how many objects have rules."""
+    """The result of a check: the breaches by file and line, and how many objects have rules.
+
+    ``scripts`` counts the batch scripts.
+    """
 
     breaches: tuple[Breach, ...]
     known: int
     others: int
+    scripts: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -60,12 +68,20 @@ CHECKS: Mapping[str, Check] = {
 
 
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
-    """Checks files, given as name and text, that are applied together in that order."""
+    """Checks files, given as name and text, that are applied together in that order.
+
+    A file may be a batch script, which is checked by itself.
+    """
     objects: list[Value] = []
     found: list[Breach] = []
     files = []
+    scripts = 0
     for file, text in texts:
         files.append(file)
+        if is_batch_script(text, file):
+            scripts += 1
+            found += check_batch_script(text, file)
+            continue
         try:
             objects += parse_manifest(text, file)
         except FileError as error:
@@ -76,8 +92,14 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         kind = item["kind"].text
         name = f"{kind}/{object_name(item)}"
         found += [replace(one, object=name) for one in CHECKS[kind](item, together)]
-    ordered = sorted(dict.fromkeys(found), key=lambda one: (files.index(one.file), one.line))
-    return Checked(breaches=tuple(ordered), known=len(known), others=len(objects) - len(known))
+    places = {file: i for i, file in reversed(list(enumerate(files)))}
+    ordered = sorted(dict.fromkeys(found), key=lambda one: (places[one.file], one.line))
+    return Checked(
+        breaches=tuple(ordered),
+        known=len(known),
+        others=len(objects) - len(known),
+        scripts=scripts,
+    )
 
 
 def render_checked(checked: Checked) -> str:
@@ -89,8 +111,14 @@ def render_checked(checked: Checked) -> str:
     ]
     errors = sum(one.rule.severity == ERROR for one in checked.breaches)
     counts = f"{_count(errors, 'error')}, {_count(len(blocks) - errors, 'warning')}"
-    objects = f"{_count(checked.known, 'object')} checked, {checked.others} without rules"
-    return "".join(blocks) + f"{counts}; {objects}\n"
+    looked_at = []
+    if checked.known or checked.others or not checked.scripts:
+        looked_at.append(
+            f"{_count(checked.known, 'object')} checked, {checked.others} without rules"
+        )
+    if checked.scripts:
+        looked_at.append(f"{_count(checked.scripts, 'batch script')} checked")
+    return "".join(blocks) + f"{counts}; {', '.join(looked_at)}\n"
 
 
 def _count(number: int, word: str) -> str:

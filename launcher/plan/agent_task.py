@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER, AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
-from launcher.plan.target_facts import AgentFacts, TargetFacts
+from launcher.plan.target_facts import RUN_ID, AgentFacts, TargetFacts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -18,7 +18,7 @@ not a coincidence any more."""
 
 
 def plan_agent(
-    job: JobSpec, facts: TargetFacts, stores: tuple[StoreEndpoint, ...]
+    job: JobSpec, facts: TargetFacts, run_id: str, stores: tuple[StoreEndpoint, ...]
 ) -> AgentSettings | None:
     """The agent's settings; None where plain torchrun runs the workers."""
     if not job.uses_agent:
@@ -31,7 +31,9 @@ def plan_agent(
         preload=agent.preload,
         stop_grace_s=job.stop_grace_s,
         same_failure_limit=agent.same_failure_limit,
-        stores=stores,
+        stores=() if target.meet_dir else stores,
+        meet_dir=target.meet_dir.replace(RUN_ID, run_id),
+        awaits_nodes=target.awaits_nodes,
         hang_min_s=agent.hang_min_s,
         hang_max_s=agent.hang_max_s or (HANG_MAX_S if job.max_restarts else NEVER_S),
         gpu_free_limit_s=agent.gpu_free_limit_s,

@@ -153,7 +153,7 @@ def plan_run(
         run_dir=f"{facts.run_root}/{run_id}",
         checkpoint_dir=planner.folders(0).checkpoints,
         stop_grace_s=job.stop_grace_s,
-        agent=plan_agent(job, facts, plan_stores(nodes, facts.ports[1:])),
+        agent=plan_agent(job, facts, run_id, plan_stores(nodes, facts.ports[1:])),
         resources=Resources(
             accelerator=facts.accelerator,
             cpus=job.resources.cpus,

@@ -95,6 +95,11 @@ class AgentFacts:
     health_port: int | None
     tee: bool
     """Whether people look for the workers' output on the node's console."""
+    meet_dir: str = ""
+    """A folder, with ``RUN_ID``, in which nodes say how they are reached; empty where the plan
+    knows their addresses."""
+    awaits_nodes: bool = False
+    """Whether something brings missing nodes and replaces lost ones, at any time."""
 
 
 @dataclass(frozen=True, kw_only=True)

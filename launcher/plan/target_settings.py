@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.contract.records import changed_fields
+from launcher.plan.records import parse_record
 from launcher.plan.target_facts import MachineFacts
 
 if TYPE_CHECKING:
@@ -34,14 +34,10 @@ class TargetSettings:
         """The machine of each node, where the target knows them before it starts."""
         return ()
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Fields of this type are read by ``parse_settings``."""
-        from pydantic_core import core_schema
-
-        if cls is not TargetSettings:
-            return handler(source)
-        return core_schema.no_info_plain_validator_function(parse_settings)
+    @staticmethod
+    def parse_data(data: Any) -> TargetSettings:
+        """Reads a field of this type, which holds a record of a target's own class."""
+        return parse_settings(data)
 
 
 def dump_settings(settings: TargetSettings) -> dict[str, object]:
@@ -55,8 +51,6 @@ def parse_settings(data: Any) -> TargetSettings:
 
     The class is found by its name: plans are read where no target's room is imported yet.
     """
-    from pydantic import TypeAdapter
-
     if not isinstance(data, dict):
         raise ValueError(f"{data!r} are no settings of a target")
     fields = dict(data)
@@ -69,4 +63,4 @@ def parse_settings(data: Any) -> TargetSettings:
             kind = getattr(importlib.import_module(module), kind_name, None)
     if not (isinstance(kind, type) and issubclass(kind, TargetSettings)):
         raise ValueError(f"{name!r} names no settings of a target")
-    return TypeAdapter(kind).validate_python(fields)
+    return parse_record(kind, fields)

@@ -95,6 +95,7 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "restart": "restart: {cause}",
     "stop-requested": "stop requested: {reason}",
     "stop-acknowledged": "stop acknowledged at step {step}",
+    "node-lost": "{detail}",
     "store-lost": "store lost, starting again",
     "agent-ended": "agent ended: {reason}, exit code {exit_code}",
     POD_SOURCE: "{text}",

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import io
 import marshal
 import os
 import re
 import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,8 +28,8 @@ PRIVATE_PACKAGE = "_launcher_node"
 AGENT_FOLDER = "agent"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 # By pattern: parsing all sources would take ten times as long, before every start.
-_FROM_IMPORT = re.compile(rf"^([ \t]*)from {PACKAGE}(?=[. ])", re.MULTILINE)
-_PLAIN_IMPORT = re.compile(rf"^[ \t]*import {PACKAGE}\b.*", re.MULTILINE)
+_FROM_IMPORT = rf"(?m)^([ \t]*)from {PACKAGE}(?=[. ])"
+_PLAIN_IMPORT = rf"(?m)^[ \t]*import {PACKAGE}\b.*"
 HOST_FOLDER = "targets/hosts/program"
 HOST_NAMES = (
     *("contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
@@ -79,6 +77,8 @@ def read_compiled_archive() -> bytes:
 @functools.cache
 def read_agent_version() -> str:
     """Which agent this is: equal for equal sources, wherever the archive was made."""
+    import hashlib
+
     # Of the sources, as machines compress the same files to different bytes.
     text = "\0".join(f"{path}\0{text}" for path, text in sorted(read_agent_sources().items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -113,6 +113,8 @@ def render_agent_archive(
 
     ``comment`` is what its bytes end with.
     """
+    import zipfile
+
     files: dict[str, str | bytes] = {
         f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()
     }
@@ -144,9 +146,9 @@ def rename(source: str) -> str:
 
     Raises ValueError for ``import launcher.x``, whose name the module's code would use.
     """
-    if found := _PLAIN_IMPORT.search(source):
+    if found := re.search(_PLAIN_IMPORT, source):
         raise ValueError(f"{found[0].strip()!r}: use `from {PACKAGE}... import ...`")
-    return _FROM_IMPORT.sub(rf"\1from {PRIVATE_PACKAGE}", source)
+    return re.sub(_FROM_IMPORT, rf"\1from {PRIVATE_PACKAGE}", source)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
-from launcher.runs.folder import write_atomically
 from launcher.targets.agent_archive import read_agent_version, read_archive, read_compiled_archive
 from launcher.targets.repository import OWN_IMAGE
 from launcher.targets.shell import quote, render_line
@@ -46,13 +46,19 @@ class TaskFile:
 class AgentFiles:
     """What must be there before an agent can start.
 
-    ``archive`` is None where the image holds it. It is written once in a run and never replaced, as
-    running agents import from it.
+    ``read_archive`` is None where the image holds the archive, which is made when it is asked for:
+    to show a run takes none. It is written once in a run and never replaced, as running agents
+    import from it.
     """
 
     archive_path: str
-    archive: bytes | None
+    read_archive: Callable[[], bytes] | None
     tasks: tuple[TaskFile, ...]
+
+    @property
+    def archive(self) -> bytes | None:
+        """The agent; None where the image holds it."""
+        return self.read_archive() if self.read_archive else None
 
     def shell(self, *, embed: bool = False) -> list[str]:
         """Lines that write them, for a POSIX shell; ``embed``: the archive's bytes among them."""
@@ -61,14 +67,11 @@ class AgentFiles:
     def shell_archive(self, *, embed: bool = False) -> list[str]:
         """Lines that write the archive where it is not there yet."""
         path = quote(self.archive_path)
-        if self.archive is None:
+        if self.read_archive is None:
             return []
         lines = [f"[ -s {path} ] || {render_line(MAKE_ARCHIVE)} >{path}"]
         if embed:
-            # Without bytecode: a third of the size, and the nodes' Python may be any.
-            text = base64.b64encode(read_archive()).decode()
-            cut = (text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH))
-            lines = [f"base64 -d >{path} <<'END'", *cut, "END"]
+            lines = [f"base64 -d >{path} <<'END'", *render_base64(), "END"]
         return ["# The node agent: a Python archive.", *lines]
 
     def shell_tasks(self) -> list[str]:
@@ -82,6 +85,15 @@ class AgentFiles:
         return lines
 
 
+def render_base64() -> list[str]:
+    """The archive as lines of base64, for a script that works without this project."""
+    import base64
+
+    # Without bytecode: a third of the size, and the nodes' Python may be any.
+    text = base64.b64encode(read_archive()).decode()
+    return [text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH)]
+
+
 def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFiles | None:
     """The files of these nodes; None where the plan runs plain torchrun."""
     settings = plan.agent
@@ -89,7 +101,7 @@ def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFi
         return None
     return AgentFiles(
         archive_path=f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}",
-        archive=None if settings.in_image else read_compiled_archive(),
+        read_archive=None if settings.in_image else read_compiled_archive,
         tasks=tuple(
             TaskFile(
                 path=f"{folder_of(plan, node)}/{protocol.NODE_TASK_FILE}",
@@ -105,9 +117,9 @@ def write_agent_files(files: AgentFiles | None) -> None:
     if files is None:
         return
     archive = Path(files.archive_path)
-    if files.archive is not None and not archive.exists():
+    if files.read_archive is not None and not archive.exists():
         temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
-        temporary.write_bytes(files.archive)
+        temporary.write_bytes(files.read_archive())
         temporary.replace(archive)
     for task in files.tasks:
         write_atomically(Path(task.path), task.text)

@@ -7,27 +7,27 @@ and parents do not lead to all of them: torchrun starts each worker in a session
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from launcher.contract import protocol
 
 if TYPE_CHECKING:
+    import socket
+
     import psutil
 
 Answer = TypeVar("Answer")
 PR_SET_PDEATHSIG = 1
 KILL_LIMIT_S = 10.0
-PIPE_BYTES = 1 << 16
+MESSAGE_BYTES = 1 << 16
 
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
@@ -37,6 +37,43 @@ def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandEnd:
+    """What a command that has ended said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ask(
+    argv: tuple[str, ...],
+    limit_s: float,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> CommandEnd | None:
+    """Runs a command to its end; None where it takes longer. Raises ``OSError`` without it.
+
+    ``env`` is all of its environment, None for this process' own.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+            cwd=cwd,
+            env=env,
+            # Ctrl-C at the terminal is the launcher's to act on.
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    out, err = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    return CommandEnd(code=done.returncode, out=out, err=err)
 
 
 def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
@@ -54,49 +91,73 @@ def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: P
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_dying_with_parent(),
         )
     _children[child.pid] = child
     return child.pid
 
 
-def start_early(argv: tuple[str, ...], *, env: Mapping[str, str]) -> int:
+def become(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str]) -> NoReturn:
+    """Goes on as another program, in this process and with its streams. Raises ``OSError``."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os.chdir(cwd)
+    os.execve(argv[0], argv, env)
+
+
+def start_early(argv: tuple[str, ...], *, env: Mapping[str, str], cwd: str | None = None) -> int:
     """Starts a process that waits at its standard input, for ``tell``; returns its pid.
 
-    What it says until then goes to a file without a name. It dies as those of ``start`` do.
+    What it says until then goes to a file without a name. It dies as those of ``start`` do. Raises
+    ``OSError`` as ``start`` does.
     """
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-        )
-    _children[child.pid] = child
+    import socket
+    import tempfile
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, tempfile.TemporaryFile() as output:
+        try:
+            child = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=dict(env),
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_dying_with_parent(),
+            )
+        except OSError:
+            ours.close()
+            raise
+    ours.setblocking(False)
+    _children[child.pid], _links[child.pid] = child, ours
     return child.pid
 
 
 def tell(pid: int, text: bytes) -> bool:
-    """Writes all that a process of ``start_early`` will read; False where it has ended."""
-    child = _children[pid]
-    assert child.stdin is not None
-    # Less than a pipe holds, so that nobody waits.
-    if child.poll() is not None or len(text) > PIPE_BYTES:
-        return False
-    with contextlib.suppress(BrokenPipeError), child.stdin as stream:
-        stream.write(text)
+    """Sends a process of ``start_early`` all that it will hear; False where it has ended."""
+    with _links.pop(pid) as link:
+        if _children[pid].poll() is not None or len(text) > MESSAGE_BYTES:
+            return False
+        # Less than a socket holds, so that nobody waits.
+        with contextlib.suppress(OSError):
+            link.send(text)
     return True
 
 
-def end_early(pid: int) -> None:
+def link_to(pid: int) -> socket.socket:
+    """The other end of its standard input, for messages that do not wait, until it is ended."""
+    return _links[pid]
+
+
+def end_early(pid: int, *, keeps_answers: bool = False) -> None:
     """Ends a process of ``start_early``; 0 is none."""
     if pid:
-        child = _children.pop(pid)
-        assert child.stdin is not None
-        child.stdin.close()
+        child = _children[pid] if keeps_answers else _children.pop(pid)
+        if not keeps_answers and (link := _links.pop(pid, None)):
+            link.close()
         child.kill()
         # One that hangs in the kernel outlives SIGKILL: it is left behind.
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -104,8 +165,14 @@ def end_early(pid: int) -> None:
 
 
 def poll(pid: int) -> int | None:
-    """Exit code of a process that ``start`` returned, as in a shell; None while it runs."""
-    code = _children[pid].poll()
+    """Exit code of a process that ``start`` returned, or that this one has adopted, as in a shell;
+    None while it runs."""
+    if child := _children.get(pid):
+        code = child.poll()
+    else:
+        from launcher.targets import adoption
+
+        code = adoption.poll(pid)
     return None if code is None else (128 - code if code < 0 else code)
 
 
@@ -114,6 +181,8 @@ class Conversation:
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
         """``env`` adds to this process' own. Raises ``OSError`` where the program is missing."""
+        import tempfile
+
         # A file, not a pipe: a full pipe that is not read would block the program.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
         self._ending = threading.Lock()
@@ -240,6 +309,8 @@ def _ask(pid: int, question: Callable[[psutil.Process], Answer]) -> Answer | Non
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
+_links: dict[int, socket.socket] = {}
+"""The launcher's end of the socket that is standard input of a process of ``start_early``."""
 
 
 def _environments() -> Iterator[tuple[int, dict[str, str]]]:
@@ -253,61 +324,13 @@ def _environments() -> Iterator[tuple[int, dict[str, str]]]:
                 yield process.pid, process.environ()
 
 
-def _die_with_parent() -> None:
+def _dying_with_parent() -> Callable[[], None] | None:
+    """What a child calls before its program starts, on Linux."""
+    if sys.platform != "linux":
+        return None
+    # Here and not in the child, which must import nothing.
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
     # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-Tell = Callable[[str], None]
-"""Sends one line to the process that waits; later calls are ignored."""
-
-
-def in_background(work: Callable[[Tell], None], log: Path) -> str:
-    """Runs ``work`` in a process that outlives this one and its terminal.
-
-    Blocks until ``work`` tells its first line, which is returned; empty if it ended without one.
-    Its output goes to ``log``. Only for a process without threads.
-    """
-    reader, writer = os.pipe()
-    if os.fork():
-        os.close(writer)
-        with os.fdopen(reader) as told:
-            return told.readline().rstrip("\n")
-    os.close(reader)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    code, open_ends = 1, [writer]
-
-    def tell(line: str) -> None:
-        if open_ends:
-            # Whoever waited may be gone; the work goes on without them.
-            with contextlib.suppress(BrokenPipeError), os.fdopen(open_ends.pop(), "w") as stream:
-                stream.write(line + "\n")
-
-    try:
-        _redirect(log)
-        work(tell)
-        code = 0
-    except BaseException:
-        with contextlib.suppress(OSError):
-            traceback.print_exc()
-    finally:
-        # Neither may lead back into the caller's frames, whatever a full disk says.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
-
-
-def _redirect(log: Path) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError:
-        # The run goes on without its log.
-        output = nothing
-    for source, number in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(source, number)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

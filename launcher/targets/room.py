@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
 
-AddCommand = Callable[[str, Callable[[Namespace], int], str], ArgumentParser]
-"""Adds a command of that name with its handler and its help."""
+AddCommand = Callable[
+    [str, Callable[[Namespace], int], str, Callable[[ArgumentParser], None]], None
+]
+"""Adds a command of that name with its handler, its help, and what adds its arguments."""
 Note = Callable[[str], None]
 
 
@@ -34,6 +36,8 @@ class Room:
     """The class of the target, ``MODULE:CLASS``; called with the folder of the run folders."""
     is_tried_unasked: ClassVar[bool] = False
     """Whether a job may run there that names no target."""
+    takes_jobs: ClassVar[bool] = True
+    """Whether ``--on`` of a job may name it; elsewhere a command of its own starts runs."""
     commands: ClassVar[tuple[str, ...]] = ()
     """Commands that are about this target alone."""
     plugin: ClassVar[str] = ""
@@ -66,6 +70,9 @@ class Room:
     def add_job_options(self, parser: ArgumentParser) -> None:
         """Options that set keys of the job file."""
 
+    def add_doctor_options(self, parser: ArgumentParser) -> None:
+        """Options that a diagnosis alone has."""
+
     def add_commands(self, add: AddCommand) -> None:
         """The commands of ``commands``."""
 
@@ -78,6 +85,14 @@ class Room:
 
     def is_named(self, arguments: Namespace) -> bool:
         """Whether the options name the target of a job without ``--on``."""
+        return False
+
+    def is_here(self, environ: Mapping[str, str]) -> bool:
+        """Whether this process is inside of what the target gave it, such as an allocation of
+        nodes: a job whose target nobody names then runs there.
+
+        Raises ``InputError`` where a job must be started in another way there.
+        """
         return False
 
     def read_settings(self, arguments: Namespace) -> list[str]:

@@ -22,6 +22,7 @@ MAX_NODES = 20_000
 """Values after aliases are followed; a few lines of nested aliases can stand for billions."""
 EMPTY = ("", "~", "null")
 """Documents that hold nothing, such as the one before a first ``---``."""
+_STR = TAG + "str"
 _MAX_DIGITS = 40
 """The most digits of a whole number; Python itself does not read thousands of them."""
 
@@ -83,12 +84,12 @@ def parse_fragment(text: str, where: str) -> YamlSource:
     return _Builder(text, origin).build(roots[0])
 
 
-def read_text(path: Path | str) -> str:
-    """The text of a YAML file, before parsing; raises ``FileError``."""
+def read_text(path: Path | str, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a YAML file, before parsing; raises ``FileError``, also for a larger file."""
     path, origin = Path(path), Origin(str(path))
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+            raw = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise origin.error("no such file", _similar_file(path)) from None
     except IsADirectoryError:
@@ -98,8 +99,9 @@ def read_text(path: Path | str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise origin.error(f"cannot be read: {reason}", "name a readable file") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise origin.error("larger than 1 MiB, so not a YAML file", "name the YAML file")
+    if len(raw) > most_bytes:
+        what = f"larger than {most_bytes // 2**20} MiB, so not a YAML file"
+        raise origin.error(what, "name the YAML file")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -219,12 +221,16 @@ class _Builder:
 
     def _clean(self, node: yaml.Node, path: KeyPath) -> str:
         """A scalar's text; JSON writes characters beyond U+FFFF as two escapes, joined here."""
+        if node.value.isascii() and "\0" not in node.value:
+            return str(node.value)
         joined = node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if joined.count("\ufffd") > node.value.count("\ufffd") or "\0" in joined:
             self._refuse(node, path, "a character that is no text (NUL or surrogate)", "remove it")
         return str(joined).replace("\0", "\ufffd")
 
     def _scalar(self, node: yaml.Node, path: KeyPath, text: str) -> str | int | float | bool | None:
+        if node.tag == _STR:
+            return text
         kind = node.tag.removeprefix(TAG)
         if kind in ("str", "merge"):  # a merge is one only as a key
             return text

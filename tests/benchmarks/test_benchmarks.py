@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -12,77 +14,209 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
-from benchmarks.checking import check_manifests
-from benchmarks.command_line import measure_render
+from benchmarks.checking import check_manifests, run_check
+from benchmarks.command_line import renders
 from benchmarks.commands import ROOT, find_torchrun, run
+from benchmarks.machine import wait_until_quiet
 from benchmarks.manifests import KINDS, plan_and_render_kind
-from benchmarks.measure import BenchmarkError, Measurement, Row
+from benchmarks.measure import BenchmarkError, Goal
+from benchmarks.page import BEGIN, END
 from benchmarks.plan import plan_and_render
 from benchmarks.pods import read_memory
 from benchmarks.start import start_launcher, start_torchrun
 from benchmarks.step import OURS, THEIRS, read_metrics
-from benchmarks.table import BEGIN, END
+from benchmarks.trials import Benchmark, Trial, compare, measure
+
+LINE = "| nothing: none | 1.00 s (1.00 to 1.00) |"
 
 
-def measure_nothing(repetitions: int) -> Iterator[Row]:
-    samples_s = (1.0,) * repetitions
-    yield Row(benchmark="nothing", what="none", ours=Measurement(samples_s=samples_s))
+def nothing() -> Generator[Trial]:
+    yield compare("none", lambda: 1.0, lambda: 2.0, Goal(of="ratio", most=0.8))
 
 
-def measure_failing(repetitions: int) -> Iterator[Row]:
+def failing() -> Generator[Trial]:
     raise BenchmarkError("no torch; fix: make setup")
     yield
 
 
+def interrupted() -> Generator[Trial]:
+    yield from nothing()
+    raise KeyboardInterrupt
+
+
+FAKES = {
+    "nothing": Benchmark(trials=nothing, limit_s=0),
+    "failing": Benchmark(trials=failing, limit_s=0),
+    "interrupted": Benchmark(trials=interrupted, limit_s=0),
+}
+
+
 @pytest.fixture(autouse=True)
 def catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        program, "BENCHMARKS", {"nothing": measure_nothing, "failing": measure_failing}
-    )
+    monkeypatch.setattr(program, "BENCHMARKS", FAKES)
+    set_load(monkeypatch, 0.5)
+    # What the program takes out of its environment comes back.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "page.md"
+    path.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+    monkeypatch.setattr(record, "PAGE", path)
+    return path
+
+
+def set_load(monkeypatch: pytest.MonkeyPatch, *loads: float) -> None:
+    """What the machine's load is each time that somebody looks; the last one stays."""
+    left = list(loads)
+    read = lambda: left.pop(0) if len(left) > 1 else left[0]  # noqa: E731
+    monkeypatch.setattr(program, "read_load", read)
+    monkeypatch.setattr(program, "wait_until_quiet", read)
 
 
 def test_a_report_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.json"
-    assert program.main(["nothing", "--repetitions", "2", "--json", str(file)]) == 0
+    assert program.main(["nothing", "--pairs", "2", "--limit-s", "9", "--json", str(file)]) == 0
     assert "nothing: none  1.00 s (1.00 to 1.00)" in capsys.readouterr().out
-    report = json.loads(file.read_text())
-    assert report["command"] == "python -m benchmarks nothing --repetitions 2"
+    (report,) = json.loads(file.read_text())["reports"]
+    assert report["command"] == "make bench 'ARGS=nothing --pairs 2 --limit-s 9'"
     assert str(tmp_path) not in file.read_text()
 
 
 def test_a_benchmark_that_cannot_run_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main([]) == 1
+    assert program.main(["failing", "nothing"]) == 1
     shown = capsys.readouterr()
     assert "nothing: none" in shown.out
     assert "error: failing cannot run: no torch; fix: make setup" in shown.err
 
 
-@pytest.mark.parametrize("arguments", [["strat"], ["--repetitions", "0"]])
-def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["strat"], "no benchmark strat; there are: nothing, failing"),
+        (["--pairs", "0"], "--pairs 0: one pair is the least; type --pairs 1"),
+        (["--limit-s", "-1"], "--limit-s -1: 0 is the least"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         program.main(arguments)
+    assert said in capsys.readouterr().err
 
 
-def test_results_are_put_into_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
-    monkeypatch.setattr(record, "PAGE", page)
+def test_what_is_measured_may_keep_its_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert program.main(["nothing"]) == 0
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+    assert not sys.dont_write_bytecode
+
+
+def test_rows_are_recorded_as_each_benchmark_ends_and_the_rest_is_named(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main(["nothing", "interrupted", "failing", "--record"]) == 130
+    assert page.read_text().count(LINE) == 1
+    assert "interrupted:" not in page.read_text()
+    left = "what is left: make bench 'ARGS=interrupted failing --record'"
+    assert left in capsys.readouterr().err
+
+
+def test_rows_of_a_benchmark_replace_those_that_were_recorded_before(page: Path) -> None:
+    for _ in range(2):
+        assert program.main(["nothing", "--record"]) == 0
+    assert page.read_text().count(LINE) == 1
+    assert "make bench 'ARGS=nothing --record'" in page.read_text()
+
+
+def test_a_benchmark_that_cannot_run_leaves_the_rows_that_it_had(page: Path) -> None:
+    assert program.main(["nothing", "--record"]) == 0
+    before = page.read_text()
+    assert program.main(["failing", "--record"]) == 1
+    assert page.read_text() == before
+
+
+def test_nothing_is_recorded_on_a_busy_machine(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_load(monkeypatch, 1.2)
+    before = page.read_text()
+    assert program.main(["nothing", "--record"]) == 2
+    assert page.read_text() == before
+    said = capsys.readouterr()
+    assert "nothing: none" not in said.out
+    assert "error: --record: the load is 1.2 at the start; above 1 other work" in said.err
+    assert "type make bench 'ARGS=nothing --record'" in said.err
+    assert "without recording: make bench ARGS=nothing\n" in said.err
+    assert program.main(["nothing"]) == 0
+    assert "nothing: none" in capsys.readouterr().out
+
+
+def test_work_that_begins_meanwhile_ends_a_recording_with_what_it_has(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_load(monkeypatch, 0.2, 3.0)
+    assert program.main(["nothing", "failing", "--record"]) == 2
+    assert page.read_text().count(LINE) == 1
+    assert "type make bench 'ARGS=failing --record'" in capsys.readouterr().err
+
+
+def test_the_load_of_the_benchmark_before_is_waited_for() -> None:
+    loads, slept = [3.0, 1.5, 0.9, 0.1], []
+    assert wait_until_quiet(lambda: loads.pop(0), slept.append) == 0.9
+    assert len(slept) == 2
+
+
+def test_a_load_that_stays_is_not_waited_for_for_ever() -> None:
+    slept: list[float] = []
+    assert wait_until_quiet(lambda: 2.0, slept.append, limit_s=60) == 2.0
+    assert sum(slept) == 60
+
+
+def test_reports_are_put_into_the_docs(tmp_path: Path, page: Path) -> None:
     file = tmp_path / "report.json"
-    program.main(["nothing", "--json", str(file)])
-    assert record.main([str(file)]) == 0
-    line = "| nothing: none | 1.00 s (1.00 to 1.00) |"
-    assert page.read_text().count(line) == 1
-    assert record.main([str(file), str(file)]) == 0
-    assert page.read_text().count(line) == 2
+    assert program.main(["nothing", "--json", str(file)]) == 0
+    for _ in range(2):
+        assert record.main([str(file)]) == 0
+    assert page.read_text().count(LINE) == 1
+
+
+def test_a_report_of_a_busy_machine_is_not_put_into_the_docs(
+    tmp_path: Path,
+    page: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_load(monkeypatch, 2.5)
+    file = tmp_path / "report.json"
+    assert program.main(["nothing", "--json", str(file)]) == 0
+    assert record.main([str(file)]) == 2
+    assert LINE not in page.read_text()
+    said = capsys.readouterr().err
+    assert "report.json: nothing: the load is 2.5 at the start" in said
+    assert f"make bench ARGS=nothing --json {file}" not in said
+    assert f"make bench 'ARGS=nothing --json {file}'" in said
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
-    file.write_text("{}")
-    assert record.main([str(file)]) == 2
-    assert "is not a report" in capsys.readouterr().err
+    for text in ("{}", "[]", '{"reports": [{}]}', '{"reports": 1}'):
+        file.write_text(text)
+        assert record.main([str(file)]) == 2
+        assert "is not a report" in capsys.readouterr().err
+
+
+def test_how_long_each_benchmark_takes_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    told = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\d+) s \|", text, re.MULTILINE)
+    assert told == [
+        (name, str(benchmark.pairs), f"{benchmark.limit_s:g}")
+        for name, benchmark in BENCHMARKS.items()
+    ]
 
 
 def test_every_benchmark_is_explained_in_the_docs() -> None:
@@ -98,7 +232,8 @@ def test_without_torchx_its_row_says_how_to_get_it(
     monkeypatch.setattr(
         "benchmarks.command_line.find_launcher", lambda: (sys.executable, "-c", "pass")
     )
-    (row,) = measure_render(1)
+    (trial,) = renders()
+    (row,) = measure("render", trial, 1, 0)
     assert row.theirs is None
     assert row.ok is None
     assert "pip install torchx" in row.note
@@ -106,6 +241,7 @@ def test_without_torchx_its_row_says_how_to_get_it(
 
 def test_checking_is_measured_with_every_file_read() -> None:
     assert check_manifests(2) > 0
+    assert run_check(5) > 0  # one of each kind
 
 
 def test_planning_is_measured_up_to_the_rendered_text() -> None:
@@ -138,22 +274,3 @@ def test_the_peer_in_raw_ddp_does_the_same_work(tmp_path: Path) -> None:
 def test_both_sides_follow_every_pod(side: str) -> None:
     pytest.importorskip("kubernetes")
     assert read_memory(side, pods=2, lines=3) > 1
-
-
-def test_the_limit_reaches_those_that_go_on_until_they_are_sure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def measure(repetitions: int, limit: int = 30) -> Iterator[Row]:
-        asked.append((repetitions, limit))
-        return measure_nothing(repetitions)
-
-    monkeypatch.setattr(program, "BENCHMARKS", {"nothing": measure_nothing, "until": measure})
-    monkeypatch.setattr(program, "UNTIL_SURE", {"until": measure})
-    file = tmp_path / "report.json"
-    common = ["until", "--repetitions", "2", "--json", str(file)]
-    assert program.main([*common, "--limit", "7"]) == 0
-    assert json.loads(file.read_text())["command"].endswith("until --repetitions 2 --limit 7")
-    assert program.main(common) == 0
-    assert asked == [(2, 7), (2, 30)]

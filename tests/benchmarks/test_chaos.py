@@ -32,6 +32,7 @@ def test_a_seed_plans_the_same_failures_again():
     assert plan_faults(9, random.Random(3)) == plan_faults(9, random.Random(3))
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.timeout(900)
 def test_a_few_failures_leave_the_weights_as_they_would_have_been(tmp_path):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import commands
-from benchmarks.commands import find_torchx, measured_environment, run
+from benchmarks.commands import answering, find_torchx, keep_bytecode, measured_environment, run
 from benchmarks.measure import BenchmarkError
 
 
@@ -45,6 +46,46 @@ def test_a_command_that_is_measured_may_keep_its_bytecode(monkeypatch: pytest.Mo
     run(python("import sys; assert not sys.dont_write_bytecode"))
 
 
+def test_this_process_and_its_children_may_keep_their_bytecode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    environ = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/home/me"}
+    keep_bytecode(environ)
+    assert environ == {"HOME": "/home/me"}
+    assert not sys.dont_write_bytecode
+
+
+ECHO = "import sys\nfor number, _ in enumerate(sys.stdin): print(number, flush=True)"
+
+
+def test_a_program_that_answers_stays_between_samples_and_ends_afterwards() -> None:
+    with answering(python(f"import os; print(os.getpid(), flush=True)\n{ECHO}")) as ask:
+        pid = int(ask())
+        assert [ask(), ask()] == ["0\n", "1\n"]
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_program_that_answers_no_more_is_shown_with_its_last_lines() -> None:
+    code = "import sys; input(); print('last words', file=sys.stderr); sys.exit(3)"
+    with (
+        answering(python(code)) as ask,
+        pytest.raises(BenchmarkError, match=r"exit code 3 of: (?s:.*)last words"),
+    ):
+        ask()
+
+
+def test_a_program_that_hangs_instead_of_answering_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commands, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(commands, "KILL_AFTER_S", 0.1)
+    pause = python("import signal; signal.pause()")
+    with answering(pause) as ask, pytest.raises(BenchmarkError, match=r"not answer within 0.5 s"):
+        ask()
+
+
 def test_a_command_that_fails_is_shown_with_its_last_lines() -> None:
     with pytest.raises(BenchmarkError, match=r"exit code 3 of: .*(?s:.*)last words"):
         run(python("import sys; print('last words'); sys.exit(3)"))
@@ -70,3 +111,10 @@ def test_torchx_is_taken_from_its_variable_else_from_path(
     assert find_torchx({}) is None
     (tmp_path / "torchx").touch(mode=0o755)
     assert find_torchx({}) == str(tmp_path / "torchx")
+
+
+def test_the_processor_time_of_a_command_is_its_own_and_not_the_time_that_it_sleeps() -> None:
+    busy = run((sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"))
+    idle = run((sys.executable, "-S", "-c", "import time; time.sleep(0.3)"))
+    assert busy.processor_s > 0.29
+    assert idle.processor_s < idle.duration_s

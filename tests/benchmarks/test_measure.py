@@ -1,26 +1,17 @@
-"""Measurements, rows, interleaving, and reports as plain data."""
+"""Measurements, rows and what they say about goals, and reports as plain data."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measure import (
-    NARROW,
-    Goal,
-    Measurement,
-    Report,
-    Row,
-    estimate_ratio,
-    interleave,
-    parse_report,
-)
+from benchmarks.intervals import Interval
+from benchmarks.measure import Goal, Measurement, Report, Row, parse_report
 
 
 def measured(*samples_s: float) -> Measurement:
@@ -50,26 +41,6 @@ def test_the_median_lies_between_the_fastest_and_the_slowest(samples_s: list[flo
     assert measurement.min_s <= measurement.median_s <= measurement.max_s
 
 
-def test_a_measurement_can_be_told_per_part() -> None:
-    assert measured(2.0, 4.0).per(2) == measured(1.0, 2.0)
-
-
-def test_sides_are_measured_in_turn_after_rounds_that_do_not_count() -> None:
-    order: list[str] = []
-
-    def side(name: str, first: float) -> Callable[[], float]:
-        def sample() -> float:
-            order.append(name)
-            return first + order.count(name)
-
-        return sample
-
-    ours, theirs = interleave(3, side("A", 0), side("B", 10))
-    assert order == ["A", "B"] * 4
-    assert ours.samples_s == (2, 3, 4)
-    assert theirs.samples_s == (12, 13, 14)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "goal", "ok"),
     [
@@ -92,42 +63,68 @@ def test_the_ratio_is_ours_over_theirs() -> None:
     assert row(1.0).ratio is None
 
 
+@pytest.mark.parametrize(
+    ("interval", "ok", "is_open"),
+    [
+        ((0.4, 0.49), True, False),
+        ((0.4, 0.5), True, False),
+        ((0.4, 0.51), None, True),
+        ((0.5, 0.6), None, True),
+        ((0.51, 0.6), False, False),
+        ((0.0, math.inf), None, True),
+    ],
+)
+def test_a_goal_within_the_interval_is_neither_reached_nor_missed(
+    interval: Interval, ok: bool | None, is_open: bool
+) -> None:
+    middle = sum(interval) / 2
+    measured_row = replace(row(middle, 1.0, Goal(of="ratio", most=0.5)), interval=interval)
+    assert (measured_row.ok, measured_row.is_open) == (ok, is_open)
+
+
+def test_a_goal_in_seconds_is_judged_by_the_interval_of_the_median() -> None:
+    seconds = row(0.2, 9.0, Goal(of="seconds", most=0.25))
+    assert replace(seconds, interval=(0.0, math.inf), median_interval=(0.1, 0.24)).ok
+    assert replace(seconds, interval=(0.02, 0.03), median_interval=(0.1, 0.3)).is_open
+
+
+@pytest.mark.parametrize(
+    ("interval", "is_sure"),
+    [
+        ((0.35, 0.44), True),  # 0.09 wide, 0.1 from the goal
+        ((0.35, 0.46), False),  # on one side, but not narrow enough to rely on
+        ((0.4, 0.4), True),
+        ((0.0, math.inf), False),
+    ],
+)
+def test_a_row_is_sure_when_its_interval_is_narrower_than_the_distance_to_its_goal(
+    interval: Interval, is_sure: bool
+) -> None:
+    judged = row(0.4, 1.0, Goal(of="ratio", most=0.5))
+    assert replace(judged, interval=interval).is_sure is is_sure
+    assert replace(judged, interval=interval, goal=None).is_sure
+
+
+def test_what_never_varies_is_sure_even_at_its_goal() -> None:
+    at_goal = row(0.5, 1.0, Goal(of="ratio", most=0.5))
+    assert replace(at_goal, interval=(0.5, 0.5)).is_sure
+
+
 def test_a_report_survives_its_way_through_json() -> None:
     report = Report(
-        command="python -m benchmarks",
+        benchmark="start",
+        command="make bench ARGS=start",
         machine="2 cores",
-        repetitions=1,
-        rows=(row(1.0, 2.0, Goal(of="ratio", most=0.5)), row(1.0, note="peer not installed")),
+        load=0.5,
+        taken="2026-01-02",
+        rows=(
+            replace(row(1.0, 2.0, Goal(of="ratio", most=0.5)), interval=(0.4, 0.5)),
+            replace(row(1.0, note="peer not installed"), interval=(0.0, math.inf)),
+            replace(row(1.0, goal=Goal(of="seconds", most=2)), median_interval=(0.9, 1.1)),
+        ),
     )
-    data = json.loads(json.dumps(report.to_jsonable()))
-    assert parse_report(data) == report
-    assert data["rows"][0]["ok"] is True
-    assert data["rows"][0]["ours"]["median_s"] == 1.0
-
-
-def test_the_interval_of_a_ratio_holds_it_and_narrows_with_the_samples() -> None:
-    draw = random.Random(1)
-
-    def widths(count: int) -> float:
-        load = [draw.uniform(1.0, 1.5) for _ in range(count)]
-        ours, theirs = ([each * factor * draw.gauss(1, 0.01) for each in load] for factor in (2, 1))
-        low, high = estimate_ratio(tuple(ours), tuple(theirs))
-        assert low <= 2 * (1 + NARROW)
-        assert high >= 2 * (1 - NARROW)
-        return high - low
-
-    assert widths(400) < widths(6)
-
-
-def test_one_pair_of_samples_says_nothing_about_a_ratio() -> None:
-    assert estimate_ratio((1.0,), (1.0,)) == (0.0, float("inf"))
-
-
-def test_equal_pairs_leave_no_doubt() -> None:
-    assert estimate_ratio((1.0, 2.0, 3.0), (1.0, 2.0, 3.0)) == (1.0, 1.0)
-
-
-def test_an_interval_is_kept_in_the_report() -> None:
-    measured_row = replace(row(1.0, 2.0), interval=(0.4, 0.6))
-    report = Report(command="c", machine="m", repetitions=1, rows=(measured_row,))
-    assert parse_report(json.loads(json.dumps(report.to_jsonable()))) == report
+    text = json.dumps(report.to_jsonable(), allow_nan=False)
+    assert parse_report(json.loads(text)) == report
+    first = json.loads(text)["rows"][0]
+    assert first["ok"] is True
+    assert first["ours"]["median_s"] == 1.0

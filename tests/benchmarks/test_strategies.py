@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from benchmarks import strategies, strategy_ranks
+from benchmarks.commands import answering
 from benchmarks.peers import plain_strategies
 from benchmarks.strategies import (
     ACTIVATIONS,
@@ -17,9 +22,10 @@ from benchmarks.strategies import (
     TENSOR,
     UNIT_WEIGHTS,
     WEIGHTS,
-    measure_one,
+    strategy,
 )
 from benchmarks.strategy_ranks import take_sample, train_ours, train_theirs
+from benchmarks.trials import Benchmark, run_benchmark
 from fabric_train.strategies import STRATEGIES
 from train.config import parse_config
 from train.workloads import charlm
@@ -46,9 +52,8 @@ def test_both_sides_have_equal_losses_and_send_what_the_formula_says(
     assert ours["losses"] == pytest.approx(theirs["losses"], rel=tolerance)
     expected = FORMULAS[name](nproc)
     assert ours["sent"] == pytest.approx(expected, rel=0.01, abs=COUNTERS)
-    if name != "ddp2":  # torch's gather sends gradients to each rank alone
-        # Plain code sends small weights one by one.
-        assert theirs["sent"] == pytest.approx(expected, rel=0.03, abs=COUNTERS)
+    # Plain code sends small weights one by one.
+    assert theirs["sent"] == pytest.approx(expected, rel=0.03, abs=COUNTERS)
     assert min(ours["memory"], theirs["memory"]) > 4 * WEIGHTS / nproc
     assert ours["step_s"] > 0
 
@@ -70,38 +75,34 @@ def test_each_peer_is_of_a_strategy() -> None:
     assert set(FORMULAS) <= set(STRATEGIES)
 
 
-def sample(step_s: float) -> dict[str, Any]:
-    return {"step_s": step_s, "memory": 50e6, "sent": 3.3e6, "losses": []}
-
-
-def test_the_rows_have_both_sides_and_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = {"ours": [sample(0.1), sample(0.1)], "theirs": [sample(0.1), sample(0.1)]}
-    monkeypatch.setattr(strategies, "read_samples", lambda *arguments: samples)
-    step, memory, sent = measure_one("ddp", 2, 2, 2)
-    assert step.interval == (1.0, 1.0)
-    assert step.ok
-    assert memory.ok
-    assert "80 samples/s, theirs 80, by 2 pairs; bytes by the formula 3.30" in step.note
-    assert (memory.ours.unit, memory.ours.median_s, sent.ours.median_s) == ("MB", 50.0, 3.3)
-
-
-def test_samples_are_taken_until_the_interval_is_narrow_or_the_limit_is_reached(
+def test_the_rows_have_both_sides_and_what_follows_from_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def count(first: Callable[[int], float]) -> int:
-        taken: list[str] = []
+    side = {"step_s": 0.1, "memory": 50e6, "sent": 3.3e6, "losses": []}
+    asked: list[dict[str, str]] = []
 
-        def take(side: Any, name: str, nproc: int) -> dict[str, Any]:
-            taken.append(side.__name__)
-            return sample(first(len(taken)))
+    @contextmanager
+    def answer(argv: Any, extra_env: Any = None) -> Iterator[Callable[[], str]]:
+        asked.append(extra_env or {})
+        yield lambda: json.dumps({"ours": side, "theirs": side})
 
-        monkeypatch.setattr(strategy_ranks, "take_sample", take)
-        samples = strategy_ranks.measure("ddp", 2, 3, 8)
-        assert taken == ["train_ours", "train_theirs"] * (len(samples["ours"]) + 1)
-        return len(samples["ours"])
+    monkeypatch.setattr(strategies, "answering", answer)
+    benchmark = Benchmark(trials=partial(strategy, "ddp", 2), limit_s=0, pairs=6)
+    step, sent, memory = run_benchmark("strategies", benchmark)
+    assert step.interval == memory.interval == (1.0, 1.0)
+    assert step.ok
+    assert memory.ok
+    assert "80 samples/s, theirs 80; bytes by the formula 3.30" in step.note
+    assert (memory.ours.unit, memory.ours.median_s, sent.ours.median_s) == ("MB", 50.0, 3.3)
+    assert asked == [{}, strategies.FREES_AT_ONCE]
 
-    assert count(lambda number: 0.1) == 3
-    assert count(lambda number: 0.1 * (1 + number % 5)) == 8
+
+@pytest.mark.slow  # torch is imported, and four trainings of 24 steps
+def test_one_process_takes_all_pairs_that_it_is_asked_for() -> None:
+    with answering((sys.executable, "-m", strategies.PROGRAM, "ddp", "1")) as ask:
+        first, second = (strategies.read_round(ask()) for _ in range(2))
+    assert first.keys() == second.keys() >= {"ours: step", "theirs: memory"}
+    assert min(*first.values(), *second.values()) >= 0
 
 
 def test_a_rank_that_fails_is_told_with_its_traceback() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from benchmarks.measure import Goal, Measurement, Report, Row
-from benchmarks.table import (
-    BEGIN,
-    END,
-    format_measurement,
-    render_markdown,
-    render_row,
-    render_table,
-    replace_results,
-)
+from benchmarks.table import format_measurement, render_markdown, render_row, render_table
 
 REPORT = Report(
-    command="python -m benchmarks start",
+    benchmark="start",
+    command="make bench ARGS=start",
     machine="2 cores, torch 2.13.0",
-    repetitions=3,
+    load=0.25,
+    taken="2026-01-02",
     rows=(
         Row(
             benchmark="start",
@@ -26,48 +22,60 @@ REPORT = Report(
             ours=Measurement(samples_s=(4.1, 4.0, 4.4)),
             theirs=Measurement(samples_s=(4.0, 4.2, 3.9)),
             goal=Goal(of="ratio", most=1.05),
+            interval=(0.95, 1.04),
         ),
         Row(
-            benchmark="render",
+            benchmark="start",
+            what="near",
+            ours=Measurement(samples_s=(4.1,)),
+            theirs=Measurement(samples_s=(4.0,)),
+            goal=Goal(of="ratio", most=1.05),
+            interval=(0.0, math.inf),
+        ),
+        Row(
+            benchmark="start",
             what="alone",
             ours=Measurement(samples_s=(0.3, 0.3, 0.31)),
             goal=Goal(of="ratio", most=0.5),
             note="peer not installed",
         ),
         Row(
-            benchmark="help",
+            benchmark="start",
             what="slow",
             ours=Measurement(samples_s=(0.3, 0.3, 0.3)),
             goal=Goal(of="seconds", most=0.25),
+            median_interval=(0.29, 0.31),
         ),
     ),
 )
 
 
 TABLE = """\
-what              ours                   theirs                 ratio  goal           ok
-start: to a step  4.10 s (4.00 to 4.40)  4.00 s (3.90 to 4.20)  1.025  ratio <= 1.05  yes
-render: alone     300 ms (300 to 310)    -                      -      ratio <= 0.5   -
-help: slow        300 ms (300 to 300)    -                      -      <= 0.25 s      NO
+what              ours                   theirs                 ratio                   goal                        ok    pairs
+start: to a step  4.10 s (4.00 to 4.40)  4.00 s (3.90 to 4.20)  1.025 (0.950 to 1.040)  ratio <= 1.05               yes   3
+start: near       4.10 s (4.10 to 4.10)  4.00 s (4.00 to 4.00)  1.025 (0.000 to ?)      ratio <= 1.05               open  1
+start: alone      300 ms (300 to 310)    -                      -                       ratio <= 0.5                -     3
+start: slow       300 ms (300 to 300)    -                      -                       <= 0.25 s (0.290 to 0.310)  NO    3
 
-Median (fastest to slowest) of 3 interleaved runs. 2 cores, torch 2.13.0.
-render: peer not installed
-"""
+Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). 2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
+start: peer not installed
+"""  # noqa: E501
 
 MARKDOWN = """\
 ```
-python -m benchmarks start
+make bench ARGS=start
 ```
 
-| what | ours | theirs | ratio | goal | ok |
-| --- | --- | --- | --- | --- | --- |
-| start: to a step | 4.10 s (4.00 to 4.40) | 4.00 s (3.90 to 4.20) | 1.025 | ratio <= 1.05 | yes |
-| render: alone | 300 ms (300 to 310) | - | - | ratio <= 0.5 | - |
-| help: slow | 300 ms (300 to 300) | - | - | <= 0.25 s | NO |
+| what | ours | theirs | ratio | goal | ok | pairs |
+| --- | --- | --- | --- | --- | --- | --- |
+| start: to a step | 4.10 s (4.00 to 4.40) | 4.00 s (3.90 to 4.20) | 1.025 (0.950 to 1.040) | ratio <= 1.05 | yes | 3 |
+| start: near | 4.10 s (4.10 to 4.10) | 4.00 s (4.00 to 4.00) | 1.025 (0.000 to ?) | ratio <= 1.05 | open | 1 |
+| start: alone | 300 ms (300 to 310) | - | - | ratio <= 0.5 | - | 3 |
+| start: slow | 300 ms (300 to 300) | - | - | <= 0.25 s (0.290 to 0.310) | NO | 3 |
 
-Median (fastest to slowest) of 3 interleaved runs. 2 cores, torch 2.13.0.
+Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). 2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
 
-render: peer not installed."""
+start: peer not installed."""  # noqa: E501
 
 
 def test_the_table_is_aligned_and_tells_how_it_was_measured() -> None:
@@ -96,20 +104,13 @@ def test_three_digits_are_told_in_the_unit_that_suits_the_median(
     assert format_measurement(Measurement(samples_s=samples_s)) == text
 
 
-def test_results_replace_what_stood_between_the_markers() -> None:
-    page = f"# Title\n\n{BEGIN}\n\nold\n\n{END}\n\nend\n"
-    once = replace_results(page, "new")
-    assert once == f"# Title\n\n{BEGIN}\n\nnew\n\n{END}\n\nend\n"
-    assert replace_results(once, "new") == once
-
-
-@pytest.mark.parametrize("page", ["", BEGIN, f"text {END}"])
-def test_a_page_without_its_markers_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="lacks"):
-        replace_results(page, "new")
-
-
 def test_an_interval_stands_behind_its_ratio() -> None:
     side = Measurement(samples_s=(2.0,))
     row = Row(benchmark="b", what="w", ours=side, theirs=side, interval=(0.987, 1.0123))
     assert "  1.000 (0.987 to 1.012)  " in render_row(row)
+
+
+def test_an_end_that_two_samples_leave_at_millions_is_not_told() -> None:
+    side = Measurement(samples_s=(1.0, 2.0))
+    row = Row(benchmark="b", what="w", ours=side, theirs=side, interval=(0.001, 4897598.6))
+    assert "  1.000 (0.001 to ?)  " in render_row(row)

@@ -18,7 +18,8 @@ import pytest
 from launcher.contract import protocol
 from launcher.plan.torchrun import parse_torch_version
 from launcher.targets import proc
-from launcher.targets.local.target import find_agents, read_torch_version
+from launcher.targets.interpreter import read_torch_version
+from launcher.targets.local.target import find_agents
 from tests.launcher.runner import Runner, wait_until
 
 PYTHON = os.environ.get("COMPAT_PYTHON") or sys.executable

@@ -67,6 +67,11 @@ class Host:
         """Where its sessions put temporary files: /tmp is this machine's, for all hosts."""
         return f"{self.folder}/tmp"
 
+    @property
+    def key(self) -> str:
+        """Its sshd's public key."""
+        return (self.folder / "etc/host_key.pub").read_text().rsplit(" ", 1)[0]
+
     def make(self) -> None:
         for name in ("home", "work", "etc", "shm", "tmp"):
             (self.folder / name).mkdir(parents=True)
@@ -335,6 +340,24 @@ class Network:
         sh("ip", "addr", "add", f"{self.address(254)}/24", "dev", self.label)
         sh("ip", "link", "set", self.label, "up")
 
+    def add_names(self, count: int) -> list[str]:
+        """More names for the hosts in turn, each with an address of its own.
+
+        To an ssh client they are so many machines: it shares no connection between two of them.
+        """
+        names, lines, known = [], [], []
+        for number in range(count):
+            host = self.hosts[number % len(self.hosts)]
+            address = self.address(len(self.hosts) + 1 + number)
+            sh("ip", "-n", host.namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+            names.append(f"{host.name}-{number}")
+            lines += [f"Host {names[-1]}", f"  HostName {address}"]
+            known.append(f"{address} {host.key}\n")
+        self.ssh_config.write_text("\n".join(lines) + "\n" + self.ssh_config.read_text())
+        with (self.folder / "known_hosts").open("a") as file:
+            file.writelines(known)
+        return names
+
     def set_client_link(self, up: bool) -> None:
         """Cuts this machine off from all hosts, or joins them again."""
         sh("ip", "-n", self.switch, "link", "set", "client", "up" if up else "down")
@@ -344,8 +367,7 @@ class Network:
         known = []
         for host in self.hosts:
             lines += [f"Host {host.name}", f"  HostName {host.address}"]
-            key = (host.folder / "etc/host_key.pub").read_text().rsplit(" ", 1)[0]
-            known.append(f"{host.address} {key}\n")
+            known.append(f"{host.address} {host.key}\n")
         lines += ["Host *", "  User root", f"  IdentityFile {self.folder}/id"]
         lines += ["  IdentitiesOnly yes", f"  UserKnownHostsFile {self.folder}/known_hosts"]
         self.ssh_config.write_text("\n".join(lines) + "\n")

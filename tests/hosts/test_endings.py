@@ -35,7 +35,12 @@ def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignor
 
 
 @pytest.mark.parametrize(
-    "signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGKILL]
+    "signum",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: signal.Signals) -> None:
     launcher = start_waiting(typist)
@@ -84,7 +89,7 @@ def test_a_run_is_stopped_from_another_terminal(typist: Typist) -> None:
     assert typist.outcome["reason"] == "stop-requested"
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(
     typist: Typist, lost: int
 ) -> None:
@@ -102,6 +107,7 @@ def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(
     assert typist.outcome["reason"] == "interrupted", stderr.decode()
 
 
+@pytest.mark.slow
 def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist: Typist) -> None:
     launcher = start_waiting(typist, "--set", "engine=torchrun")
     typist.network.hosts[1].power_off()
@@ -134,6 +140,7 @@ def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
     launcher.wait(30)
 
 
+@pytest.mark.slow
 def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
     typist: Typist, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_host_without_sshd_is_lost_and_comes_back_with_it(typist: Typist) -> N
     run.finish()
 
 
+@pytest.mark.slow
 def test_a_host_that_stands_still_is_lost_and_joins_again_when_it_wakes(typist: Typist) -> None:
     run = Steps(typist, "python")
     run.follow()
@@ -134,6 +135,7 @@ def host_behind(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -
     host.set_session_env()
 
 
+@pytest.mark.slow
 @pytest.mark.cc
 def test_a_report_names_the_first_cause_whatever_the_clocks_say(
     typist: Typist, host_behind: Host

@@ -20,7 +20,7 @@ from tests.hosts.typist import STATE, Typist
 from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in, make_project
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
-RUNTIMES = ["python", pytest.param("docker", marks=pytest.mark.docker)]
+RUNTIMES = ["python", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 PYTHON = ("--nproc-per-node", "1", "--set", "hosts.runtime=python")
 LARGE_BYTES = 3 << 20
 """More than a run sends besides its code."""
@@ -54,7 +54,9 @@ def sent(four_hosts: Network) -> Callable[[], int]:
     return read
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    "runtime", ["python", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
+)
 def test_a_folder_with_a_script_trains_as_on_this_machine(
     project: Typist, sent: Callable[[], int], runtime: str
 ) -> None:

@@ -48,6 +48,7 @@ def read_lines(stream: Iterable[bytes] | None, into: list[str]) -> None:
     into.extend(line.decode().rstrip("\n") for line in stream or ())
 
 
+@pytest.mark.slow
 def test_no_line_is_lost_or_doubled_when_connections_break(typist: Typist) -> None:
     typist.write(COUNTING)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2")

@@ -17,15 +17,18 @@ ROOMS = (
     *("targets", "manifests", "api", "commands"),
 )
 """A module imports from its own room, or from rooms before it."""
-OF_A_TARGET = ("local", "docker", "hosts", "kubernetes")
+OF_A_TARGET = ("local", "docker", "hosts", "kubernetes", "starter")
 NOT_A_TARGET = {
     # Sections and values of the job file.
     "job.file": {"docker", "kubernetes"},
     "job.conflicts": {"kubernetes"},
     "job.spec": {"docker"},
+    "targets.interpreter": {"local"},
     # Docker's command line, and its driver for logs.
     "targets.docker_options": {"docker", "local"},
     "manifests.docker_play": {"local"},
+    # A word of the shell.
+    "manifests.batch.script": {"local"},
 }
 """Words that are a target's name, and mean something else."""
 PLAYS_IN_DOCKER = ("manifests.docker_play", "manifests.play", "manifests.player", "commands.play")

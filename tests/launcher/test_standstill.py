@@ -358,7 +358,7 @@ def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
 ) -> None:
     put_first(monkeypatch, tmp_path / "docker", "docker", HANGS)
     monkeypatch.setattr(requests, "ENGINE_LIMIT_S", 0.5)
-    with within(10), pytest.raises(requests.RequestError, match="does not answer"):
+    with within(10), pytest.raises(messages.RequestError, match="does not answer"):
         requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
 
 
@@ -569,13 +569,13 @@ def test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent(
     code = """
 import os, signal, sys
 from pathlib import Path
-from launcher.targets import proc
+from launcher.targets import background
 def work(tell):
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[1] == "tells":
         tell("up")
-print(repr(proc.in_background(work, Path(sys.argv[2]))))
+print(repr(background.in_background(work, Path(sys.argv[2]))))
 """
     for how, said in (("killed", "''"), ("ends", "''"), ("tells", "'up'")):
         argv = [sys.executable, "-c", code, how, str(tmp_path / "log")]
@@ -621,6 +621,8 @@ def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path: Path
         folder=tmp_path,
         node_dir=tmp_path,
         heartbeat=tmp_path / "beat",
+        asked=tmp_path / "asked",
+        agent_pid=1,
         exit_grace_s=2.0,
         rank=0,
         local_rank=0,

@@ -58,7 +58,7 @@ def read_rows() -> tuple[Row, ...]:
 
 ROWS = read_rows()
 HERE = tuple(row for row in ROWS if KUBERNETES not in row.name)
-IN_EVERY_CI = ("nnodes=1", "nnodes=2", "nnodes=2 engine=torchrun max_restarts=3")
+IN_EVERY_CI = ("nnodes=1", "nnodes=2")
 
 
 def named(rows: tuple[Row, ...]) -> list[Any]:

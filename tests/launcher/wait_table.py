@@ -23,6 +23,7 @@ DECISIONS = AGENT + "test_agent_decisions.py::"
 DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
 STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/runs/test_full_disk.py::"
 EARLY = "launcher/targets/local/test_early.py::"
+TEMPLATE = "launcher/targets/local/test_template.py::"
 RUN_ENDINGS = "launcher/targets/local/test_run_endings.py::"
 PYTHON = "launcher/api/test_python.py::"
 LOCAL, RUN_LOCAL = "launcher/targets/local/test_target.py::", "launcher/targets/local/test_run.py::"
@@ -35,7 +36,7 @@ ALONE, CLUSTER = (
 IN_THE_NODE = (
     Row(
         functions="""agent.supervisor:Supervisor._wait_for_agent
-            agent.supervisor:Supervisor._take_signal agent.processes:wait_for_signal""",
+            agent.supervisor:Supervisor._take_signal agent.processes:wait_for_sender""",
         who="the supervisor, for the agent",
         ends="the agent's end; after a stop its grace, 2 s, SIGKILL and OUTLIVE_LIMIT_S",
         limit="none before a stop: as long as the training",
@@ -50,7 +51,7 @@ IN_THE_NODE = (
         never=by(FROZEN, "test_an_agent_that_outlives_sigkill_is_left_behind"),
     ),
     Row(
-        functions="agent.guard:_run agent.guard:_Watch.wait agent.guard:_next_signal",
+        functions="agent.guard:_run agent.guard:_Watch.wait",
         who="the guard, for its script",
         ends="the script's end; its agent's end; after a signal the exit grace, then SIGKILL",
         limit="none before a signal: the watchdog judges scripts",
@@ -153,7 +154,7 @@ IN_THE_NODE = (
         Cannot("a file that nobody else knows yet; others' are tried without waiting"),
     ),
     Row.alike(
-        """agent.streams:say agent.supervisor:Supervisor._fork_agent
+        """agent.streams:say agent.streams:write_to_file agent.supervisor:Supervisor._fork_agent
             agent.worker:_tell agent.guard:_flush agent.__main__:main
             targets.local.early_program:run targets.local.early_program:_move_streams""",
         "a node's processes, for their console",
@@ -221,13 +222,35 @@ LAUNCHER = (
     ),
     Row(
         functions="targets.local.early_program:main",
-        who="an agent's process that was started early, for its launcher's plan",
-        ends="the plan; the launcher's end, which closes the pipe",
-        limit="the launcher's planning, which ends it where it fails",
-        well=by(EARLY, "test_a_script_runs_in_the_process_that_began_while_it_was_planned"),
+        who="an agent's process that was started early, for its launcher's plan; the template of "
+        "several nodes, for the next one",
+        ends="the plan; the run's end; the launcher's end, which closes the socket",
+        limit="the launcher's planning, which ends it where it fails; the run's end",
+        well=(
+            *by(EARLY, "test_a_script_runs_in_the_process_that_began_while_it_was_planned"),
+            *by(TEMPLATE, "test_three_nodes_share_one_import_and_each_is_a_node_of_its_own"),
+        ),
         badly=by(EARLY, "test_it_ends_with_a_planning_that_fails"),
         frozen=Cannot("a person waits for that launcher, and ends both with it"),
-        never=by(EARLY, "test_it_ends_with_its_launcher_however_that_dies"),
+        never=(
+            *by(EARLY, "test_it_ends_with_its_launcher_however_that_dies"),
+            *by(TEMPLATE, "test_nodes_and_template_end_with_a_launcher_that_is_killed"),
+        ),
+    ),
+    Row.alike(
+        "targets.local.early_program:fork_node",
+        "the template of several nodes and the node that it forks, for each other",
+        Cannot("each only forks or ends; a pipe that its end closes tells the node of it"),
+    ),
+    Row(
+        functions="targets.local.template:Template.end",
+        who="the launcher, for nodes that are just being forked from a template that it ended",
+        ends="they have told of themselves, or have ended",
+        limit="LAST_WORD_S",
+        well=by(TEMPLATE, "test_an_interrupt_during_the_import_leaves_nothing"),
+        badly=by(TEMPLATE, "test_ended_it_gives_back_what_it_has_not_forked"),
+        frozen=BOUND,
+        never=by(TEMPLATE, "test_ended_it_gives_back_what_it_has_not_forked"),
     ),
     Row(
         functions="targets.proc:end_early",
@@ -240,9 +263,9 @@ LAUNCHER = (
         never=Cannot("only a process that hangs in the kernel outlives SIGKILL: KILL_LIMIT_S"),
     ),
     Row.alike(
-        "targets.proc:tell",
-        "the launcher, for a process that it started early",
-        Cannot("a pipe that nothing was written to holds it"),
+        "targets.local.template:Template._read targets.adoption:poll",
+        "the launcher, for nodes that a template forks",
+        Cannot("a socket that does not block, and WNOHANG"),
     ),
     Row(
         functions="api.stopping:stop_run",
@@ -325,7 +348,7 @@ LAUNCHER = (
         never=by(PYTHON, "test_what_a_run_cannot_have_is_an_error_of_the_launcher"),
     ),
     Row(
-        functions="targets.proc:in_background targets.proc:in_background.tell",
+        functions="targets.background:in_background targets.background:in_background.tell",
         who="launcher run --detach, for the background's first word",
         ends="the word, or the background's end",
         limit="that of the submission; Ctrl-C",

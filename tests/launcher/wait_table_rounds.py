@@ -11,7 +11,10 @@ AGENT = "launcher/agent/"
 ROSTER, STORE = AGENT + "test_roster_processes.py::", AGENT + "test_roster_store.py::"
 HANDLER, WORLD = AGENT + "test_roster_handler.py::", AGENT + "test_roster_world.py::"
 ENDED, PARTED = AGENT + "test_endings.py::", AGENT + "test_roster_endings.py::"
-TAKEOVER = AGENT + "test_takeover.py::"
+TAKEOVER, MEET = AGENT + "test_takeover.py::", AGENT + "test_meeting.py::"
+
+LINES = AGENT + "test_lifelines.py::"
+AT_ONCE = AGENT + "test_signalled_at_once.py::"
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -78,6 +81,16 @@ ROWS: tuple[Row, ...] = (
         never=BOUND,
     ),
     Row(
+        functions="agent.rendezvous:_wait_for_request",
+        who="the agent whose workers got SIGTERM from elsewhere, for the supervisor's word",
+        ends="the stop request",
+        limit="REQUEST_LIMIT_S",
+        well=by(AT_ONCE, "test_a_node_whose_script_just_dies_of_it_leaves_and_the_others_go_on"),
+        badly=BOUND,
+        frozen=BOUND,
+        never=by(AT_ONCE, "test_a_worker_that_alone_is_ended_by_sigterm_is_started_again"),
+    ),
+    Row(
         functions="agent.rendezvous:JobFaults.a_peer_finishes",
         who="an agent whose worker failed, for a peer at torch's exit barrier; stock backends only",
         ends="a peer has come there",
@@ -105,6 +118,27 @@ ROWS: tuple[Row, ...] = (
         "agent.roster.thread:RosterThread._pulse", "the roster's thread, between two pulses", NOBODY
     ),
     Row(
+        functions="agent.roster.lifelines:Lifelines._look",
+        who="a node, for the end of the connections to those that it watches",
+        ends="one closes, and the node is dialled again; the handler ends",
+        limit="DIAL_LIMIT_S for each dial; what stands is waited for as long as the handler lives",
+        well=by(LINES, "test_an_orderly_close_on_the_way_is_taken_back_once_the_node_answers"),
+        badly=by(LINES, "test_the_end_of_a_process_is_told_though_its_children_live_on"),
+        frozen=by(LINES, "test_a_stopped_process_whose_connection_was_cut_is_left_to_its_silence"),
+        never=by(LINES, "test_a_node_that_never_answered_is_left_to_its_silence"),
+    ),
+    Row.alike(
+        """agent.roster.lifelines:_Resolver._run agent.roster.lifelines:_look_up""",
+        "a node, for the resolver's word on the names of others; a thread that does nothing else",
+        Cannot("the resolver's own limit ends it; until then the node is judged by its silence"),
+    ),
+    Row.alike(
+        """agent.roster.answering:LifelineListener._answer
+            agent.roster.answering:LifelineListener._accept agent.roster.answering:hear""",
+        "the thread that answers others, for their connections",
+        Cannot("nobody is waited for: its sockets never block, and it lives with its process"),
+    ),
+    Row(
         functions="""agent.roster.store:_fork_store agent.roster.store:StoreProcess.stop
             agent.roster.store:_serve""",
         who="the host of the store, for its process; that one, for its parent's end",
@@ -116,7 +150,7 @@ ROWS: tuple[Row, ...] = (
         never=by(STORE, "test_the_store_dies_with_the_process_that_started_it"),
     ),
     Row(
-        functions="""agent.roster.store:_answers agent.roster.store:_serves
+        functions="""agent.roster.store:_answers agent.roster.store:_asked_elsewhere
             agent.takeover:find_round""",
         who="a node, for a store that serves the run already",
         ends="one answers",
@@ -129,6 +163,30 @@ ROWS: tuple[Row, ...] = (
         never=by(
             STORE, "test_the_store_that_serves_the_run_is_found_among_dead_frozen_and_closed_ones"
         ),
+    ),
+    Row(
+        functions="""agent.meeting:Meeting._wait_for agent.meeting:Meeting._find_or_serve
+            agent.engine:_run_rounds_met""",
+        who="a node, for the newest store of the folder in which nodes meet",
+        ends="it answers; it is gone, and this node or another serves the next one",
+        limit="GONE_S without a sign of life, REACH_LIMIT_S with signs; stores outer_limit times",
+        well=by(MEET, "test_the_first_node_to_come_serves_the_store_and_the_others_find_it"),
+        badly=by(
+            MEET,
+            "test_a_node_that_served_the_store_is_lost_and_comes_back_elsewhere",
+            "test_a_store_that_refuses_is_replaced_once_its_last_sign_is_old",
+        ),
+        frozen=by(
+            MEET,
+            "test_a_store_that_freezes_is_given_up_by_the_others",
+            "test_a_store_that_lives_but_cannot_be_reached_is_not_replaced",
+        ),
+        never=by(MEET, "test_a_claim_whose_node_died_before_it_served_is_passed_over"),
+    ),
+    Row.alike(
+        "agent.addresses:address_towards",
+        "a node, for its own address on the way to another",
+        Cannot("connecting a datagram socket to an address asks nobody"),
     ),
     Row(
         functions="agent.roster.fencing:Fence.take",

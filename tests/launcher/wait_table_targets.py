@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.launcher.wait_table_slurm import OF_SLURM
+from tests.launcher.wait_table_starter import OF_STARTER
 from tests.launcher.wait_table_words import Cannot, Row, by
 
 NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
@@ -138,7 +140,7 @@ OF_DOCKER = (
 
 TO_HOSTS = (
     Row(
-        functions="""targets.hosts.ssh:Session.__init__
+        functions="""targets.hosts.ssh:Session.__init__ targets.hosts.ssh:Session._write
             targets.hosts.ssh:Session.send targets.hosts.ssh:Session.receive
             targets.hosts.ssh:Session.say targets.proc:Conversation._end""",
         who="the launcher, for the program on a host, and the ssh client between them",
@@ -406,4 +408,4 @@ OF_CLUSTERS = (
     ),
 )
 
-ROWS: tuple[Row, ...] = (*OF_DOCKER, *TO_HOSTS, *ON_HOSTS, *OF_CLUSTERS)
+ROWS: tuple[Row, ...] = (*OF_DOCKER, *TO_HOSTS, *ON_HOSTS, *OF_CLUSTERS, *OF_SLURM, *OF_STARTER)

@@ -60,6 +60,7 @@ def test_digits_are_learned(name, ranks, tmp_path):
     assert len({each["weights_sha256"] for each in found}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bagua:decentralized", "bagua:async"])
 def test_the_command_learns_digits(name, tmp_path, processes, finish):
     process = processes.start_torchrun(

@@ -57,6 +57,7 @@ def test_a_training_that_shrank_and_grew_ends_with_the_undisturbed_bits(
     assert undisturbed == resized
 
 
+@pytest.mark.slow
 def test_worker_processes_and_a_resize_leave_the_bits_alone(processes, finish):
     walk: list[Walk] = [[(1, 2), (2, 4)]]
     (helped,) = digests(processes, finish, walk, *WORKLOADS[0], "--num_workers=1")
@@ -64,6 +65,7 @@ def test_worker_processes_and_a_resize_leave_the_bits_alone(processes, finish):
     assert helped == alone
 
 
+@pytest.mark.slow
 def test_with_fast_a_resize_shows_in_the_bits(processes, finish):
     # Or the tests above could not fail: equal by nature, whatever the reduction does.
     both: list[Walk] = [[(1, 4)], [(3, 2), (2, 4)]]
@@ -71,6 +73,7 @@ def test_with_fast_a_resize_shows_in_the_bits(processes, finish):
     assert undisturbed != resized
 
 
+@pytest.mark.slow
 def test_a_scaled_training_goes_on_in_a_larger_world_and_takes_larger_batches(processes, finish):
     options = ("--workload=charlm", "--reduction=scaled", "--global_batch_size=16", "--epochs=2")
     walk: list[Walk] = [[(1, 2), (3, 5)]]

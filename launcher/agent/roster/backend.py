@@ -7,6 +7,7 @@ without the store, in which it would wait for a node that is lost at that moment
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 
@@ -19,9 +20,15 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.roster.handler import BACKEND, RosterHandler
 from launcher.agent.roster.settings import Rules, parse_settings
-from launcher.agent.roster.store import Endpoint, serve_forked
+from launcher.agent.roster.store import (
+    Endpoint,
+    StoreProcess,
+    name_descriptor_limit,
+    serve_forked,
+)
 
 DEFAULT_PORT = 29400
+log = logging.getLogger(__name__)
 
 
 def create_handler(params: RendezvousParameters) -> RosterHandler:
@@ -34,7 +41,11 @@ def create_handler(params: RendezvousParameters) -> RosterHandler:
     rules = Rules(**vars(settings), min_nodes=params.min_nodes, max_nodes=params.max_nodes)
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     store = None
-    if settings.is_host:
+    if settings.is_host and (few := name_descriptor_limit(rules.max_nodes)):
+        log.warning(few)
+    if settings.is_host and settings.store_pid:
+        store = StoreProcess(pid=settings.store_pid, port=port)
+    elif settings.is_host:
         with contextlib.suppress(RendezvousConnectionError):
             store = serve_forked(port, settings.host)
     endpoint = Endpoint(host=host, port=store.port if store else port)

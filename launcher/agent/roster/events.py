@@ -52,6 +52,20 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class LineClosed:
+    """The connection to a member closed, and the member was dialled in vain."""
+
+    seat: str
+
+
+@dataclass(frozen=True)
+class LineOpen:
+    """The process of a member whose connection had closed answers, or is no longer watched."""
+
+    seat: str
+
+
+@dataclass(frozen=True)
 class Done:
     """A ``Write`` or ``Enlist`` was carried out."""
 
@@ -70,7 +84,18 @@ class Swapped:
     text: str
 
 
-Event = PlainEvent | Join | Close | Fenced | Generation | Done | Values | Swapped
+Event = (
+    PlainEvent
+    | Join
+    | Close
+    | Fenced
+    | Generation
+    | LineClosed
+    | LineOpen
+    | Done
+    | Values
+    | Swapped
+)
 
 
 # -- actions -----------------------------------------------------------------------------------

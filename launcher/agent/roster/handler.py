@@ -17,6 +17,7 @@ from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from launcher.agent.roster import events
+from launcher.agent.roster.answering import lifeline_of
 from launcher.agent.roster.fencing import Fence, TakenGeneration
 from launcher.agent.roster.leaving import (
     AgentStore,
@@ -33,6 +34,7 @@ from launcher.agent.roster.membership import (
     Membership,
     Phase,
     format_card,
+    format_members,
 )
 from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
@@ -118,7 +120,11 @@ class RosterHandler(rdzv.RendezvousHandler):
         ``node_index``, or the fence cannot be written), ``RendezvousConnectionError``.
         """
         self._thread.check()
-        self._thread.ask(events.Join(format_card(self._addr, self._port.hold())))
+        if not nodes_waiting(self._thread.state):
+            # Workers have failed while the group was whole, for all that is known yet.
+            self._thread.ask_nodes()
+        card = format_card(self._addr, self._port.hold(), lifeline_of(self._addr))
+        self._thread.ask(events.Join(card))
         while True:
             match self._thread.next_notice():
                 case events.TakeGeneration():
@@ -184,7 +190,10 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._linger(
             parted and (self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError))
         )
+        # Before the store, of whose end torch prints a C++ backtrace to whoever asks it just then.
         self._thread.end()
+        if self._store is not None:
+            self._store.stop()
         self._port.release()
         return parted
 
@@ -199,14 +208,23 @@ class RosterHandler(rdzv.RendezvousHandler):
         """Whether the run was closed here because it goes on around another store."""
         return self.head.closed == FENCED_OUT
 
+    def take_losses(self) -> tuple[str, ...]:
+        """What this node has seen of nodes that were lost since the last call, in words."""
+        losses = self._thread.losses
+        return tuple(losses.popleft() for _ in range(len(losses)))
+
     def carried(self) -> dict[str, str]:
         """Settings for the handler of a next store, which knows nothing of the run."""
         if self.membership is None:
             return {}
-        finished = self._rules.finished_before + len(self.head.finished)
+        head = self.head
+        finished = self._rules.finished_before + len(head.finished)
+        away = {*head.finished, *head.gone}
+        left = tuple(m for m in self.membership.members if m.seat not in away)
         return {
             "nodes_before": str(len(self.membership.members)),
-            "faults_before": str(self.head.counts.get("fault", 0)),
+            "members_before": format_members(left),
+            "faults_before": str(head.counts.get("fault", 0)),
             "generation_before": str(self.membership.generation),
             "finished_before": str(finished),
         }
@@ -323,7 +341,6 @@ class RosterHandler(rdzv.RendezvousHandler):
             with contextlib.suppress(rdzv.RendezvousConnectionError):
                 assert self._caller is not None
                 wait_for_the_others(self._caller, self._thread.state, self._clock)
-        self._store.stop()
 
 
 class _HeldPort:

@@ -15,7 +15,8 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 
 class Phase(enum.Enum):
@@ -86,13 +87,33 @@ class Head:
         return replace(self, version=self.version + 1, **changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
-    """One node of a sealed membership; ``port`` is where its rank 0 may listen."""
+class Member(NamedTuple):
+    """One node of a sealed membership. Every node makes one for each of them.
+
+    ``port`` is where its rank 0 may listen, ``lifeline`` where its agent answers (see
+    ``answering.py``), empty where it does not.
+    """
 
     seat: str
     addr: str
     port: int
+    lifeline: str = ""
+
+
+class Ring(tuple[Member, ...]):
+    """The members of a sealed membership in order of rank.
+
+    Seats and ranks are worked out once: every node looks at them several times at every pulse.
+    """
+
+    @cached_property
+    def seats(self) -> tuple[str, ...]:
+        return tuple(member.seat for member in self)
+
+    @cached_property
+    def ranks(self) -> Mapping[str, int]:
+        """The rank of each seat."""
+        return {seat: rank for rank, seat in enumerate(self.seats)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,24 +147,29 @@ def parse_head(text: str) -> Head:
 
 
 def format_members(members: tuple[Member, ...]) -> str:
-    return json.dumps([[m.seat, m.addr, m.port] for m in members], separators=(",", ":"))
+    return json.dumps(
+        [[m.seat, m.addr, m.port, m.lifeline] for m in members], separators=(",", ":")
+    )
 
 
-def parse_members(text: str) -> tuple[Member, ...]:
+def parse_members(text: str) -> Ring:
     """The inverse of ``format_members``; raises ``HeadError`` for any other text."""
     try:
-        return tuple(Member(seat=s, addr=a, port=int(p)) for s, a, p in json.loads(text))
+        return Ring(
+            Member(seat, addr, int(port), lifeline)
+            for seat, addr, port, lifeline in json.loads(text)
+        )
     except (TypeError, ValueError) as error:
         raise HeadError(f"the roster's members cannot be read: {text[:200]}") from error
 
 
-def format_card(addr: str, port: int) -> str:
-    return json.dumps([addr, port])
+def format_card(addr: str, port: int, lifeline: str = "") -> str:
+    return json.dumps([addr, port, lifeline])
 
 
 def parse_card(seat: str, text: str) -> Member:
-    addr, port = json.loads(text)
-    return Member(seat=seat, addr=addr, port=int(port))
+    addr, port, lifeline = json.loads(text)
+    return Member(seat=seat, addr=addr, port=int(port), lifeline=lifeline)
 
 
 def index_of(seat: str) -> int:

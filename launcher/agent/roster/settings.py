@@ -29,6 +29,9 @@ class RosterSettings:
     """In the first round, how long the group waits for more than MIN nodes after the last came."""
     join_timeout_s: float = 600.0
     """How long a forming round may take; waiting beside a running group does not count."""
+    rejoin_timeout_s: float = 0.0
+    """The same for a node that was in the group before: others may never come back. Default:
+    ``join_timeout_s``."""
     regroup_limit_s: float = 60.0
     """How long a later round waits for a living member whose workers are slow to stop."""
     connect_timeout_s: float = 60.0
@@ -51,6 +54,9 @@ class RosterSettings:
     nodes_before: int = 0
     """Size of the last membership under an earlier store: shortens the last call, and without
     ``fence_dir`` more than half of them have to come."""
+    members_before: str = ""
+    """The members of that membership that have not finished, as ``format_members`` writes them: the
+    last call ends early where those that are missing are known to be dead."""
     faults_before: int = 0
     """Restarts by worker faults under earlier stores."""
     generation_before: int = 0
@@ -59,6 +65,8 @@ class RosterSettings:
     """Nodes that had finished under an earlier store: they do not come back."""
     host: str = "0.0.0.0"
     """With ``is_host``, the address to listen on."""
+    store_pid: int = 0
+    """With ``is_host``, the process that serves the store at the endpoint already; else 0."""
 
     @property
     def interval_s(self) -> float:
@@ -126,6 +134,7 @@ _LEAST = {
     "detection_limit_s": 0.5,
     "watched": 1,
     **dict.fromkeys(("last_call_s", "join_timeout_s", "regroup_limit_s", "connect_timeout_s"), 0),
+    "rejoin_timeout_s": 0,
 }
 
 

@@ -8,10 +8,9 @@ monotonic clock; no value of one node's clock ever reaches another.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from launcher.agent.roster import events
 from launcher.agent.roster import membership as heads
+from launcher.agent.roster.copies import replace
 from launcher.agent.roster.decide import (
     decide_change,
     decide_members,
@@ -30,6 +29,8 @@ from launcher.agent.roster.view import (
     keys_to_look_at,
     silent,
     status_of,
+    with_closed_line,
+    with_open_line,
 )
 
 MAX_SWAPS_PER_PULSE = 4
@@ -37,7 +38,8 @@ MAX_SWAPS_PER_PULSE = 4
 
 def start(rules: Rules, index: int, nonce: str) -> State:
     """A node that has not come yet; ``nonce`` tells its seats from those of its predecessors."""
-    return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0")
+    before = heads.parse_members(rules.members_before) if rules.members_before else ()
+    return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0", before=before)
 
 
 def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[events.Action, ...]]:
@@ -74,6 +76,10 @@ def _take_in(state: State, event: events.Event, now: float) -> State:
         case events.Generation(number):
             stale = not state.head or not state.leads or (number or 0) <= state.head.generation
             return replace(state, taking=False, taken=None if stale else number)
+        case events.LineClosed(seat):
+            return with_closed_line(state, seat)
+        case events.LineOpen(seat):
+            return with_open_line(state, seat)
         case events.Done() | events.Values() | events.Swapped():
             return answered(state, event, now)
 
@@ -98,7 +104,7 @@ def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
     membership = heads.Membership(
         epoch=head.epoch,
         generation=head.generation,
-        rank=state.members.index(state.seat),
+        rank=state.ring.ranks[state.seat],
         members=state.ring,
         cause=head.cause,
         counts=dict(head.counts),
@@ -108,21 +114,26 @@ def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
 
 
 def _refusal(state: State) -> events.Refuse | None:
-    head, rules = state.known_head, state.rules
+    head = state.known_head
     if head.phase is heads.Phase.CLOSED:
         kind = "exhausted" if head.closed == heads.EXHAUSTED else "closed"
         return events.Refuse(kind, f"the run is closed: {head.closed}")
     if head.gone.get(state.seat) == heads.REPLACED:
         text = f"another node came with node_index {state.index}: each node needs its own"
         return events.Refuse("state", text)
-    if state.waited_s >= rules.join_timeout_s:
+    if state.waited_s >= _join_limit_s(state):
         return events.Refuse("timeout", _why_not(state))
     return None
 
 
+def _join_limit_s(state: State) -> float:
+    was_in = state.entered > 0 or state.rules.nodes_before > 0
+    return (was_in and state.rules.rejoin_timeout_s) or state.rules.join_timeout_s
+
+
 def _why_not(state: State) -> str:
     head, rules = state.known_head, state.rules
-    since = f"no membership was formed within {rules.join_timeout_s:g} s"
+    since = f"no membership was formed within {_join_limit_s(state):g} s"
     here = state.arrived
     kept = tuple(s for s in here if s in state.members)
     if state.leads and len(here) < rules.min_nodes:

@@ -7,8 +7,10 @@ shares the trainers' fate nor costs another interpreter.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -34,6 +36,8 @@ PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
 TCP_THIN_LINEAR_TIMEOUTS = 16
 """Linux: a connection with little in flight repeats a lost packet at even intervals."""
 READY_LIMIT_S = 10.0
+SIGN_S = 1.0
+TOKEN_KEY = "launcher/token"
 STARTS = 3
 """How often to fork: a child that is forked next to threads may find a lock held for ever."""
 
@@ -176,13 +180,29 @@ def _answers(endpoint: Endpoint, timeout_s: float) -> bool:
 
 
 def _serves(endpoint: Endpoint, run_id: str, timeout_s: float) -> bool:
-    """Looks in a child process, because a frozen server would block this one for ever."""
+    def ask() -> bool:
+        return StoreClient(endpoint, run_id, timeout_s).phase() not in (None, Phase.CLOSED)
+
+    return _asked_elsewhere(ask, timeout_s)
+
+
+def has_token(endpoint: Endpoint, token: str, timeout_s: float) -> bool:
+    """Whether the store that was started with this token answers there."""
+
+    def ask() -> bool:
+        store = StoreClient(endpoint, "", timeout_s).store
+        return bool(store.check([TOKEN_KEY])) and store.get(TOKEN_KEY) == token.encode()
+
+    return _asked_elsewhere(ask, timeout_s)
+
+
+def _asked_elsewhere(ask: Callable[[], bool], timeout_s: float) -> bool:
+    """Asks in a child process, because a frozen server would block this one for ever."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            phase = StoreClient(endpoint, run_id, timeout_s).phase()
-            os.write(writer, b"0" if phase in (None, Phase.CLOSED) else b"1")
+            os.write(writer, b"1" if ask() else b"0")
         os._exit(0)
     os.close(writer)
     try:
@@ -208,7 +228,19 @@ class StoreProcess:
             os.waitpid(self.pid, 0)
 
 
-def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """What others know a store by.
+
+    ``token`` lies in the store. The store's process touches ``file`` every SIGN_S seconds, which
+    tells those that cannot reach it that it lives.
+    """
+
+    token: str
+    file: Path
+
+
+def serve_forked(port: int, host: str = "0.0.0.0", sign: Sign | None = None) -> StoreProcess:
     """Forks a store that listens on ``port`` (0: any free one) and returns when it does.
 
     Call it from the main thread of a process that has imported torch: the child dies with the
@@ -216,7 +248,7 @@ def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
     """
     said = ""
     for _ in range(STARTS):
-        pid, said = _fork_store(port, host)
+        pid, said = _fork_store(port, host, sign)
         if said.isdigit():
             return StoreProcess(pid=pid, port=int(said))
         StoreProcess(pid=pid, port=port).stop()
@@ -226,7 +258,7 @@ def serve_forked(port: int, host: str = "0.0.0.0") -> StoreProcess:
     raise RendezvousConnectionError(f"no rendezvous store can listen on {host}:{port}: {said}")
 
 
-def _fork_store(port: int, host: str) -> tuple[int, str]:
+def _fork_store(port: int, host: str, sign: Sign | None) -> tuple[int, str]:
     """The child's pid, and its port or why it has none; empty where it said nothing in time."""
     # No collection before: the objects thaw again below, and looking at all of torch's takes 30 ms.
     gc.freeze()
@@ -235,7 +267,7 @@ def _fork_store(port: int, host: str) -> tuple[int, str]:
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _serve(parent, host, port, writer)
+        _serve(parent, host, port, writer, sign)
     os.close(writer)
     gc.unfreeze()
     ready, _, _ = select.select([reader], [], [], READY_LIMIT_S)
@@ -244,7 +276,41 @@ def _fork_store(port: int, host: str) -> tuple[int, str]:
     return pid, said
 
 
-def _serve(parent: int, host: str, port: int, writer: int) -> None:
+CONNECTIONS_OF_A_NODE = 2
+SPARE_DESCRIPTORS = 64
+"""What a store's process has open besides, and connections that nobody has closed yet."""
+
+
+def name_descriptor_limit(nodes: int) -> str:
+    """What to say where a store here cannot have the connections of so many nodes; else empty."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = CONNECTIONS_OF_A_NODE * nodes + SPARE_DESCRIPTORS
+    if hard == resource.RLIM_INFINITY or needed <= hard:
+        return ""
+    return (
+        f"{nodes} nodes need {needed} open files in the rendezvous store, and this machine allows "
+        f"{hard} (ulimit -Hn): raise it, or the last nodes are refused"
+    )
+
+
+def _raise_descriptor_limit() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _look_up_no_names() -> None:
+    """Keeps this process from asking name servers.
+
+    torch's server looks up the name of each caller as it accepts, in its only thread: a name server
+    that is silent holds up everybody for many seconds. It needs no names, as it listens on all
+    addresses. This is a function of glibc; where there is none, names are looked up.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
+
+
+def _serve(parent: int, host: str, port: int, writer: int, sign: Sign | None) -> None:
     """The life of the store's process; never returns."""
     try:
         processes.die_with_parent(parent)
@@ -253,13 +319,21 @@ def _serve(parent: int, host: str, port: int, writer: int) -> None:
         os.closerange(writer + 1, os.sysconf("SC_OPEN_MAX"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        _raise_descriptor_limit()
+        _look_up_no_names()
         store = TCPStore(host, port, is_master=True, wait_for_workers=False)
         # Accepted connections inherit the option from the listening socket.
         repeat_evenly(store.port)
+        if sign:
+            store.set(TOKEN_KEY, sign.token)
         os.write(writer, str(store.port).encode())
         os.close(writer)
-        while True:
+        while sign is None:
             signal.pause()
+        while True:
+            select.select((), (), (), SIGN_S)
+            with contextlib.suppress(OSError):
+                os.utime(sign.file)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.write(writer, str(error).partition("\n")[0].encode())

@@ -19,11 +19,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.roster import events
-from launcher.agent.roster.membership import HeadError
+from launcher.agent.roster.lifelines import Lifelines
+from launcher.agent.roster.lines import plan_lines
+from launcher.agent.roster.membership import Cause, HeadError, Phase, index_of
 from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.store import StoreClient
-from launcher.agent.roster.view import State, pause_s
+from launcher.agent.roster.view import State, lost, pause_s
 from launcher.contract.clock import Clock
 
 Notice = events.Deliver | events.Refuse | events.TakeGeneration
@@ -42,6 +44,10 @@ class RosterThread:
         self._events: deque[events.Event] = deque()
         self.state = start(rules, rules.node_index, nonce=uuid.uuid4().hex[:8])
         """What was known at the last pulse."""
+        self.losses: deque[str] = deque()
+        """What this node can tell of nodes that were lost, in words; whoever tells it takes it."""
+        self._lines = Lifelines(self.post, clock)
+        self._lines_of = "", ""
         self._notice: Notice | None = None
         self._failure: RendezvousError | None = None
         self._heard_at = self._checked_at = clock.monotonic()
@@ -72,6 +78,10 @@ class RosterThread:
         with self._changed:
             self._notice = None
         self.post(event)
+
+    def ask_nodes(self) -> None:
+        """Has the watched nodes dialled now: a worker's failure may come from the end of one."""
+        self._lines.ask(self.state.rules.watched)
 
     def check(self) -> None:
         """Raises what ended the connection, also when the store has been silent too long."""
@@ -107,6 +117,7 @@ class RosterThread:
 
     def end(self, timeout_s: float = 1.0) -> None:
         """Stops the thread; one that hangs in a frozen store is left behind as a daemon."""
+        self._lines.end()
         with self._changed:
             self._ending = True
             timeout_s = 0.0 if self._failure is not None else timeout_s
@@ -157,12 +168,44 @@ class RosterThread:
                 else:
                     with self._changed:
                         self._notice = action
+            self._note_losses(self.state, state)
             with self._changed:
                 self.state = state
                 self._changed.notify_all()
+            self._follow(state)
             if operation is not None:
                 following = client.carry_out(operation)
                 self._heard_at = self._clock.monotonic()
+
+    def _follow(self, state: State) -> None:
+        """Keeps connections to the nodes that this one watches now."""
+        known = state.ring_key, state.text
+        if known != self._lines_of and (members := plan_lines(state)) is not None:
+            self._lines_of = known
+            self._lines.follow(members, presumed=self._may_presume(state))
+
+    def _may_presume(self, state: State) -> bool:
+        """Whether nodes that this one has not watched yet would answer if they lived.
+
+        Around a second store, and where others have died just now and this node has watched one.
+        """
+        head = state.head
+        if head is None or not head.members:
+            return True
+        loses = head.phase is Phase.FORMING and head.cause is Cause.LOST
+        return loses and self._lines.has_stood
+
+    def _note_losses(self, old: State, new: State) -> None:
+        """Takes down why nodes are struck off that this node has watched."""
+        if old.head is None or new.head is None or old.head.gone == new.head.gone:
+            return
+        seen = lost(old)
+        for seat, why in new.head.gone.items():
+            if seat in old.head.gone or why != Cause.LOST.value or seat not in seen:
+                continue
+            told = self._lines.why(seat) if seat in old.closed_lines else ""
+            how = told or f"silent for {old.beats[seat].silent_s:.1f} s"
+            self.losses.append(f"node {index_of(seat)} is lost: {how}")
 
     def _fail(self, error: RendezvousError) -> None:
         with self._changed:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from launcher.agent.roster import events
 from launcher.agent.roster import membership as heads
+from launcher.agent.roster.copies import replace
+from launcher.agent.roster.seats import Beat as Beat
+from launcher.agent.roster.seats import sort_out_dormant, turn_of
 from launcher.agent.roster.settings import Rules
 
 HEAD = "head"
@@ -16,17 +20,11 @@ FINISHED_MARK = "+"
 """Before a seat in the list of seats: its workers have all succeeded."""
 FAST_FOR_S = 5.0
 SUSPECT_INTERVALS = 2
-"""Pulses without a change after which a watcher also looks at the nodes behind the silent one."""
-
-
-@dataclass(frozen=True)
-class Beat:
-    """The last text seen of a node, for how many watched seconds it has not changed, and whether
-    it ever did: a first sight proves no life."""
-
-    text: str
-    silent_s: float = 0.0
-    moved: bool = False
+"""Pulses without a change after which a watcher also looks at the nodes behind the silent one, and
+after which a node whose connection has closed is lost."""
+BEATS_OF_THE_LIVING = 2
+"""Changes of a beat that show a node to live whose connection has closed: the last one that a node
+wrote may come late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +51,19 @@ class State:
     # what was seen
     text: str = ""
     head: heads.Head | None = None
-    ring: tuple[heads.Member, ...] = ()
+    ring: heads.Ring = field(default_factory=heads.Ring)
     ring_key: str = ""
     beats: Mapping[str, Beat] = field(default_factory=dict)
+    closed_lines: Mapping[str, int] = field(default_factory=dict)
+    """Members whose connection has closed, and how often their beat has changed since."""
+    before: tuple[heads.Member, ...] = ()
+    dead_before: frozenset[str] = frozenset()
+    """Of the members under an earlier store, those that are gone."""
+    listing: str = ""
     seats: tuple[str, ...] = ()
+    """In the order of the list, without those in ``dormant``."""
+    dormant: Mapping[str, Beat] = field(default_factory=dict)
+    """Seats outside that have been silent for long, as last seen; of the leader only."""
     finished_seats: tuple[str, ...] = ()
     cautious: bool = False
     looked_at: float = math.inf
@@ -87,7 +94,7 @@ class State:
     @property
     def members(self) -> tuple[str, ...]:
         """The seats of the last sealed membership, in order of rank."""
-        return tuple(member.seat for member in self.ring)
+        return self.ring.seats
 
     @property
     def known_head(self) -> heads.Head:
@@ -103,7 +110,9 @@ class State:
     def belongs(self) -> bool:
         """Whether this node is a member and was not struck off."""
         return (
-            self.head is not None and self.seat in self.members and self.seat not in self.head.gone
+            self.head is not None
+            and self.seat in self.ring.ranks
+            and self.seat not in self.head.gone
         )
 
     @property
@@ -157,7 +166,8 @@ def nodes_waiting(state: State) -> int:
 
 
 def pause_s(state: State, now: float) -> float:
-    """Seconds until the next pulse: quick while a round forms or the run ends, never for long."""
+    """Seconds until the next pulse: quick while a round forms, the run ends or a node may be lost,
+    never for long."""
     head, rules = state.head, state.rules
     if head is None:
         return rules.interval_s
@@ -165,7 +175,8 @@ def pause_s(state: State, now: float) -> float:
         head.phase is heads.Phase.FORMING and state.waiting and now - state.phase_at <= FAST_FOR_S
     )
     ends = state.finishing and now - state.finishing_at <= FAST_FOR_S
-    if not (forms or ends):
+    doubts = state.closed_lines and state.closed_lines.keys() - lost(state)
+    if not (forms or ends or doubts):
         return rules.interval_s
     return min(rules.interval_s, max(0.02, rules.max_nodes * 0.0005))
 
@@ -195,19 +206,62 @@ def silent(beats: Mapping[str, Beat], limit_s: float) -> frozenset[str]:
     return frozenset(seat for seat, beat in beats.items() if beat.silent_s >= limit_s)
 
 
+def lost(state: State) -> frozenset[str]:
+    """Seats that are lost, as far as this node sees.
+
+    They have been silent for the limit, or their connection has closed and their beat stands still.
+    """
+    quiet = silent(state.beats, state.rules.detection_limit_s)
+    if not state.closed_lines:
+        return quiet
+    still = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
+    return quiet | (still & state.closed_lines.keys())
+
+
+def with_closed_line(state: State, seat: str) -> State:
+    """The connection to a node has closed: what its beat says is looked at anew."""
+    if state.head is not None and seat in state.members and seat not in state.head.gone:
+        beats = {s: beat for s, beat in state.beats.items() if s != seat}
+        lines = {**state.closed_lines, seat: 0}
+        return replace(state, beats=beats, closed_lines=lines, looked=False, swaps=0)
+    if any(member.seat == seat for member in state.before):
+        return replace(state, dead_before=state.dead_before | {seat})
+    return state
+
+
+def with_open_line(state: State, seat: str) -> State:
+    """The node answers after all."""
+    lines = {s: changes for s, changes in state.closed_lines.items() if s != seat}
+    return replace(state, closed_lines=lines, dead_before=state.dead_before - {seat})
+
+
+def _note_signs_of_life(state: State, beats: Mapping[str, Beat]) -> State:
+    """Counts the changes of beats that should not change any more."""
+    if not state.closed_lines or state.head is None:
+        return state
+    lines = {}
+    for seat, changes in state.closed_lines.items():
+        old, new = state.beats.get(seat), beats.get(seat)
+        changes += old is not None and new is not None and old.text != new.text
+        if changes < BEATS_OF_THE_LIVING and seat not in state.head.gone:
+            lines[seat] = changes
+    return replace(state, closed_lines=lines)
+
+
 def plan_watched(
-    ring: tuple[str, ...], me: str, gone: Collection[str], suspects: frozenset[str], width: int
+    ring: tuple[str, ...], at: int, gone: Collection[str], suspects: frozenset[str], width: int
 ) -> tuple[str, ...]:
-    """The seats that ``me`` watches: its next ``width`` successors in ``ring``.
+    """The seats that the node at place ``at`` watches: its next ``width`` successors in ``ring``.
 
     While all of these are suspects the window doubles, so that a whole rack that goes dark is
     noticed by the node before it.
     """
-    at = ring.index(me)
-    behind = tuple(seat for seat in ring[at + 1 :] + ring[:at] if seat not in gone)
-    while width < len(behind) and suspects.issuperset(behind[:width]):
-        width *= 2
-    return behind[:width]
+    # One by one: of 1,000 members it needs a few, at every pulse.
+    behind = (s for s in chain(islice(ring, at + 1, None), islice(ring, at)) if s not in gone)
+    watched = tuple(islice(behind, width))
+    while suspects.issuperset(watched) and (more := tuple(islice(behind, len(watched)))):
+        watched += more
+    return watched
 
 
 # -- what is seen ------------------------------------------------------------------------------
@@ -236,19 +290,33 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
     # Not more: a node that slept has learned nothing of the others meanwhile.
     elapsed_s = min(max(0.0, now - state.looked_at), 2 * state.rules.interval_s)
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
-    beats = listen(state.beats, heard, elapsed_s)
+    known = {s: state.dormant[s] for s in heard if s in state.dormant}
+    beats = listen({**known, **state.beats}, heard, elapsed_s)
+    state = _note_signs_of_life(state, beats)
     state = replace(state, beats=beats, looked=True, looked_at=now)
-    if SEATS in values:
-        listed = values[SEATS].split()
-        finished = tuple(s.removeprefix(FINISHED_MARK) for s in listed if s[0] == FINISHED_MARK)
-        seats = tuple(s for s in listed if s[0] != FINISHED_MARK)
-        if seats != state.seats:
-            state = replace(state, looked=False)  # look at the new seats right away
-        state = replace(state, seats=seats, finished_seats=finished)
+    state = _note_seats(state, values[SEATS]) if SEATS in values else _forget_list(state)
     state = adopt(state, values[HEAD], now)
     if state.waiting and state.head and state.head.phase is heads.Phase.FORMING:
         state = replace(state, waited_s=state.waited_s + elapsed_s)
     return state
+
+
+def _note_seats(state: State, listing: str) -> State:
+    limit_s = state.rules.detection_limit_s
+    beats, dormant = sort_out_dormant(state.beats, state.dormant, state.ring.ranks, limit_s)
+    if listing == state.listing and dormant is state.dormant:
+        return replace(state, beats=beats)
+    listed = listing.split()
+    finished = tuple(s.removeprefix(FINISHED_MARK) for s in listed if s[0] == FINISHED_MARK)
+    seats = tuple(s for s in listed if s[0] != FINISHED_MARK and s not in dormant)
+    looked = {*state.seats, *beats}.issuperset(seats)  # at new seats right away
+    state = replace(state, listing=listing, seats=seats, finished_seats=finished)
+    return replace(state, beats=beats, dormant=dormant, looked=looked)
+
+
+def _forget_list(state: State) -> State:
+    """For a node that does not lead: another leader may have admitted a seat that was dormant."""
+    return replace(state, listing="", dormant={}) if state.listing else state
 
 
 def keys_to_look_at(state: State) -> tuple[str, ...]:
@@ -258,14 +326,17 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
     if state.leads:
         heard = tuple(dict.fromkeys((*state.seats, *state.members)))
         if head.phase is heads.Phase.SEALED:
-            heard = tuple(s for s in heard if s not in state.members)
+            heard = tuple(s for s in heard if s not in state.ring.ranks)
+        heard += turn_of(state.dormant, state.count)
     elif head.phase is heads.Phase.FORMING or not state.belongs or head.leader in head.finished:
         heard = (head.leader,)
     if state.belongs or state.has_finished:
         suspects = silent(state.beats, SUSPECT_INTERVALS * state.rules.interval_s)
-        ring = state.members if state.seat in state.members else (*state.members, state.seat)
+        # A node that has finished and is no member any more stands behind the last.
+        at = state.ring.ranks.get(state.seat, len(state.ring))
         skipped = {*head.gone, *head.finished}
-        heard += plan_watched(ring, state.seat, skipped, suspects, state.rules.watched)
+        heard += plan_watched(state.members, at, skipped, suspects, state.rules.watched)
+    heard += tuple(state.closed_lines)
     beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)
     return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)
 
@@ -300,7 +371,8 @@ def answered(
 
 def _after_swap(state: State, asked: events.Swap, text: str, now: float) -> State:
     won = text == asked.desired
-    sealed, ring = state.written, tuple(state.cards[s] for s in state.sealing if s in state.cards)
+    sealed = state.written
+    ring = heads.Ring(state.cards[s] for s in state.sealing if s in state.cards)
     state = adopt(replace(state, swaps=state.swaps + 1, looked=False), text, now)
     if won and sealed and state.head and state.head.members == sealed:
         state = replace(state, ring=ring, ring_key=sealed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher.manifests.source import Value, render_path
@@ -15,9 +15,19 @@ WARNING = "warning"
 """The job will run, but slower, less safely or not as one would expect."""
 
 
+class AnyRule(enum.Enum):
+    """A rule of manifests or of batch scripts: how bad its breach is, and why it hurts."""
+
+    def __init__(self, severity: str, why: str) -> None:
+        self.id = self.name.lower().replace("_", "-")
+        """The name that ``--json`` and the docs give it."""
+        self.severity = severity
+        self.why = why
+
+
 @enum.unique
-class Rule(enum.Enum):
-    """Every rule: how bad its breach is, and why it hurts."""
+class Rule(AnyRule):
+    """Every rule of manifests."""
 
     YAML = ERROR, "an API server cannot read it, or reads something else than was meant"
     UNKNOWN_FIELD = ERROR, "an API server drops or refuses what it does not know"
@@ -79,18 +89,12 @@ class Rule(enum.Enum):
     SERVICE_UNREADY = ERROR, "the others find a pod only when it is ready: none ever gets ready"
     SERVICE_SELECTOR = ERROR, "the service selects no pod of the job: its names do not resolve"
 
-    def __init__(self, severity: str, why: str) -> None:
-        self.id = self.name.lower().replace("_", "-")
-        """The name that ``--json`` and the docs give it."""
-        self.severity = severity
-        self.why = why
-
 
 @dataclass(frozen=True, kw_only=True)
 class Breach(Problem):
-    """A breach of a rule by an object, at a place of its manifest."""
+    """A breach of a rule at a place of a manifest or of a batch script."""
 
-    rule: Rule
+    rule: AnyRule
     object: str = ""
 
     @property
@@ -131,7 +135,7 @@ def expect(rule: Rule, field: Value, wanted: str, absent: str = "", more: str = 
         yield hit(rule, field, f"{field.path[-1]} {found}{more}", f"{field.path[-1]}: {wanted}")
 
 
-def render_rules() -> str:
-    """The rules as the table of docs/manifests.md."""
-    rows = [f"| `{rule.id}` | {rule.severity} | {rule.why} |\n" for rule in Rule]
+def render_rules(rules: Iterable[AnyRule] = Rule) -> str:
+    """Rules as a table of docs/manifests.md."""
+    rows = [f"| `{rule.id}` | {rule.severity} | {rule.why} |\n" for rule in rules]
     return "".join(["| rule | severity | why |\n|---|---|---|\n", *rows])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import sys
 import time
@@ -68,7 +66,10 @@ class HostsRoom(Room):
         )
 
     def add_commands(self, add: AddCommand) -> None:
-        parser = add("hosts", _show_hosts, "show hosts, their GPUs, and who holds them")
+        text = "show hosts, their GPUs, and who holds them"
+        add("hosts", _show_hosts, text, self._add_to_hosts)
+
+    def _add_to_hosts(self, parser: ArgumentParser) -> None:
         self.add_options(parser)
         parser.add_argument("--json", action="store_true")
 
@@ -122,16 +123,20 @@ class HostsRoom(Room):
 
 def read_hosts(arguments: Namespace | None) -> Inventory | None:
     """The machines that the command line names; None where it names none."""
+    from dataclasses import replace
+
     from launcher.targets.hosts.inventory import read_inventory
 
     if arguments is None or arguments.hosts is None:
         return None
     found = read_inventory(arguments.hosts, arguments.include, arguments.exclude)
-    return dataclasses.replace(found, accept_new=arguments.accept_new_host_keys)
+    return replace(found, accept_new=arguments.accept_new_host_keys)
 
 
 def _show_hosts(arguments: Namespace) -> int:
     """``launcher hosts``: what each machine of an inventory has, and who holds it."""
+    import json
+
     from launcher.targets.hosts.table import read_hosts_now, render_hosts_table
 
     inventory = read_hosts(arguments)

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +21,14 @@ from launcher.contract.errors import TargetError
 from launcher.targets import proc
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import Answer, Answered, HostRequest, Refusal
-from launcher.targets.hosts.program.records import MAGIC, Record, read_frame, write_frame
+from launcher.targets.hosts.program.messages import Answered, HostRequest, Refusal
+from launcher.targets.hosts.program.records import (
+    MAGIC,
+    Answer,
+    Record,
+    read_frame,
+    write_frame,
+)
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import explain
 
@@ -44,6 +49,8 @@ SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
 
 # In double quotes, and without anything that a login shell, even csh or fish, would expand.
 PYTHON_PROGRAM = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+WANTED = b"\0launcher-host: program\n"
+"""What a host says that does not have this version of the program yet."""
 LOADER = b"""
 import os, sys
 if sys.version_info < (3, 9):
@@ -51,10 +58,12 @@ if sys.version_info < (3, 9):
 stdin = sys.stdin.buffer
 folder = os.path.join(os.path.expanduser(stdin.readline().decode().rstrip("\\n")), "bin")
 name = stdin.readline().decode().strip()
-archive = stdin.read(int(stdin.readline()))
 path = os.path.abspath(os.path.join(folder, name))
 if not os.path.exists(path):
     import io, shutil, zipfile
+    sys.stdout.buffer.write(%r)
+    sys.stdout.buffer.flush()
+    archive = stdin.read(int(stdin.readline()))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     temporary = "%s.%d" % (path, os.getpid())
     try:
@@ -67,7 +76,9 @@ if not os.path.exists(path):
 sys.path.insert(0, path)
 from _launcher_node.targets.hosts.program.__main__ import main
 main([path])
-"""
+sys.stdout.flush()
+os._exit(0)  # the modules need not be taken down one by one
+""".replace(b"%r", repr(WANTED).encode())
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -258,21 +269,29 @@ class Session:
 
     def __init__(self, host: Host, argv: tuple[str, ...]) -> None:
         self.host = host
-        if shutil.which(argv[0]) is None:
-            raise TargetError("there is no ssh on this machine", "install OpenSSH's client")
-        self._talk = proc.Conversation(argv, SSH_ENV)
+        try:
+            self._talk = proc.Conversation(argv, SSH_ENV)
+        except (FileNotFoundError, PermissionError):
+            fix = "install OpenSSH's client"
+            raise TargetError("there is no ssh on this machine", fix) from None
         with self._talk.limit(OPEN_LIMIT_S):
-            try:
-                self._talk.stdin.write(hello(host))
-                self._talk.stdin.flush()
-            except OSError:
-                self._fail()
+            self._write(hello(host))
             seen = b""
             while not seen.endswith(MAGIC):
                 byte = self._talk.stdout.read(1)
                 seen += byte
                 if not byte or len(seen) > MAX_NOISE_BYTES:
                     self._fail()
+                if seen.endswith(WANTED):
+                    archive, _ = host_program()
+                    self._write(b"%d\n%s" % (len(archive), archive))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._talk.stdin.write(data)
+            self._talk.stdin.flush()
+        except OSError:
+            self._fail()
 
     def call(
         self, asked: HostRequest[Answer], blob: bytes = b"", *, limit_s: float = REQUEST_LIMIT_S
@@ -336,11 +355,14 @@ class Session:
 
 
 def hello(host: Host) -> bytes:
-    """What starts the program on a host, before the first message."""
-    archive, version = host_program()
+    """What starts the program on a host, before the first message.
+
+    The program itself is sent to a host that asks for it: it is 40 kB, which need round trips.
+    """
+    _, version = host_program()
     loader = b"%d\n%s" % (len(LOADER), LOADER)
     # A folder, as Python caches compiled modules of a folder, and not of an archive.
-    return loader + f"{host.state_dir}\nhost-{version}\n{len(archive)}\n".encode() + archive
+    return loader + f"{host.state_dir}\nhost-{version}\n".encode()
 
 
 @functools.cache

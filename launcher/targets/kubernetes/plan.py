@@ -18,6 +18,7 @@ from launcher.contract.records import dump_record
 from launcher.job.storage import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.nodes import plan_node_like
+from launcher.plan.records import parse_record
 from launcher.plan.target_facts import (
     RUN_ID,
     AgentFacts,
@@ -321,12 +322,10 @@ def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
 
     Raises ``ValueError`` for anything else.
     """
-    from pydantic import TypeAdapter
-
     try:
         data = json.loads(text)
         rest = {**data["plan"], "agent": data["settings"], "nodes": [data["node"]]}
-        pods = TypeAdapter(PodSettings).validate_python(data["pods"])
+        pods = parse_record(PodSettings, data["pods"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is no plan for Kubernetes: {error}") from error
     kept = parse_plan(json.dumps({**rest, "run_dir": run_dir}))

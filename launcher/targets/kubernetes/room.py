@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ UNASKED_LIMIT_S = 3.0
 PLACE = ("context", "namespace")
 OVERRIDES = ("kind", "namespace")
 """Options that stand for ``kubernetes.KEY`` of the job file."""
-KUBECTL = re.compile(
+KUBECTL = (
     r"(?<![\w./-])kubectl (?=(?:apply|auth|cluster-info|create|delete|describe|get|logs|patch)\b)"
 )
 
@@ -110,7 +109,7 @@ class KubernetesRoom(Room):
         """kubectl's commands with the cluster that was named; namespaces are there already."""
         left = [name for name in ("kubeconfig", "context") if f"--{name} " not in line]
         words = "".join(f"{shlex.quote(word)} " for word in words_given(arguments, left))
-        return KUBECTL.sub(lambda _: f"kubectl {words}", line)
+        return re.sub(KUBECTL, lambda _: f"kubectl {words}", line)
 
     # -- runs that are found there ----------------------------------------------------------------
 
@@ -148,6 +147,8 @@ class KubernetesRoom(Room):
 
     def _borrow(self, arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
         """A folder of the run that lasts as long as the command."""
+        import tempfile
+
         from launcher.runs.folder import RunFolder
         from launcher.targets.kubernetes.find_runs import borrow_run, find_on_cluster
 

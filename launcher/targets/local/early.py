@@ -22,10 +22,13 @@ from launcher.plan.torchrun import ENVIRONMENT
 from launcher.targets import proc
 
 if TYPE_CHECKING:
+    from launcher.contract.node_plan import Env
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.targets.local.render import Process
 
 PROGRAM = str(Path(__file__).with_name("early_program.py"))
+ROOM, ROOM_BYTES = "LAUNCHER_ROOM", 4096
+"""More than what a plan adds to the variables of the launcher, and than an agent's arguments."""
 
 
 class EarlyAgent:
@@ -41,11 +44,19 @@ class EarlyAgent:
             protocol.INCARNATION: "0",
         }
         # What Python and torch's libraries read when they are loaded, as the plan will have it.
-        env = inherited(os.environ) | dict(ENVIRONMENT) | own
-        self._pid = proc.start_early((sys.executable, PROGRAM), env=env)
+        self.env = inherited(os.environ) | dict(ENVIRONMENT) | own
+        self._pid = start_program(sys.executable, self.env)
 
     def become(self, process: Process, plan: LaunchPlan) -> int | None:
         """Its pid, now that it goes on as this agent; None where it cannot, and is ended."""
+        if pid := self.take(process, plan):
+            if proc.tell(pid, json.dumps(render_order(process, process.env)).encode()):
+                return pid
+            proc.end_early(pid)
+        return None
+
+    def take(self, process: Process, plan: LaunchPlan) -> int:
+        """Its pid, for whoever ends it from now on; 0 where it does not suit, and is ended."""
         node, settings = process.node, plan.agent
         fits = (
             (plan.run_id, node.node_index, node.incarnation) == (self.run_id, 0, 0)
@@ -54,21 +65,30 @@ class EarlyAgent:
             and Path(process.cwd).is_dir()
         )
         pid, self._pid = self._pid, 0
-        order = {
-            "argv": process.argv[1:],
-            "env": dict(process.env),
-            "cwd": process.cwd,
-            "console": process.console,
-        }
-        if pid and fits and proc.tell(pid, json.dumps(order).encode()):
-            return pid
-        proc.end_early(pid)
-        return None
+        if not fits:
+            proc.end_early(pid)
+        return pid if fits else 0
 
     def end(self) -> None:
         """Ends it where no run has taken it over. Idempotent."""
         proc.end_early(self._pid)
         self._pid = 0
+
+
+def start_program(python: str, env: Mapping[str, str], cwd: str | None = None) -> int:
+    """The pid of a process that imports torch and waits for an order. Raises ``OSError``."""
+    room = " " * ROOM_BYTES
+    return proc.start_early((python, PROGRAM, room), env={**env, ROOM: room}, cwd=cwd)
+
+
+def render_order(process: Process, env: Env) -> dict[str, object]:
+    """What the program is told of an agent that it is to become, with these variables. Pure."""
+    return {
+        "argv": process.argv[1:],
+        "env": dict(env),
+        "cwd": process.cwd,
+        "console": process.console,
+    }
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Target ``local``: processes of this machine, the embedded default where no Docker engine runs."""
+"""Target ``local``: processes of this machine, the embedded default where no Docker engine runs.
+
+What only a run needs is imported where it is used, as rendering takes no longer than its imports.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,16 @@ import contextlib
 import itertools
 import os
 import random
-import shlex
-import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.errors import ExitCode, KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
@@ -27,23 +26,23 @@ from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
-from launcher.targets.local.early import EarlyAgent, inherited
+from launcher.targets.interpreter import find_torch
 from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
 from launcher.targets.machine import read_capacity, read_gpus
-from launcher.targets.preflight import check_here, read_secrets
-from launcher.targets.repository import ROOT, in_repository
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
+    from launcher.targets.local.early import EarlyAgent
+    from launcher.targets.local.template import Settled, Template
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
 SWEEP_LIMIT_S = 5.0
 """How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
+NodeKey = tuple[str, int, int]
+"""Run id, node index, incarnation."""
 
 
 class LocalTarget(Target):
@@ -61,8 +60,12 @@ class LocalTarget(Target):
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._free_ports: tuple[int, ...] = ()
-        self._pids: dict[tuple[str, int, int], int] = {}
-        """Process id of each (run id, node index, incarnation) that this launcher started."""
+        self._pids: dict[NodeKey, int | None] = {}
+        """Process id of each node that this launcher started; None before its fork."""
+        self._codes: dict[NodeKey, int] = {}
+        """Exit codes of nodes that have never been a process."""
+        self._templates: dict[str, Template] = {}
+        """By run id, of runs with several nodes."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
         python, torch_version = find_torch(job.local.python)
@@ -95,6 +98,9 @@ class LocalTarget(Target):
         return LocalSettings.of(plan).python
 
     def check(self, plan: LaunchPlan) -> None:
+        from launcher.runs.folder import check_folder
+        from launcher.targets.preflight import check_here, read_secrets
+
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
         self.notes += find_overruled(plan, os.environ)
@@ -111,33 +117,74 @@ class LocalTarget(Target):
         return render_local(plan, only)
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        from launcher.runs.folder import make_folders
+
         artifact = self.render(plan, only)
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
         for process in artifact.processes:
             if process.node.incarnation:  # before the first, nothing can be there to look for
                 self.stop_nodes(plan.run_id, (process.node.node_index,), plan.stop_grace_s)
-            self._start(process, plan)
-
-    def _start(self, process: Process, plan: LaunchPlan) -> None:
-        node, console = process.node, Path(process.console)
         early, self._early = self._early, None
+        alone = len(artifact.processes) == 1
+        for first in () if alone else artifact.processes[:1]:
+            with self._told(plan.run_id, first):
+                self._open_template(plan, first, early)
+        for process in artifact.processes:
+            with self._told(plan.run_id, process):
+                pid = early.become(process, plan) if early and alone else None
+                self._pids[plan.run_id, *process.key] = pid or self._start(plan.run_id, process)
+
+    @contextlib.contextmanager
+    def _told(self, run_id: str, process: Process) -> Iterator[None]:
+        """Raises ``TargetError`` for what a start meets, and then leaves nothing of the run."""
         try:
-            pid = early.become(process, plan) if early else None
-            if pid is None:
-                env = inherited(os.environ) | dict(process.env)
-                pid = proc.start(process.argv, cwd=process.cwd, env=env, console=console)
+            yield
         except OSError as error:
-            self.stop(plan.run_id, 0)
+            from launcher.agent import disk
+            from launcher.runs.folder import full_disk
+
+            self.stop(run_id, 0)
             if disk.is_full(error):
-                raise full_disk(console.parent) from error
+                raise full_disk(Path(process.console).parent) from error
             raise TargetError(
                 f"cannot start {process.argv[0]} in {process.cwd}: {error.strerror}",
                 "check local.python and workdir of the job",
             ) from error
-        self._pids[plan.run_id, node.node_index, node.incarnation] = pid
+
+    def _open_template(self, plan: LaunchPlan, first: Process, early: EarlyAgent | None) -> None:
+        if plan.agent is None or sys.platform != "linux" or plan.run_id in self._templates:
+            if early:
+                early.end()
+            return
+        from launcher.targets.local.template import Template, start_template
+
+        pid = early.take(first, plan) if early else 0
+        self._templates[plan.run_id] = (
+            Template(pid, early.env, first) if early and pid else start_template(first)
+        )
+
+    def _start(self, run_id: str, process: Process) -> int | None:
+        """The pid of a node; None where the run's template will fork it. Raises ``OSError``."""
+        template = self._templates.get(run_id)
+        # Made here, as it is here that a full disk is told.
+        Path(process.console).touch()
+        return None if template and template.order(process) else _start_alone(process)
+
+    def _settle(self, run_id: str, settled: Settled, ended: Callable[[int], bool]) -> None:
+        """Takes in what a template tells; nodes that it refuses are started, but for the ended."""
+        self._codes |= {(run_id, *key): code for key, code in settled.codes.items()}
+        self._pids |= {(run_id, *key): pid for key, pid in settled.pids.items()}
+        for process in settled.refused:
+            if ended(process.node.node_index):
+                self._codes[run_id, *process.key] = ExitCode.PREEMPTED
+            else:
+                with self._told(run_id, process):
+                    self._pids[run_id, *process.key] = _start_alone(process)
 
     def observe(self, plan: LaunchPlan) -> Observation:
+        if template := self._templates.get(plan.run_id):
+            self._settle(plan.run_id, template.settle(), lambda _: False)
         if any(run_id == plan.run_id for run_id, _, _ in self._pids):
             nodes = tuple(self._observe_child(plan.run_id, node) for node in plan.nodes)
         else:
@@ -146,13 +193,20 @@ class LocalTarget(Target):
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe_child(self, run_id: str, node: NodePlan) -> NodeObservation:
-        pid = self._pids.get((run_id, node.node_index, node.incarnation))
-        return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
+        key = (run_id, node.node_index, node.incarnation)
+        pid = self._pids.get(key)
+        code = self._codes.get(key) if pid is None else proc.poll(pid)
+        return _observation(node, key in self._pids, code)
 
     def stop(self, run_id: str, grace_s: float) -> None:
+        if template := self._templates.pop(run_id, None):
+            self._settle(run_id, template.end(), lambda _: True)
         self._end({protocol.RUN_ID: run_id}, grace_s)
 
     def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        template = self._templates.get(run_id)
+        if template and template.awaits(only):
+            self._settle(run_id, self._templates.pop(run_id).end(), lambda index: index in only)
         for index in only:
             self._end({protocol.RUN_ID: run_id, protocol.NODE_INDEX: str(index)}, grace_s)
 
@@ -169,14 +223,26 @@ class LocalTarget(Target):
     def _end(self, label: dict[str, str], grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
         # that got one of its own as failed.
-        proc.send(find_agents(proc.find(**label)), signal.SIGTERM)
+        asked: set[int] = set()
         deadline = self._clock.monotonic() + grace_s
-        while find_agents(proc.find(**label)) and self._clock.monotonic() < deadline:
+        while agents := find_agents(proc.find(**label)):
+            # One that was forked just now is not among those that were asked.
+            proc.send(tuple(pid for pid in agents if pid not in asked), signal.SIGTERM)
+            asked |= {*agents}
+            if self._clock.monotonic() >= deadline:
+                break
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
         while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
             proc.send(left, signal.SIGKILL)
             self._clock.sleep(0.02)
+
+
+def _start_alone(process: Process) -> int:
+    from launcher.targets.local.template import environment_of
+
+    env, console = environment_of(process), Path(process.console)
+    return proc.start(process.argv, cwd=process.cwd, env=env, console=console)
 
 
 def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -211,6 +277,9 @@ def _observe_other(
     """A node that another launcher started: by its processes, else by the outcome it has left."""
     if (node.node_index, node.incarnation) in seen:
         return _observation(node, True, None)
+    from launcher.runs.folder import RunFolder
+    from launcher.runs.node_outcomes import read_node_outcome
+
     outcome = read_node_outcome(RunFolder(Path(run_dir)), node.node_index, node.incarnation)
     return _observation(node, outcome is not None, outcome.exit_code if outcome else None)
 
@@ -229,69 +298,15 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     """Those of a run's processes that the launcher started itself.
 
     Workers have TORCHELASTIC_RUN_ID, and may be orphans. Forked workers show no such variable, but
-    have a parent in the run.
+    have a parent in the run. A run's template is no node.
     """
     return tuple(
         pid
         for pid in pids
-        if proc.parent_of(pid) not in pids and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+        if proc.parent_of(pid) not in pids
+        and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+        and proc.variable_of(pid, protocol.NODE_INDEX) is not None
     )
-
-
-def find_python(given: str) -> str:
-    """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
-    found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
-    if found is None or not os.path.isfile(found):
-        where = "no such file" if "/" in given else "not on PATH"
-        fix = "correct the path, or leave it out: the launcher then takes one that has torch"
-        raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
-    if not os.access(found, os.X_OK):
-        fix = f"chmod +x {found}, or name an interpreter"
-        raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
-    return found
-
-
-def find_torch(given: str | None) -> tuple[str, str]:
-    """The nodes' interpreter and its torch: the one that is named, this one, or else PATH's.
-
-    PATH's is a person's own where the launcher was installed apart from it, as pipx does. Raises
-    ``TargetError`` where there is no torch.
-    """
-    python = find_python(given) if given else sys.executable
-    try:
-        return python, read_torch_version(python)
-    except TargetError:
-        found = None if given else shutil.which("python3")
-        if found is None or found == python:
-            raise
-        with contextlib.suppress(TargetError):
-            return found, read_torch_version(found)
-        raise
-
-
-def read_torch_version(python: str) -> str:
-    """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
-    if python == sys.executable:
-        try:
-            return metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            found = None
-    else:
-        code = "from importlib.metadata import version; print(version('torch'))"
-        found = proc.read_output((python, "-c", code), timeout_s=20)
-    if not found:
-        raise TargetError(
-            f"{python} has no torch, so no training can run on local processes",
-            f"{how_to_install(python)}; or name another interpreter: --set local.python=PATH",
-        )
-    return found.strip()
-
-
-def how_to_install(python: str) -> str:
-    """The command that gives an interpreter torch; the repository's own has it by ``make``."""
-    if in_repository() and Path(python).is_relative_to(ROOT):
-        return "make setup"
-    return f"{shlex.quote(python)} -m pip install torch"
 
 
 def is_free(port: int) -> bool:

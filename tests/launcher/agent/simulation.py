@@ -11,8 +11,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from launcher.agent.roster import events
+from launcher.agent.roster.lines import plan_lines
 from launcher.agent.roster.membership import Membership, Phase, format_card, parse_head
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.view import State, nodes_waiting, pause_s
@@ -154,6 +156,19 @@ class Node:
 
     def kill(self) -> None:
         self.dead, self.running = True, None
+
+    def die(self) -> None:
+        """As ``kill``, and its connections close, which those that watch it learn."""
+        self.kill()
+        self.close_lines()
+
+    def close_lines(self) -> None:
+        """Those that watch it are told that it is dead, which may not be true."""
+        told = events.LineClosed(self.state.seat)
+        for node in self.world.nodes:
+            watched = plan_lines(node.state) or ()
+            if any(member.seat == told.seat for member in watched):
+                node.at(self.world.delay(), partial(node.handle, told))
 
     def leave(self) -> None:
         self.running = None

@@ -18,7 +18,7 @@ from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, sort_ends
 from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.identity import INDEX_VARIABLES, identify
+from launcher.agent.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop
 from launcher.agent.takeover import may_go_on, plan_round
 from launcher.agent.watchdog import Silence, SilenceBook, decide_hung
@@ -444,7 +444,7 @@ def test_a_node_finds_its_index_where_its_target_tells_it(
     assert task.node.rendezvous.is_host is (index == 0)
 
 
-@pytest.mark.parametrize("source", [*sorted(set(INDEX_VARIABLES) - {"plan"}), "elsewhere"])
+@pytest.mark.parametrize("source", [*sorted(set(SOURCES) - {"plan"}), "elsewhere"])
 def test_a_node_that_is_not_told_its_index_says_so(source: str) -> None:
     task = NodeTask(node=NODE, settings=AgentSettings(identity=source))
     with pytest.raises(InputError, match=r"index is not known|is unknown"):

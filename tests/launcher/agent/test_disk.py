@@ -103,7 +103,7 @@ def test_a_ledger_whose_folder_could_not_be_made_makes_it_later(tmp_path: Path) 
     assert '"event": "told"' in (tmp_path / "ledger/a.jsonl").read_text()
 
 
-@pytest.mark.parametrize("start", ["fresh", "fork"])
+@pytest.mark.parametrize("start", ["fresh", pytest.param("fork", marks=pytest.mark.slow)])
 def test_a_console_that_takes_nothing_ends_nobody(place: Place, start: str) -> None:
     (place.folder / "console-0.log").symlink_to("/dev/full")
     place.write(

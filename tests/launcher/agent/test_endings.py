@@ -138,7 +138,7 @@ def test_a_finished_node_that_is_stopped_has_completed_and_the_others_go_on(
     assert two[1].outcome()["attempts"] == 1
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_node_lost_after_another_has_finished_ends_a_run_of_fixed_size(
     places: list[Place], lost: int
 ) -> None:

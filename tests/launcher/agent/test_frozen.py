@@ -213,6 +213,7 @@ def test_an_agent_that_outlives_sigkill_is_left_behind(
             _agent_pid=child.pid,
             _clock=SystemClock(),
             _stop=stop,
+            _shows_life_at=float("inf"),
             _files=supervisor.StopFiles(tmp_path),
         )
         monkeypatch.setattr(supervisor.processes, "send", lambda pid, signum: True)

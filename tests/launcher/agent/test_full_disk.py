@@ -95,6 +95,7 @@ def test_a_disk_that_has_room_again_lets_the_run_go_on(node: Place, disk: Disk, 
     assert disk.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_before_the_start_is_waited_for(node: Place, disk: Disk) -> None:
     node.write("print('done')")
     node.plan(disk_free_limit_s=LIMIT_S)
@@ -161,6 +162,7 @@ time.sleep(600)
 )
 
 
+@pytest.mark.slow
 def test_a_training_is_asked_to_commit_on_a_full_disk_too(node: Place, disk: Disk) -> None:
     disk.path.joinpath("script.py").write_text(SPEAKING)
     node.plan(stop_grace_s=4.0)
@@ -180,6 +182,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_a_disk_without_inodes_is_full_though_it_has_bytes(tmp_path: Path, archive: Path) -> None:
     with mounted(tmp_path / "small", f"size={BYTES},nr_inodes=300") as disk:
         node = Place(disk.path, archive)
@@ -198,6 +201,7 @@ with open("../other/big", "wb", buffering=0) as file:
 """
 
 
+@pytest.mark.slow
 def test_another_full_disk_is_the_worker_s_own_failure_and_is_named(
     node: Place, disk: Disk
 ) -> None:
@@ -210,6 +214,7 @@ def test_another_full_disk_is_the_worker_s_own_failure_and_is_named(
         assert f"full: the disk at {other.path}" in told["detail"]
 
 
+@pytest.mark.slow
 def test_a_used_up_quota_is_a_full_disk(node: Place) -> None:
     quota = "import errno, os\nraise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), 'x')\n"
     assert run(node, quota, max_restarts=1000) == 198

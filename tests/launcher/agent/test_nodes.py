@@ -102,7 +102,8 @@ while dist.get_world_size() > 1:
 def test_a_node_killed_in_a_collective_costs_the_others_no_restart(places: list[Place]) -> None:
     two = places[:2]
     two[0].write(REDUCING)
-    conf = {"fence_dir": str(two[0].folder), "last_call_s": "60", "detection_limit_s": "1"}
+    # At the default limit, which the closed connections make unimportant.
+    conf = {"fence_dir": str(two[0].folder), "last_call_s": "60"}
     settings = {"backend": "roster", "start": "fork", "conf": tuple(conf.items())}
     start(two, port=free_port(), max_restarts=0, **settings)
     all_up(two, 2)
@@ -113,6 +114,9 @@ def test_a_node_killed_in_a_collective_costs_the_others_no_restart(places: list[
     outcome = two[0].outcome()
     assert outcome["attempts"] == 2
     assert set(outcome["restarts"]) <= {"lost-peer", "membership"}
+    how = "node 1 is lost: its connections closed and its port refuses"
+    assert how in two[0].console()
+    assert how in [e["detail"] for e in two[0].events() if e["event"] == "node-lost"]
 
 
 SLOW_TO_LEAVE = """

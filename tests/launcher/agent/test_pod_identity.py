@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.identity import POD_SOURCES, claim_incarnation, identify
+from launcher.agent.identity import SOURCES, claim_incarnation, identify
 from launcher.agent.launch import _rdzv_configs
 from launcher.agent.report import render_termination, write_termination
 from launcher.contract import protocol
@@ -137,7 +137,7 @@ def test_a_node_with_a_plan_of_its_own_keeps_the_incarnation_it_was_planned_with
 
 
 def test_every_source_of_pods_is_one_that_is_known() -> None:
-    for identity in POD_SOURCES:
+    for identity in (name for name, source in SOURCES.items() if source.is_pod):
         told = {**ELASTIC_WORKER, "PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "2"}
         assert identify(task_of(identity), told).node.node_index == 2
 

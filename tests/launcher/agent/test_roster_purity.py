@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 AGENT = Path(__file__).parents[3] / "launcher" / "agent"
-PURE = ("membership", "events", "settings", "view", "decide", "state_machine")
+PURE = (
+    "copies",
+    "membership",
+    "events",
+    "settings",
+    "seats",
+    "view",
+    "lines",
+    "decide",
+    "state_machine",
+)
 PACKAGES = {"launcher", "launcher.agent.roster"}
 FOR_PURE_CODE = {"__future__", "collections", "dataclasses", "enum", "json", "math", "typing"}
+FOR_PURE_CODE |= {"functools", "itertools"}
 
 
 def imports_of(path: Path) -> set[str]:

@@ -169,6 +169,29 @@ def test_a_training_that_speaks_gets_sigterm_only_after_it_has_committed(place: 
     assert [e["step"] for e in acknowledged] == [7]
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("preempted\n", "preempted"), ("stop-requested", "stop-requested"), ("?", "stop-requested")],
+)
+def test_a_stop_file_with_a_reason_stops_the_node_after_the_training_has_committed(
+    place: Place, text: str, reason: str
+) -> None:
+    place.write(SPEAKER)
+    place.plan()
+    file = place.folder / "17.0.stop"
+    # An empty file only makes the later text seen at once on a network file system.
+    file.touch()
+    place.env[protocol.STOP_FILE] = str(file)
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout())
+    file.write_text(text)
+    assert process.wait(LIMIT_S) == 143
+    assert place.stdout() == f"up\nasked {reason}\nSIGTERM after answer\n"
+    assert place.outcome()["reason"] == reason
+    asked = [e["reason"] for e in place.events() if e["event"] == "stop-requested"]
+    assert asked == [reason]
+
+
 @pytest.mark.slow
 def test_a_training_that_speaks_but_never_answers_ends_by_the_deadline(place: Place) -> None:
     place.write(SPEAKER.replace('folder.joinpath("stop-ack.new")', "time.sleep(600)"))

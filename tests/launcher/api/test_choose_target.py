@@ -97,8 +97,8 @@ def test_a_forced_target_is_taken_or_refused_but_never_replaced(
 def test_an_unknown_target_names_the_known_ones(
     make_job: Callable[..., JobSpec], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="slurm"):
-        choose_target(make_job(), "slurm", tmp_path)
+    with pytest.raises(InputError, match="lsf"):
+        choose_target(make_job(), "lsf", tmp_path)
 
 
 def test_a_job_without_gpus_says_how_many_cores_it_has(

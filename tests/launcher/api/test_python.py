@@ -21,6 +21,7 @@ import pytest
 from launcher import InputError, Job, LauncherError, RunHandle, TargetError, find, list_runs, run
 from launcher.api.call import options_known
 from launcher.commands import jobs
+from launcher.commands.parser import Command
 from launcher.contract.protocol import RUN_ID
 from launcher.job.file import parse_job, read_job
 from launcher.job.spec import JobSpec
@@ -247,8 +248,9 @@ def test_a_wrong_call_is_told_in_the_words_of_python(
 
 def test_the_options_of_run_are_those_of_the_command_line() -> None:
     parser = argparse.ArgumentParser()
-    jobs.add(parser.add_subparsers())
-    command = parser._subparsers._group_actions[0].choices["run"]  # type: ignore[union-attr,index]
+    commands = parser.add_subparsers(parser_class=Command)
+    jobs.add(commands)
+    command = commands.choices["run"].parser
     words = {word[2:].replace("-", "_") for word in command._option_string_actions if "--" in word}
     own = {"help", "detach", "runs", "on", "again"}
     assert words - own == set(options_known())

@@ -63,7 +63,8 @@ def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_pat
         (["run", "job.yaml", "--nnodes", "4:2", "--on", "local"], 2, ["--nnodes 4:2", "nnodes"]),
         (["run", "job.yaml", "--set", "rdzv.port=70000"], 2, ["rdzv.port", "70000", "65535"]),
         (["run", "job.yaml", "--set", "rdvz.port=1"], 2, ["did you mean rdzv"]),
-        (["run", "job.yaml", "--on", "slurm"], 2, ["slurm", "docker, local"]),
+        (["run", "job.yaml", "--on", "lsf"], 2, ["lsf", "docker, local"]),
+        (["run", "job.yaml", "--on", "nomad"], 2, ["nomad", "docker, local"]),
         (["run", "job.yaml", "--on", "local", "--resume", "x"], 2, ["no run 'x'", "launcher ps"]),
         (["run", "job.yaml", "--on", "local", "--runs", "/dev/null/x"], 2, ["cannot be made"]),
         (
@@ -77,7 +78,7 @@ def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_pat
         (["report", "nothing"], 2, ["no run 'nothing'"]),
         (["logs", "nothing"], 2, ["no run 'nothing'"]),
         (["stop", "nothing"], 2, ["no run 'nothing'"]),
-        (["ps", "--", "x"], 2, ["go with run and render"]),
+        (["ps", "--", "x"], 2, ["go with run, render and node"]),
         ([], 2, ["COMMAND"]),
     ],
 )

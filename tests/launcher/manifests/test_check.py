@@ -13,6 +13,7 @@ import pytest
 from launcher.manifests.check import CHECKS, check_manifests, render_checked
 from launcher.manifests.checks.rules import Rule, render_rules
 from launcher.manifests.source import render_path
+from launcher.yamlfile import source
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 ROOT = Path(__file__).parents[3]
@@ -328,12 +329,68 @@ def test_the_command_ends_with_2_for_errors_alone(
     assert all(f["file"] == str(manifest) and f["line"] and f["fix"] for f in found)
 
 
+def test_the_command_reads_a_file_of_many_manifests_that_is_larger_than_a_job_file(
+    tmp_path: Path,
+) -> None:
+    many = tmp_path / "many.yaml"
+    comment = "# one of many\n" * 10_000
+    many.write_text("---\n".join([comment + read("elastic")] * 10))
+    assert many.stat().st_size > source.MAX_FILE_BYTES
+    argv = [sys.executable, "-m", "launcher", "check", str(many)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (
+        0,
+        "0 errors, 0 warnings; 10 objects checked, 0 without rules\n",
+    )
+
+
 def test_the_command_reads_a_manifest_from_its_standard_input() -> None:
     argv = [sys.executable, "-m", "launcher", "check", "-"]
     text = read("elastic").replace("minReplicas: 1", "minReplicas: 9")
     done = subprocess.run(argv, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "<stdin>:7: error: minReplicas 9" in done.stdout
+
+
+class CountedName(str):
+    """A file's name that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+
+def count_work(number: int) -> tuple[int, int]:
+    """Calls of functions, and comparisons of names, in a check of so many manifests."""
+    base = read("job") + "---\n" + read("elastic").replace("backoffLimit: 3", "backoffLimit: -3")
+    texts = [
+        (CountedName(f"{i}.yaml"), base.replace("digits", f"digits-{i}"))
+        for i in range(100, 100 + number)
+    ]
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    CountedName.compared = 0
+    sys.setprofile(count)
+    try:
+        checked = check_manifests(texts)
+    finally:
+        sys.setprofile(None)
+    assert (len(checked.breaches), checked.known) == (number, 2 * number)
+    return calls, CountedName.compared
+
+
+def test_the_work_grows_with_the_number_of_manifests_and_not_with_its_square() -> None:
+    count_work(1)  # fills caches
+    few, many = count_work(20), count_work(80)
+    assert many[0] / few[0] == pytest.approx(4, rel=0.02)
+    assert many[1] <= 4 * max(few[1], 20)
 
 
 def test_every_kind_with_fields_has_a_check() -> None:

@@ -51,6 +51,10 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "restart", "cause": "lost-peer"}, "restart: lost-peer"),
     ({"event": "stop-requested", "reason": "preempted"}, "stop requested: preempted"),
     ({"event": "stop-acknowledged", "step": 120}, "stop acknowledged at step 120"),
+    (
+        {"event": "node-lost", "detail": "node 1 is lost: silent for 10.0 s"},
+        "node 1 is lost: silent for 10.0 s",
+    ),
     ({"event": "store-lost"}, "store lost, starting again"),
     (
         {"event": "agent-ended", "reason": "completed", "exit_code": 0},

@@ -223,7 +223,7 @@ def test_running_agents_keep_their_archive_when_a_node_is_replaced(
     files = files_of(plan)
     Path(files.tasks[0].path).parent.mkdir(parents=True)
     write_agent_files(files)
-    write_agent_files(replace(files, archive=b"of another version"))
+    write_agent_files(replace(files, read_archive=lambda: b"of another version"))
     assert (tmp_path / "agent.pyz").read_bytes() == files.archive
 
 

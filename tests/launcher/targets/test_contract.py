@@ -75,3 +75,12 @@ class TestKubernetes(TargetContract):
     def bench(self, tmp_path: Path, server: FakeCluster) -> Bench:
         job = f"{JOB}kubernetes: {{kind: job, checkpoint: ephemeral}}\n"
         return ClusterBench(name="kubernetes", launcher=Runner(tmp_path), job=job, server=server)
+
+    # Both take half a minute, as what a stop asks of pods is waited for in full.
+    @pytest.mark.slow
+    def test_a_stopped_run_leaves_nothing_and_a_second_stop_is_no_error(self, bench: Bench) -> None:
+        super().test_a_stopped_run_leaves_nothing_and_a_second_stop_is_no_error(bench)
+
+    @pytest.mark.slow
+    def test_a_run_takes_a_size_within_its_bounds_and_no_other(self, bench: Bench) -> None:
+        super().test_a_run_takes_a_size_within_its_bounds_and_no_other(bench)

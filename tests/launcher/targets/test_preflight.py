@@ -20,7 +20,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets import repository
 from launcher.targets.docker.engine import _image_hint
-from launcher.targets.local.target import how_to_install
+from launcher.targets.interpreter import how_to_install
 from launcher.targets.preflight import check_here, check_in_code, check_in_mounts, check_there
 from tests.launcher.runner import ROOT, Runner
 

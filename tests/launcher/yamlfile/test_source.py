@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.yamlfile import nodes
 from launcher.yamlfile.problem import FileError
@@ -44,6 +45,24 @@ def test_the_fast_reader_of_many_documents_sees_what_the_careful_one_sees(
     fast = parse_documents(text, "a.yaml")
     monkeypatch.setattr(nodes, "FastLoader", nodes.CoreLoader)
     assert fast == parse_documents(text, "a.yaml")
+
+
+@pytest.mark.skipif(nodes.FastLoader is nodes.CoreLoader, reason="PyYAML without libyaml")
+def test_a_text_without_mistakes_is_read_once_and_by_libyaml(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The careful reader takes about ten times as long."""
+    used = []
+    compose = nodes._compose
+
+    def counted(text: str, kind: type[yaml.SafeLoader]) -> list[tuple[int, yaml.Node]]:
+        used.append(kind)
+        return compose(text, kind)
+
+    monkeypatch.setattr(nodes, "_compose", counted)
+    for file in FILES:
+        parse_documents(file.read_text(), file.name)
+    assert used == [nodes.FastLoader] * len(FILES)
 
 
 @pytest.mark.parametrize("text", ["a: [1, 2", "a: 1\n b: 2", "a: 'b", "\tb: 1", "a: \x01"])

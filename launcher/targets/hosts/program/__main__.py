@@ -1,23 +1,44 @@
-"""One conversation with a launcher, or one node's keeper."""
+"""One conversation with a launcher, or one node's keeper.
+
+What only some requests need is imported when they come: each conversation starts a Python.
+"""
 
 from __future__ import annotations
 
 import errno
-import functools
-import json
 import os
-import select
-import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
+import time
 
-from launcher.targets.hosts.program import keeper, messages, requests
-from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Completed, Refusal
-from launcher.targets.hosts.program.reach import Listener, Token, read_reachable
-from launcher.targets.hosts.program.records import MAGIC, Record, read_frame, write_frame
-from launcher.targets.hosts.program.watch import Watch
+from launcher.targets.hosts.program import code_store, messages
+from launcher.targets.hosts.program.messages import (
+    IDLE_LIMIT_S,
+    Answered,
+    Completed,
+    Refusal,
+    RequestError,
+)
+from launcher.targets.hosts.program.records import (
+    MAGIC,
+    TYPE_CHECKING,
+    Record,
+    read_frame,
+    write_frame,
+)
+
+try:
+    # What ``signal`` is made of, without its enums.
+    from _signal import alarm  # type: ignore[import-not-found]
+except ImportError:
+    from signal import alarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import IO, Any
+
+    from launcher.targets.hosts.program.reach import Listener, Token
+
+    Handlers = dict[type[Record], Callable[[Any], object]]
 
 SPEC_LIMIT_S = 60
 SHOWS_NODES = (messages.ReadHost, messages.ListRuns, messages.WatchRun)
@@ -28,9 +49,13 @@ def main(argv: list[str]) -> int:
     """Returns when the launcher closes the conversation, or the node has ended."""
     if argv[1:] == ["keep"]:
         # The session that started this sends the spec at once, unless it hangs.
-        signal.alarm(SPEC_LIMIT_S)
+        alarm(SPEC_LIMIT_S)
+        import json
+
+        from launcher.targets.hosts.program import keeper
+
         spec = messages.KeeperSpec.from_json(json.loads(sys.stdin.buffer.read()))
-        signal.alarm(0)
+        alarm(0)
         keeper.keep(spec)
         return 0
     converse(argv[0])
@@ -43,10 +68,9 @@ def converse(program: str) -> None:
     stdout.write(MAGIC)
     stdout.flush()
     state = ConversationState(program)
-    revive = functools.partial(keeper.revive, Path(program).parents[1], program)
     try:
         while True:
-            signal.alarm(int(IDLE_LIMIT_S))
+            alarm(int(IDLE_LIMIT_S))
             # The launcher sends one message at a time, so Python's own buffer, which select does
             # not see, is empty here.
             state.answer_callers()
@@ -58,15 +82,31 @@ def converse(program: str) -> None:
                 return
             asked, blob = frame
             assert isinstance(asked, messages.HostRequest), type(asked).__name__
-            signal.alarm(int(asked.limit_s) + 60)
+            alarm(int(asked.limit_s) + 60)
             if isinstance(asked, SHOWS_NODES):
-                revive()
+                revive(program)
             if not isinstance(asked, messages.WatchRun):
                 write_frame(stdout, answer(asked, blob, state, stdin))
-            elif not Watch(asked, stdout, revive).run(sys.stdin.fileno()):
+            elif not watch(asked, stdout, program):
                 return
     finally:
         state.remove_tokens()
+
+
+def revive(program: str) -> None:
+    """Gives nodes that a reboot ended their keepers back."""
+    from pathlib import Path
+
+    from launcher.targets.hosts.program import keeper
+
+    keeper.revive(Path(program).parents[1], program)
+
+
+def watch(asked: messages.WatchRun, stdout: IO[bytes], program: str) -> bool:
+    """Blocks until the launcher ends the watch (True), or the connection (False)."""
+    from launcher.targets.hosts.program.watch import Watch
+
+    return Watch(asked, stdout, lambda: revive(program)).run(sys.stdin.fileno())
 
 
 class ConversationState:
@@ -76,7 +116,7 @@ class ConversationState:
         self._program = program
         self._listeners: list[Listener] = []
         self._tokens: list[Token] = []
-        self.handlers: requests.Handlers = {
+        self.handlers: Handlers = {
             messages.StartNode: self._start,
             messages.Listen: self._listen,
             messages.CallHosts: self._call,
@@ -85,6 +125,8 @@ class ConversationState:
         }
 
     def _start(self, asked: messages.StartNode) -> Completed:
+        from launcher.targets.hosts.program import keeper, requests
+
         spec = asked.node
         # An earlier incarnation of the node may still run.
         in_containers = bool(spec.container)
@@ -93,13 +135,19 @@ class ConversationState:
         return Completed()
 
     def _listen(self, asked: messages.Listen) -> int:
+        from launcher.targets.hosts.program.reach import Listener
+
         self._listeners.append(Listener(asked.token, asked.port))
         return self._listeners[-1].port
 
     def _call(self, asked: messages.CallHosts) -> list[int]:
+        from launcher.targets.hosts.program.reach import read_reachable
+
         return read_reachable(asked.calls, asked.wait_s, self._listeners)
 
     def _leave(self, asked: messages.LeaveToken) -> Completed:
+        from launcher.targets.hosts.program.reach import Token
+
         self._tokens.append(Token(asked.folder, asked.name))
         return Completed()
 
@@ -111,11 +159,16 @@ class ConversationState:
 
     def answer_callers(self) -> None:
         """Greets callers until the launcher sends something."""
+        if not self._listeners:
+            return
+        import select
+
         stdin = sys.stdin.fileno()
-        while self._listeners:
+        while True:
             ready = select.select([stdin, *self._listeners], [], [])[0]
-            for listener in (item for item in ready if isinstance(item, Listener)):
-                listener.answer()
+            for listener in self._listeners:
+                if listener in ready:
+                    listener.answer()
             if stdin in ready:
                 return
 
@@ -124,7 +177,7 @@ def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
     """The parts of an image. Raises ``OSError`` where it is cut off."""
     while (frame := read_frame(stdin)) is not None:
         message, blob = frame
-        signal.alarm(int(IDLE_LIMIT_S))
+        alarm(int(IDLE_LIMIT_S))
         if isinstance(message, messages.ImageEnd):
             if message.complete:
                 return
@@ -133,18 +186,58 @@ def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
     raise OSError("cut off while it was sent")
 
 
+def run_probe(asked: messages.RunProbe, program: bytes) -> messages.ProbeResult:
+    from launcher.targets.hosts.program import facts
+
+    return facts.run_program(asked, program.decode())
+
+
+HANDLERS: Handlers = {
+    messages.ReadClock: lambda asked: time.time(),
+    messages.HasCode: code_store.has_code,
+}
+"""Requests that need no other module."""
+HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], object]] = {
+    messages.RunProbe: run_probe,
+    messages.StoreCode: code_store.store_code,
+    messages.PrepareRun: code_store.prepare_run,
+}
+"""Requests that bring bytes along."""
+
+
+def handlers_for(kind: type[Record]) -> Handlers:
+    """The table that has a request, with the modules that it needs."""
+    if kind in HANDLERS:
+        return HANDLERS
+    if kind in (messages.ReadHost, messages.ReadEngine):
+        from launcher.targets.hosts.program import facts
+
+        return {messages.ReadHost: facts.read_host, messages.ReadEngine: facts.read_engine}
+    if kind is messages.FindTokens:
+        from launcher.targets.hosts.program import reach
+
+        return {messages.FindTokens: reach.find_tokens}
+    from launcher.targets.hosts.program import requests
+
+    return requests.HANDLERS
+
+
 def answer(asked: Record, blob: bytes, state: ConversationState, stdin: IO[bytes]) -> Record:
     """The answer to one request, or why there is none."""
     kind = type(asked)
     told: object
     try:
         if kind is messages.LoadImage:
+            from launcher.targets.hosts.program import requests
+
             told = requests.load_image(read_chunks(stdin))
-        elif kind in requests.HANDLERS_OF_BYTES:
-            told = requests.HANDLERS_OF_BYTES[kind](asked, blob)
+        elif kind in HANDLERS_OF_BYTES:
+            told = HANDLERS_OF_BYTES[kind](asked, blob)
+        elif kind in state.handlers:
+            told = state.handlers[kind](asked)
         else:
-            told = {**requests.HANDLERS, **state.handlers}[kind](asked)
-    except requests.RequestError as error:
+            told = handlers_for(kind)[kind](asked)
+    except RequestError as error:
         return Refusal(error=str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -17,8 +17,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple
 
 from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD, read_record, write_record
@@ -26,6 +24,10 @@ from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program import processes
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
+from launcher.targets.hosts.program.records import TYPE_CHECKING, Record
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 SPEC = "keeper-spec.json"
 """Beside the record of a node that Docker starts again: what its next keeper is started with."""
@@ -283,7 +285,7 @@ def _mark(folder: Path, **told: object) -> None:
 # -- containers ------------------------------------------------------------------------------------
 
 
-class ContainerState(NamedTuple):
+class ContainerState(Record):
     """A container's state in its engine."""
 
     is_there: bool
@@ -303,7 +305,12 @@ def inspect(name: str) -> ContainerState | None:
         if (text := processes.read_output(argv)) is None:
             return ContainerState(is_there=False)
     running, oom, error = text.strip("\n").split(" ", 2)
-    return ContainerState(True, running == "true", oom == "true", error.strip())
+    return ContainerState(
+        is_there=True,
+        is_running=running == "true",
+        out_of_memory=oom == "true",
+        error=error.strip(),
+    )
 
 
 def remove_container(name: str) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from launcher.targets.hosts.program.records import TYPE_CHECKING, Answer, Asked, Record
 
-from launcher.targets.hosts.program.records import Record
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
 IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
-Answer = TypeVar("Answer")
 
 
-class HostRequest(Record, Generic[Answer]):
+class HostRequest(Record, Asked[Answer]):
     """What a host is asked to do, and what it answers: a record, or plain JSON in ``Answered``.
 
     The conversation ends when the host needs longer than ``limit_s``.
@@ -33,6 +33,10 @@ class Refusal(Record):
 
     error: str
     errno: str = ""
+
+
+class RequestError(Exception):
+    """The request cannot be done; the launcher shows this after the host's name."""
 
 
 class YesOrNo(Record):
@@ -367,7 +371,7 @@ class Listen(HostRequest[int]):
     port: int
 
 
-class CallHosts(HostRequest[Sequence[int]]):
+class CallHosts(HostRequest["Sequence[int]"]):
     """Which of the calls (address, port, token) are answered with their token, by place."""
 
     calls: Sequence[Sequence[Any]]
@@ -385,7 +389,7 @@ class RemoveTokens(HostRequest[Completed]):
     """Removes all files that ``LeaveToken`` made, and the folders that were made for them."""
 
 
-class FindTokens(HostRequest[Sequence[str]]):
+class FindTokens(HostRequest["Sequence[str]"]):
     """Which of ``names`` are in ``folder``; waits for all of them, ``wait_s`` at most."""
 
     folder: str

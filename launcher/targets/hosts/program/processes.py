@@ -1,31 +1,37 @@
 """Starts, finds and signals processes of this host; the only user of ``subprocess`` here.
 
-A run's processes are found by their environment, never by a pattern of names.
+A run's processes are found by their environment, never by a pattern of names. What starts them is
+imported where it is used, as most conversations start none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.process_stat import is_stopped, parent_of
+from launcher.targets.hosts.program.records import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+
+    Child = subprocess.Popen[bytes]
 
 KEEPER = "LAUNCHER_KEEPER"
 """Only a node's keeper has this variable."""
 PR_SET_PDEATHSIG = 1
-Child = subprocess.Popen[bytes]
 
 
 def read_output(
     argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] | None = None
 ) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
+    import subprocess
+
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             argv,
@@ -42,7 +48,8 @@ def read_output(
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
     """Feeds ``chunks`` to a command; returns its error output if it fails, else nothing."""
-    import tempfile  # here, as its import would delay each session
+    import subprocess
+    import tempfile
 
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
@@ -63,6 +70,8 @@ def start_keeper(argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: 
 
     The spec has secrets, so it goes through standard input and not through a file or arguments.
     """
+    import subprocess
+
     with log.open("ab") as output:
         child = subprocess.Popen(
             argv,
@@ -82,6 +91,17 @@ def start_keeper(argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: 
 
 def start_child(argv: Sequence[str], cwd: str, env: Mapping[str, str], console: Path) -> Child:
     """Starts the program of a node, which gets SIGTERM when its keeper dies."""
+    import ctypes
+    import subprocess
+
+    prctl = ctypes.CDLL(None).prctl
+
+    def die_with_parent() -> None:
+        # Not SIGKILL: the agent must still end its workers, which do not die with the keeper.
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() == 1:
+            os._exit(1)
+
     with console.open("ab") as output:
         return subprocess.Popen(
             argv,
@@ -91,15 +111,8 @@ def start_child(argv: Sequence[str], cwd: str, env: Mapping[str, str], console: 
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
-
-
-def _die_with_parent() -> None:
-    # Not SIGKILL: the agent must still end its workers, which do not die with the keeper.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() == 1:
-        os._exit(1)
 
 
 def find(

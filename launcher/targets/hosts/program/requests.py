@@ -1,34 +1,31 @@
-"""What a launcher may ask of this host: one function for each request."""
+"""What a launcher may ask of this host about runs and nodes: one function for each request."""
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from launcher.contract import protocol
-from launcher.targets.hosts.program import facts, keeper, messages, processes, reach
+from launcher.targets.hosts.program import keeper, messages, processes
+from launcher.targets.hosts.program.code_store import write
 from launcher.targets.hosts.program.leases import HeldError, LeaseBook
-from launcher.targets.hosts.program.messages import Completed, RunOnHost, YesOrNo
-from launcher.targets.hosts.program.records import Record
+from launcher.targets.hosts.program.messages import Completed, RequestError, RunOnHost
+from launcher.targets.hosts.program.records import TYPE_CHECKING, Record
 from launcher.targets.hosts.program.watch import CODE_DIR, is_followed, split_outputs
 
-KEPT_ARCHIVES = 4
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
 ENGINE_LIMIT_S = 10.0
 """Within which an engine must list its containers while a run is ended."""
 TAKE_UP_LIMIT_S = 30.0
 """Within which a launcher must take up a request."""
 RUNS_DIR = "runs"
-
-
-class RequestError(Exception):
-    """The request cannot be done; the launcher shows this after the host's name."""
 
 
 def take_lease(asked: messages.TakeLease) -> messages.LeaseTaken:
@@ -39,57 +36,11 @@ def take_lease(asked: messages.TakeLease) -> messages.LeaseTaken:
     return messages.LeaseTaken()
 
 
-def _archive(asked: messages.HasCode | messages.StoreCode) -> Path:
-    return Path(asked.state_dir, "code", f"{asked.hash}.tar.gz")
-
-
-def has_code(asked: messages.HasCode) -> YesOrNo:
-    """Whether the archive is there; it then counts as new, so that none that is used is removed."""
-    try:
-        os.utime(_archive(asked))
-    except OSError:
-        return YesOrNo(yes=False)
-    return YesOrNo(yes=True)
-
-
-def store_code(asked: messages.StoreCode, archive: bytes) -> Completed:
-    """Keeps an archive of code by its hash, and removes the oldest ones."""
-    path = _archive(asked)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, archive)
-    kept = sorted(path.parent.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
-    for old in kept[:-KEPT_ARCHIVES]:
-        old.unlink(missing_ok=True)
-    return Completed()
-
-
-def prepare_run(asked: messages.PrepareRun, agent: bytes) -> Completed:
-    run_dir = Path(asked.run_dir)
-    for folder in (run_dir, *map(Path, asked.folders)):
-        folder.mkdir(parents=True, exist_ok=True)
-    if asked.agent and not Path(asked.agent).exists():
-        _write(Path(asked.agent), agent)
-    code = run_dir / CODE_DIR
-    if asked.code and not code.exists():
-        archive = Path(asked.state_dir, "code", f"{asked.code}.tar.gz")
-        temporary = run_dir / f".code.{os.getpid()}"
-        unpack(archive.read_bytes(), temporary)
-        with suppress(OSError):
-            temporary.rename(code)
-        shutil.rmtree(temporary, ignore_errors=True)
-    for path, text in asked.files:
-        _write(Path(path), text.encode("utf-8", "surrogateescape"))
-    missing = [path for path in asked.needed if not os.path.exists(path)]
-    if missing:
-        raise RequestError(f"{missing[0]} is not there")
-    return Completed()
-
-
 def stop_nodes(asked: messages.StopNodes) -> Completed:
     nodes = None if asked.nodes is None else tuple(asked.nodes)
     if asked.tell_launcher:
         with suppress(OSError):
-            _write(Path(asked.run_dir, protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
+            write(Path(asked.run_dir, protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
     end_nodes(asked.run_id, nodes, asked.grace_s, in_containers=asked.containers)
     LeaseBook(asked.lease_dir).release(asked.run_id, nodes)
     return Completed()
@@ -130,7 +81,7 @@ def ask_launcher(asked: messages.AskLauncher) -> bool:
     path = Path(asked.run_dir, asked.name)
     if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
-    _write(path, asked.text.encode())
+    write(path, asked.text.encode())
     deadline = time.monotonic() + TAKE_UP_LIMIT_S
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -159,26 +110,14 @@ def _read_run(plan: Path) -> RunOnHost:
     )
 
 
-Handlers = dict[type[Record], Callable[[Any], object]]
-HANDLERS: Handlers = {
-    messages.ReadHost: facts.read_host,
-    messages.ReadClock: lambda asked: time.time(),
-    messages.ReadEngine: facts.read_engine,
-    messages.FindTokens: reach.find_tokens,
+HANDLERS: dict[type[Record], Callable[[Any], object]] = {
     messages.TakeLease: take_lease,
-    messages.HasCode: has_code,
     messages.StopNodes: stop_nodes,
     messages.RemoveRun: remove_run,
     messages.FindImage: find_image,
     messages.AskLauncher: ask_launcher,
     messages.ListRuns: list_runs,
 }
-HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], object]] = {
-    messages.RunProbe: lambda asked, program: facts.run_program(asked, program.decode()),
-    messages.StoreCode: store_code,
-    messages.PrepareRun: prepare_run,
-}
-"""Requests that bring bytes along."""
 
 
 def end_nodes(
@@ -225,28 +164,3 @@ def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
         if nodes is None or int(index) in nodes:
             keeper.remove_container(id)
     return True
-
-
-def unpack(data: bytes, folder: Path) -> None:
-    """Unpacks an archive of code; refuses members outside of ``folder``."""
-    import tarfile  # here, as its import would delay each session
-
-    folder.mkdir(parents=True)
-    root = os.path.realpath(folder)
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        for member in archive.getmembers():
-            target = os.path.realpath(folder / member.name)
-            if not target.startswith(root + os.sep):
-                raise RequestError(f"{member.name} lies outside of the code's folder")
-        archive.extractall(folder)
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise

@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.keeper import read_state
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
-from launcher.targets.hosts.program.records import ENOUGH, write_frame
+from launcher.targets.hosts.program.records import ENOUGH, TYPE_CHECKING, write_frame
+
+if TYPE_CHECKING:
+    from typing import IO
 
 POLL_S = 0.1
 BEAT_S = 1.0

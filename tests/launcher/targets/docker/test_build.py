@@ -144,6 +144,7 @@ def test_an_image_has_code_and_requirements_and_then_runs_on_docker_and_as_a_pod
     assert "small 7 in /launcher/code/inner ö" in played.stdout
 
 
+@pytest.mark.slow
 def test_a_code_change_builds_on_the_layer_of_the_requirements(
     launcher: Runner, folder: Path, tag: str, engine: Any
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_base_without_what_it_needs_is_told_with_the_fix(
     assert hint.startswith(f"  fix: {fix}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["managed"], indirect=True)
 def test_a_python_that_pip_must_not_touch_gets_an_environment_on_top(
     launcher: Runner, folder: Path, tag: str, base: str, engine: Any

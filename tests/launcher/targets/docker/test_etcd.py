@@ -60,7 +60,8 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
         server.wait()
 
 
-@pytest.mark.parametrize("engine", ["agent", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["agent", "torchrun"])
 def test_a_group_meets_by_etcd_and_starts_again_after_a_failure(
     launcher: Runner, endpoint: str, engine: str
 ) -> None:

@@ -63,6 +63,7 @@ def lose_packets(container: Any, probability: float) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SOAK_S + 600)
 @pytest.mark.skipif(
     shutil.which("iptables") is None or os.getuid() != 0,

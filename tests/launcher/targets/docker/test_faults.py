@@ -61,7 +61,8 @@ def finish(launcher: Runner, process: Any) -> None:
     assert "worker-fault" not in launcher.outcome["restarts"]
 
 
-@pytest.mark.parametrize("index", [2, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [2, 0])
 def test_a_node_that_freezes_is_lost_and_joins_again_when_it_wakes(
     launcher: Runner,
     engine: Any,
@@ -116,6 +117,10 @@ def test_a_node_that_is_killed_while_all_sleep_is_noticed_and_replaced(
     killed.kill()
     wait_until(lambda: has(launcher, "nodes/1/1/attempt-0/rank-*"), limit_s=120)
     finish(launcher, process)
+    ledger = (launcher.folder / "runs/latest/ledger/agent-0-0.jsonl").read_text().splitlines()
+    (lost,) = [e for e in map(json.loads, ledger) if e["event"] == "node-lost"]
+    # Its address is gone with it, so that nothing may refuse any more.
+    assert lost["detail"].startswith("node 1 is lost: its connection"), lost
 
 
 def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.targets.hosts.program.__main__ import HANDLERS
 from launcher.targets.hosts.program.facts import read_engine, run_program
 from launcher.targets.hosts.program.messages import (
     EngineFacts,
@@ -18,7 +19,6 @@ from launcher.targets.hosts.program.messages import (
     RunProbe,
 )
 from launcher.targets.hosts.program.reach import Token, find_tokens
-from launcher.targets.hosts.program.requests import HANDLERS
 
 ASKED = RunProbe(python=sys.executable, arguments=[], env={}, wait_s=20.0, checkpoint_dir="")
 

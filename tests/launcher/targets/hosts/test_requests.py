@@ -16,7 +16,7 @@ import pytest
 from launcher.code.archive import pack
 from launcher.code.files import list_files
 from launcher.targets.hosts.connection import HostCopy
-from launcher.targets.hosts.program import requests
+from launcher.targets.hosts.program import code_store, requests
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import (
     HasCode,
@@ -49,7 +49,7 @@ def run_dir(tmp_path: Path) -> Path:
     (source / "train.py").write_text("print(1)")
     run_dir = tmp_path / "runs/r"
     run_dir.mkdir(parents=True)
-    requests.unpack(pack(source, list_files(source, tmp_path / "runs")), run_dir / "code")
+    code_store.unpack(pack(source, list_files(source, tmp_path / "runs")), run_dir / "code")
     cache = run_dir / "code/__pycache__/train.pyc"
     cache.parent.mkdir()
     cache.write_bytes(b"0")
@@ -135,13 +135,13 @@ def test_without_a_limit_nothing_that_a_training_wrote_is_brought_or_lost(
 
 def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path: Path) -> None:
     def is_there(name: str) -> bool:
-        return requests.has_code(HasCode(state_dir=str(tmp_path), hash=name)).yes
+        return code_store.has_code(HasCode(state_dir=str(tmp_path), hash=name)).yes
 
-    for number in range(requests.KEPT_ARCHIVES):
-        requests.store_code(StoreCode(state_dir=str(tmp_path), hash=f"h{number}"), b"")
+    for number in range(code_store.KEPT_ARCHIVES):
+        code_store.store_code(StoreCode(state_dir=str(tmp_path), hash=f"h{number}"), b"")
         os.utime(tmp_path / f"code/h{number}.tar.gz", (number, number))
     assert is_there("h0")
-    requests.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), b"")
+    code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), b"")
     assert is_there("h0")
     assert not is_there("h1")
 

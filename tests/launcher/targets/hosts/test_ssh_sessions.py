@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.targets import proc
+from launcher.targets import background, proc
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import ReadClock
 from launcher.targets.hosts.settings import Host
@@ -85,13 +85,13 @@ def test_what_goes_wrong_early_is_told_when_it_is_asked_for(
 def test_a_launcher_in_the_background_has_conversations_of_its_own(
     ssh: Ssh, hosts: list[Host], tmp_path: Path
 ) -> None:
-    def work(tell: proc.Tell) -> None:
+    def work(tell: background.Tell) -> None:
         with ssh.sessions(hosts) as own:
             tell(str(all(map(answers, own.values()))))
 
     with ssh.sessions(hosts, keep=True):
         pass
-    assert proc.in_background(work, tmp_path / "log") == "True"
+    assert background.in_background(work, tmp_path / "log") == "True"
 
 
 def test_a_client_that_talks_much_is_never_in_its_own_way(

@@ -365,6 +365,7 @@ def test_a_container_that_has_ended_is_never_said_to_be_starting(
     assert said.count("digits-0-a ended") == 1
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_pulled_is_told_once_for_a_pod_and_in_short_for_the_next(
     server: FakeCluster, start: Start
 ) -> None:
@@ -398,6 +399,7 @@ def quota_event(server: FakeCluster, pod: str = "digits-0-x7k2p", kind: str = "J
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_quota_that_lets_no_pod_be_made_is_told_by_the_run_and_by_status(
     server: FakeCluster,
     start: Start,

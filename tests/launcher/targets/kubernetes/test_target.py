@@ -500,6 +500,7 @@ def test_pods_that_do_not_end_are_told_after_the_limit(
         target.stop(made.run_id, 1)
 
 
+@pytest.mark.slow
 def test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault(
     server: FakeCluster, run: ClusterRun
 ) -> None:

@@ -64,7 +64,8 @@ def test_a_script_runs_in_the_process_that_began_while_it_was_planned(launcher: 
         found.append(text.replace(str(node["endpoint_port"]), "PORT"))
     early, late = (json.loads(text) for text in found)
     assert (early.pop(0), late.pop(0)) == (True, False)
-    for name in ("MASTER_PORT", protocol.HEARTBEAT, "TORCHELASTIC_SIGNALS_TO_HANDLE"):
+    of_one = ("MASTER_PORT", protocol.HEARTBEAT, protocol.ASKED_FILE)
+    for name in (*of_one, "TORCHELASTIC_SIGNALS_TO_HANDLE"):
         assert (name in early[0]) == (name in late[0])
         early[0].pop(name, None), late[0].pop(name, None)
     assert early == late

@@ -19,8 +19,9 @@ from launcher.contract.reasons import NodeState, Reason
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
 from launcher.targets import proc
+from launcher.targets.interpreter import read_torch_version
 from launcher.targets.local.render import LocalSettings
-from launcher.targets.local.target import LocalTarget, find_free_ports, read_torch_version
+from launcher.targets.local.target import LocalTarget, find_free_ports
 from launcher.targets.machine import read_gpus
 from tests.launcher.runner import wait_until
 

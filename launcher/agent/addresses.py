@@ -1,0 +1,90 @@
+"""The addresses of this machine, and which of them other nodes reach. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
+_ANYWHERE = "192.0.2.1"
+"""An address of documentation: the way to it is the default route, and nothing is sent."""
+_LOCAL_NETWORKS = ("docker0", "docker_", "br-", "virbr", "veth", "cni", "podman", "lxc")
+"""Interfaces whose networks end at this machine, and have the same addresses on many."""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches it."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def own_addresses() -> tuple[str, ...]:
+    """All addresses of this machine but the loopback's, those of local networks last."""
+    found: list[tuple[bool, bool, str]] = []
+    for _, name in socket.if_nameindex():
+        is_local = name.startswith(_LOCAL_NETWORKS)
+        found += [(is_local, ":" in text, text) for text in _addresses_of(name)]
+    found.sort(key=lambda entry: entry[:2])
+    return tuple(dict.fromkeys(text for *_, text in found if not is_loopback(text)))
+
+
+def _addresses_of(interface: str) -> Iterable[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        request = struct.pack("256s", interface.encode()[:15])
+        yield socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            # Link-local addresses mean nothing without their interface.
+            if name == interface and scope == "00":
+                yield str(ipaddress.IPv6Address(int(digits, 16)))
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the way to another; sends nothing. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has the address; empty for the loopback, and where none has it."""
+    try:
+        if is_loopback(address):
+            return ""
+    except ValueError:  # a name
+        return ""
+    names = (name for _, name in socket.if_nameindex())
+    return next((name for name in names if address in _addresses_of(name)), "")
+
+
+def choose_address(peers: Iterable[str]) -> str:
+    """The address under which other nodes reach this one.
+
+    ``peers`` are addresses of the same cluster, where any are known. The loopback only where this
+    machine has nothing else.
+    """
+    for peer in (*peers, _ANYWHERE):
+        with contextlib.suppress(OSError, ValueError):
+            if not is_loopback(found := address_towards(peer)):
+                return found
+    return next(iter(own_addresses()), LOOPBACK)
+
+
+def name_machine() -> str:
+    """One machine from its start to its end, and one network of it; empty where not known.
+
+    Equal names share the loopback, which containers with a network of their own do not.
+    """
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""Signals that reach all processes of a node at once: the supervisor alone acts on them.
+
+Slurm sends SIGTERM to every process of a step. The training has to commit first, so agent, fork
+server and guards wait until the supervisor tells them to end. Standard library only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+Handler = Callable[[int, FrameType | None], Any]
+
+_told = mmap.mmap(-1, 1)
+"""Shared by a supervisor and its agent, which is forked from it."""
+
+
+def begin() -> None:
+    """For a supervisor that forks its agent: others may have been forked with the same modules."""
+    global _told
+    _told = mmap.mmap(-1, 1)
+
+
+def tell_to_end() -> None:
+    """The supervisor's next signal is meant for the agent."""
+    _told[0] = 1
+
+
+def heed_supervisor(handle: Handler) -> Handler:
+    """A handler that does nothing before the supervisor has told this process to end."""
+
+    def handle_if_told(signum: int, frame: FrameType | None) -> Any:
+        return handle(signum, frame) if _told[0] else None
+
+    return handle_if_told
+
+
+def heed_only_supervisor() -> None:
+    """For the agent's process, until torch's agent sets handlers of its own."""
+
+    def end(signum: int, _: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    for signum in ENDING:
+        signal.signal(signum, heed_supervisor(end))
+
+
+def heed_none() -> None:
+    """For a helper that the agent ends in another way; forks of it can reset the handlers."""
+    for signum in ENDING:
+        signal.signal(signum, lambda *_: None)

@@ -1,0 +1,46 @@
+"""Becomes one node of a run whose nodes somebody else starts: srun, mpirun, flux, a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from launcher.api.choose_target import started_node
+from launcher.api.planning import plan_job, text_of
+from launcher.plan.launch_plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from launcher.follow.target import Target
+    from launcher.job.spec import JobSpec
+    from launcher.runs.folder import RunFolder
+
+
+def become_node(
+    job: JobSpec,
+    run_root: Path,
+    environ: Mapping[str, str],
+    note: Callable[[str], None],
+    *,
+    run_id: str | None = None,
+    extra_args: tuple[str, ...] = (),
+) -> NoReturn:
+    """Joins the run, as its first node makes it, and goes on as the node's agent.
+
+    ``note`` takes lines about it. Raises ``InputError`` and ``TargetError``.
+    """
+    node = started_node(job, run_root, environ, run_id)
+    ran = job.model_copy(update={"command": (*job.command, *extra_args)})
+
+    def make(sized: JobSpec, target: Target) -> tuple[LaunchPlan, Callable[[], RunFolder]]:
+        planned = plan_job(
+            sized, run_root, on=target.name, opened=target, extra_args=extra_args, detached=True
+        )
+        # The job as it was given: another start may have another number of nodes.
+        return planned.plan, replace(planned, job=ran).create
+
+    plan = node.join(make, text_of(ran))
+    for line in node.tell(plan):
+        note(line)
+    node.become(node.prepare(plan))

@@ -1,0 +1,1 @@
+"""Batch scripts that anybody wrote, and the rules that ``launcher check`` has for them. Pure."""

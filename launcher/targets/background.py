@@ -1,0 +1,65 @@
+"""Work that goes on in a process of its own when the command that began it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+Tell = Callable[[str], None]
+"""Sends one line to the process that waits; later calls are ignored."""
+
+
+def in_background(work: Callable[[Tell], None], log: Path) -> str:
+    """Runs ``work`` in a process that outlives this one and its terminal.
+
+    Blocks until ``work`` tells its first line, which is returned; empty if it ended without one.
+    Its output goes to ``log``. Only for a process without threads.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            return told.readline().rstrip("\n")
+    os.close(reader)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    code, open_ends = 1, [writer]
+
+    def tell(line: str) -> None:
+        if open_ends:
+            # Whoever waited may be gone; the work goes on without them.
+            with contextlib.suppress(BrokenPipeError), os.fdopen(open_ends.pop(), "w") as stream:
+                stream.write(line + "\n")
+
+    try:
+        _redirect(log)
+        work(tell)
+        code = 0
+    except BaseException:
+        with contextlib.suppress(OSError):
+            import traceback
+
+            traceback.print_exc()
+    finally:
+        # Neither may lead back into the caller's frames, whatever a full disk says.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        # The run goes on without its log.
+        output = nothing
+    for source, number in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, number)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

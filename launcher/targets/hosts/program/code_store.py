@@ -1,0 +1,101 @@
+"""The code of runs as this host keeps it: archives by their hash, and a run's folder made of one.
+
+A conversation that only asks for an archive imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from launcher.targets.hosts.program.messages import Completed, RequestError, YesOrNo
+from launcher.targets.hosts.program.records import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launcher.targets.hosts.program.messages import HasCode, PrepareRun, StoreCode
+
+KEPT_ARCHIVES = 4
+
+
+def _archive(state_dir: str, hash: str) -> str:
+    return os.path.join(state_dir, "code", f"{hash}.tar.gz")
+
+
+def has_code(asked: HasCode) -> YesOrNo:
+    """Whether the archive is there; it then counts as new, so that none that is used is removed."""
+    try:
+        os.utime(_archive(asked.state_dir, asked.hash))
+    except OSError:
+        return YesOrNo(yes=False)
+    return YesOrNo(yes=True)
+
+
+def store_code(asked: StoreCode, archive: bytes) -> Completed:
+    """Keeps an archive of code by its hash, and removes the oldest ones."""
+    from pathlib import Path
+
+    path = Path(_archive(asked.state_dir, asked.hash))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, archive)
+    kept = sorted(path.parent.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for old in kept[:-KEPT_ARCHIVES]:
+        old.unlink(missing_ok=True)
+    return Completed()
+
+
+def prepare_run(asked: PrepareRun, agent: bytes) -> Completed:
+    import shutil
+    from contextlib import suppress
+    from pathlib import Path
+
+    from launcher.targets.hosts.program.watch import CODE_DIR
+
+    run_dir = Path(asked.run_dir)
+    for folder in (run_dir, *map(Path, asked.folders)):
+        folder.mkdir(parents=True, exist_ok=True)
+    if asked.agent and not Path(asked.agent).exists():
+        write(Path(asked.agent), agent)
+    code = run_dir / CODE_DIR
+    if asked.code and not code.exists():
+        archive = Path(_archive(asked.state_dir, asked.code))
+        temporary = run_dir / f".code.{os.getpid()}"
+        unpack(archive.read_bytes(), temporary)
+        with suppress(OSError):
+            temporary.rename(code)
+        shutil.rmtree(temporary, ignore_errors=True)
+    for path, text in asked.files:
+        write(Path(path), text.encode("utf-8", "surrogateescape"))
+    missing = [path for path in asked.needed if not os.path.exists(path)]
+    if missing:
+        raise RequestError(f"{missing[0]} is not there")
+    return Completed()
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Unpacks an archive of code; refuses members outside of ``folder``."""
+    import io
+    import tarfile
+
+    folder.mkdir(parents=True)
+    root = os.path.realpath(folder)
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        for member in archive.getmembers():
+            target = os.path.realpath(folder / member.name)
+            if not target.startswith(root + os.sep):
+                raise RequestError(f"{member.name} lies outside of the code's folder")
+        archive.extractall(folder)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replaces a file at once; on an error the old one stays."""
+    from contextlib import suppress
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

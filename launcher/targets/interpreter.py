@@ -1,0 +1,87 @@
+"""The Python of a node that is a process of this machine, and its torch."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from launcher.contract.errors import KeyInputError, TargetError
+from launcher.targets import proc
+from launcher.targets.repository import ROOT, in_repository
+
+
+def find_python(given: str) -> str:
+    """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
+    found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
+    if found is None or not os.path.isfile(found):
+        where = "no such file" if "/" in given else "not on PATH"
+        fix = "correct the path, or leave it out: the launcher then takes one that has torch"
+        raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
+    if not os.access(found, os.X_OK):
+        fix = f"chmod +x {found}, or name an interpreter"
+        raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
+    return found
+
+
+def find_torch(given: str | None) -> tuple[str, str]:
+    """The nodes' interpreter and its torch: the one that is named, this one, or else PATH's.
+
+    PATH's is a person's own where the launcher was installed apart from it, as pipx does. Raises
+    ``TargetError`` where there is no torch.
+    """
+    python = find_python(given) if given else sys.executable
+    try:
+        return python, read_torch_version(python)
+    except TargetError:
+        found = None if given else shutil.which("python3")
+        if found is None or found == python:
+            raise
+        with contextlib.suppress(TargetError):
+            return found, read_torch_version(found)
+        raise
+
+
+def read_torch_version(python: str) -> str:
+    """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
+    if python == sys.executable:
+        if len(folders := _find_metadata()) == 1:
+            return folders[0].removeprefix("torch-").removesuffix(".dist-info")
+        from importlib import metadata
+
+        try:
+            return metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            found = None
+    else:
+        code = "from importlib.metadata import version; print(version('torch'))"
+        found = proc.read_output((python, "-c", code), timeout_s=20)
+    if not found:
+        raise TargetError(
+            f"{python} has no torch, so no training can run on local processes",
+            f"{how_to_install(python)}; or name another interpreter: --set local.python=PATH",
+        )
+    return found.strip()
+
+
+def _find_metadata() -> list[str]:
+    """The folders that tell of this interpreter's torch, which have the version in their names.
+
+    To read the metadata in them takes as long as to plan a run.
+    """
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            if found := glob.glob("torch-*.dist-info", root_dir=path or "."):
+                return found
+    return []
+
+
+def how_to_install(python: str) -> str:
+    """The command that gives an interpreter torch; the repository's own has it by ``make``."""
+    if in_repository() and Path(python).is_relative_to(ROOT):
+        return "make setup"
+    return f"{shlex.quote(python)} -m pip install torch"

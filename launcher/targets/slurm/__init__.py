@@ -1,0 +1,1 @@
+"""Target ``slurm``: jobs of a Slurm cluster, submitted from a login node."""

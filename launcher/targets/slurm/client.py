@@ -1,0 +1,233 @@
+"""Slurm's own commands: the only module that asks the controller. Each command has a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.contract.errors import TargetError
+from launcher.targets import proc
+
+LIMIT_S = 20.0
+"""Slurm's commands try for several times as long where the controller is away."""
+OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"))
+"""Variables that say which cluster is asked, and as whom."""
+_FORMAT = "%A|%F|%K|%T|%r|%N|%S"
+_TIME = "%Y-%m-%dT%H:%M:%S"
+_UNKNOWN = re.compile(r"Invalid job id specified|Invalid job array id|already completed", re.I)
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out", re.I
+)
+REFUSALS = (
+    ("invalid partition", "--set slurm.partition=NAME (sinfo --summarize lists them)"),
+    ("invalid account", "--set slurm.account=NAME (sacctmgr show associations user=$USER)"),
+    ("invalid qos", "--set slurm.qos=NAME (sacctmgr show associations user=$USER format=qos)"),
+    ("invalid feature", "--set slurm.constraint=NAME (sinfo --format '%P %f' lists them)"),
+    ("reservation", "--set slurm.reservation=NAME (scontrol show reservation lists them)"),
+    ("time limit", "--set slurm.time=SHORTER (scontrol show partition: MaxTime)"),
+    ("node count", "--nnodes FEWER (scontrol show partition: MaxNodes, MinNodes)"),
+    ("node configuration", "fewer nodes, GPUs, cores or memory: sinfo --Node --long has all"),
+    ("invalid generic resource", "--set slurm.gpus_per_node=N (sinfo --format '%P %G')"),
+    ("more processors", "--set slurm.cpus_per_task=FEWER (sinfo --format '%P %c')"),
+    ("contact slurm controller", "scontrol ping; wait, or ask an admin"),
+    ("configuration source", "export SLURM_CONF=FILE, the cluster's slurm.conf; or a login node"),
+)
+"""Parts of what sbatch says when it refuses a job, with the fix."""
+NOT_NOW = "Requested node configuration is not available"
+"""What ``sbatch --test-only`` says of nodes that are down or drained, where sbatch itself waits."""
+ENDED_STATES = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
+) | {"PREEMPTED", "TIMEOUT", "REVOKED"}
+
+
+class SlurmError(TargetError):
+    """A command that failed, in Slurm's own words. ``is_away``: the controller did not answer.
+
+    ``code`` is the command's exit code, None where it has none.
+    """
+
+    def __init__(self, what: str, hint: str, *, is_away: bool, code: int | None = None) -> None:
+        super().__init__(what, hint)
+        self.is_away, self.code = is_away, code
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """One job, or one element of an array, as squeue tells it.
+
+    ``number`` is the id that is typed: of the array with ``element``, None for a job without one.
+    ``why`` is why it waits, such as ``Priority``; ``begins_at`` is when it begins or began, in
+    seconds since the epoch, None where Slurm does not know.
+    """
+
+    number: int
+    element: int | None
+    state: str
+    why: str
+    nodes: str
+    begins_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and is only remembered."""
+        return self.state in ENDED_STATES
+
+    @property
+    def held_until(self) -> float | None:
+        """The instant for which it waits, as after a requeue; None where it waits for none."""
+        # Right after a requeue Slurm has no reason to tell yet.
+        is_held = self.state == "PENDING" and self.why in ("BeginTime", "None")
+        return self.begins_at if is_held else None
+
+    @property
+    def name(self) -> str:
+        """As it is typed: ``12`` or ``12_3``."""
+        return str(self.number) if self.element is None else f"{self.number}_{self.element}"
+
+
+def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a new job. Pure.
+
+    ``SBATCH_*`` would overrule the script's own options, and variables of a job around this process
+    would reach the new one's nodes.
+    """
+    outer = ("SBATCH_", "SRUN_", "SLURM_")
+    return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(outer)}
+
+
+def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) -> str:
+    """What a command of Slurm prints. Raises ``SlurmError`` with its own words."""
+    return _run(argv, limit_s, cwd).out
+
+
+def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> proc.CommandEnd:
+    # A person may have another format for times, which must not reach a new job.
+    standard = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+    env = without_outer_job(os.environ) if argv[0] == "sbatch" else standard
+    try:
+        said = proc.ask(argv, limit_s, cwd, env)
+    except OSError as error:
+        raise SlurmError(
+            f"{argv[0]}: {error.strerror}: this machine has no Slurm client",
+            "run it on a login node of the cluster, or put Slurm's commands on PATH",
+            is_away=False,
+        ) from error
+    if said is None:
+        raise SlurmError(
+            f"{argv[0]} gave no answer within {limit_s:g} s",
+            "scontrol ping tells whether the controller answers",
+            is_away=True,
+        )
+    if said.code:
+        text = said.err.strip() or said.out.strip() or f"exit code {said.code}"
+        told = [line.removeprefix(f"{argv[0]}: ") for line in text.splitlines()]
+        is_away = bool(_AWAY.search(said.err))
+        hint = "scontrol ping tells whether the controller answers" if is_away else ""
+        what = f"{argv[0]}: {'; '.join(told)}"
+        raise SlurmError(what, hint, is_away=is_away, code=said.code)
+    return said
+
+
+def submit_script(script: Path, *options: str, folder: str) -> int:
+    """Submits a batch script from a folder; the job's id. ``options`` overrule the script's own.
+
+    Raises ``SlurmError``.
+    """
+    argv = ("sbatch", "--parsable", *options, str(script))
+    # Not within a limit that a loaded controller needs: a job without a known id is lost.
+    out = run_command(*argv, limit_s=3 * LIMIT_S, cwd=folder)
+    return int(out.strip().splitlines()[-1].partition(";")[0])
+
+
+def fix_of_refusal(words: str) -> str:
+    """What to type where sbatch has refused a job with these words."""
+    fixes = (fix for part, fix in REFUSALS if part in words.lower())
+    return next(fixes, "sinfo --summarize, man sbatch, or ask an admin")
+
+
+def try_script(script: Path, limit_s: float = LIMIT_S) -> str:
+    """What Slurm says of a batch script without taking it, such as when it would start.
+
+    Raises ``SlurmError`` where it would refuse it.
+    """
+    said = _run(("sbatch", "--test-only", str(script)), limit_s)
+    return (said.err or said.out).strip()
+
+
+def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
+    """The state of jobs and of each element of arrays; a job that is long over is left out."""
+    ids = ",".join(map(str, sorted(jobs)))
+    if not ids:
+        return ()
+    try:
+        out = run_command(
+            *("squeue", "--noheader", "--array", "--states=all"),
+            *(f"--jobs={ids}", f"--format={_FORMAT}"),
+        )
+    except SlurmError as error:
+        if _UNKNOWN.search(error.what):
+            return ()
+        raise
+    return tuple(_parse(line) for line in out.splitlines() if line.count("|") == _FORMAT.count("|"))
+
+
+def _parse(line: str) -> QueuedJob:
+    job, array, element, state, why, nodes, begins = line.strip().split("|")
+    is_element = element.isdigit()
+    return QueuedJob(
+        number=int(array if is_element else job),
+        element=int(element) if is_element else None,
+        state=state,
+        why=why,
+        nodes=nodes,
+        begins_at=_parse_time(begins),
+    )
+
+
+def _parse_time(text: str) -> float | None:
+    with contextlib.suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(text, _TIME))
+    return None
+
+
+def cancel(names: Iterable[str], *options: str) -> None:
+    """Cancels jobs, or single elements such as ``12_3``; those that are over already are no error.
+
+    Raises ``SlurmError``.
+    """
+    if wanted := tuple(names):
+        try:
+            run_command("scancel", *options, *wanted)
+        except SlurmError as error:
+            if not _UNKNOWN.search(error.what):
+                raise
+
+
+def start_within(names: Iterable[str], after_s: int) -> None:
+    """Has Slurm hold jobs and elements back for that long, instead of until their ``BeginTime``.
+
+    Raises ``SlurmError``, also where one of them does not wait any more.
+    """
+    run_command("scontrol", "update", f"JobId={','.join(names)}", f"StartTime=now+{after_s}")
+
+
+def find_jobs(run_id: str) -> tuple[int, ...]:
+    """Jobs of a run that the queue knows, found by their comment: also those made by hand."""
+    out = run_command("squeue", "--me", "--noheader", "--format=%A|%F|%k")
+    found = set()
+    for line in out.splitlines():
+        job, array, comment = (*line.strip().split("|", 2), "", "")[:3]
+        if comment == comment_of(run_id):
+            with contextlib.suppress(ValueError):
+                found.add(int(array or job))
+    return tuple(sorted(found))
+
+
+def comment_of(run_id: str) -> str:
+    """What marks a run's jobs in the queue."""
+    return f"launcher:{run_id}"

@@ -1,0 +1,365 @@
+"""Follows a run on Slurm: its files tell most, the queue is asked now and then for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from launcher.contract import protocol
+from launcher.contract.clock import Clock
+from launcher.contract.errors import LauncherError, TargetError
+from launcher.contract.reasons import NodeState, Reason, reason_of_exit_code
+from launcher.follow.console import Console
+from launcher.follow.nodes import FOUND_LATER
+from launcher.follow.requests import count_nodes, read_withdrawn
+from launcher.follow.target import NodeObservation, Observation, RunEnd
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.runs.node_outcomes import read_node_outcome
+from launcher.targets.slurm import client
+from launcher.targets.slurm.client import QueuedJob
+from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
+from launcher.targets.slurm.settings import SlurmSettings
+from launcher.targets.slurm.starts import (
+    JobStart,
+    find_unrecorded,
+    last_words,
+    newest_starts,
+    read_jobs,
+    read_starts,
+)
+
+POLL_S, LONGEST_POLL_S = 0.2, 2.0
+WORKERS_PER_POLL = 20
+"""A larger run is looked at less often: each look reads files of all workers on a file server."""
+GONE_LOOKS = 2
+"""How many times in a row the queue must not know a job before it counts as gone."""
+SILENT_S = 3 * protocol.ALIVE_S
+END_LIMIT_S = 60.0
+"""How long the last jobs may take to end once the run is decided; their scripts tell it first."""
+REASON_OF_STATE = {
+    "TIMEOUT": (Reason.PREEMPTED, "the time limit"),
+    "DEADLINE": (Reason.PREEMPTED, "the deadline"),
+    "PREEMPTED": (Reason.PREEMPTED, "preempted by another job"),
+    "NODE_FAIL": (Reason.NODE_LOST, "a node failed"),
+    "BOOT_FAIL": (Reason.NODE_LOST, "a node did not boot"),
+    "OUT_OF_MEMORY": (Reason.OUT_OF_MEMORY, "out of memory"),
+    "CANCELLED": (Reason.STOP_REQUESTED, "cancelled by scancel"),
+    "REVOKED": (Reason.STOP_REQUESTED, "revoked"),
+}
+"""What Slurm's word for the end of a job means; other words leave it to the exit codes."""
+
+
+def decide_poll_s(workers: int) -> float:
+    """Seconds between two looks at the run folder."""
+    return min(LONGEST_POLL_S, POLL_S * max(1.0, workers / WORKERS_PER_POLL))
+
+
+class SlurmDriver:
+    """A ``Driver`` that watches the jobs of a run; Slurm starts and requeues them."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        stop: Callable[[str, float], None],
+        scale: Callable[[int], None],
+        console: Console,
+        clock: Clock,
+    ) -> None:
+        """``stop`` and ``scale`` are the target's, for this run."""
+        self.plan = plan
+        self.poll_s = decide_poll_s(len(plan.nodes) * plan.nodes[0].nproc_per_node)
+        self.live: tuple[int, ...] = ()
+        self._run, self._stop, self._scale = run, stop, scale
+        self._console, self._clock = console, clock
+        self._watch = QueueWatch(run)
+        self._told: dict[str, str] = {}
+        self._is_away = False
+        self._missing_since: int | None = None
+        self._decided_at: float | None = None
+
+    def turn(self) -> RunEnd | None:
+        if not self._watch.looks and self._watch.error is None and self._told == {}:
+            self._begin()
+        starts = read_starts(self._run)
+        jobs = self._watch.jobs or ()
+        self._tell(starts, jobs)
+        return self._judge(starts, jobs)
+
+    def _begin(self) -> None:
+        for job in read_jobs(self._run):
+            self._note(str(job), f"job {job} was submitted; squeue --jobs={job}")
+        with contextlib.suppress(RuntimeError):  # it was begun by an earlier turn
+            self._watch.start()
+
+    def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> RunEnd | None:
+        wanted = self._wanted()
+        if (end := decide_end(self._run, self.plan, starts, jobs, wanted)) is None:
+            self._decided_at = None
+            return self._judge_gone(starts, jobs)
+        if is_all_over(starts, wanted):
+            return end if is_told_why(end, starts, jobs) or self._watch.ask_soon() else None
+        # Those that still run see the end of the run themselves, and tell it.
+        now = self._clock.monotonic()
+        self._decided_at = now if self._decided_at is None else self._decided_at
+        return end if now - self._decided_at > self.plan.stop_grace_s else None
+
+    def _judge_gone(
+        self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
+    ) -> RunEnd | None:
+        """The end of a run whose jobs left the queue without a word of their scripts."""
+        if self._watch.jobs is None or any(not job.is_over for job in jobs):
+            self._missing_since = None
+            return None
+        looks = self._watch.looks
+        self._missing_since = looks if self._missing_since is None else self._missing_since
+        # By then a script's last word, delayed by the file system, is here too.
+        return (
+            end_by_queue(self._run, starts, jobs)
+            if looks - self._missing_since >= GONE_LOOKS - 1
+            else None
+        )
+
+    def _wanted(self) -> frozenset[int | None]:
+        return wanted_elements(self._run, self.plan)
+
+    # -- what a person is told --------------------------------------------------------------------
+
+    def _note(self, about: str, text: str) -> None:
+        if self._told.get(about) != text:
+            self._told[about] = text
+            self._console.note(text)
+
+    def _tell(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> None:
+        away = self._watch.error is not None
+        if away != self._is_away:
+            self._is_away = away
+            error = self._watch.error
+            told = f"{error.what}; the run goes on" if error else "the controller answers again"
+            self._console.note(told)
+        by_name = {start.name: start for start in starts}
+        for start in starts:
+            again = f", start {start.restarts + 1}" if start.restarts else ""
+            self._note(f"{start.key} began", f"job {start.name} runs on {start.nodes}{again}")
+            if start.goes_on:
+                why = start.stop or reason_of_exit_code(start.code or 0).value
+                self._note(f"{start.key} ended", f"job {start.name} is queued again: {why}")
+        for start in self._watch.hastened:
+            text = (
+                f"job {start.name} was requeued; begins in {HELD_BACK_S} s or when nodes are free"
+            )
+            self._note(f"{start.key} hastened", text)
+        for job in jobs:
+            known = by_name.get(job.name)
+            if job.state == "PENDING" and (known is None or known.code is not None):
+                self._note(f"{job.name} waits", f"job {job.name} waits in the queue: {job.why}")
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def scale(self, nodes: int) -> None:
+        """As ``Driver.scale``; where Slurm refuses, the run goes on as it is."""
+        self._console.note(f"scaling to {count_nodes(nodes)}")
+        try:
+            self._scale(nodes)
+        except LauncherError as error:
+            self._console.note(f"not scaled: {error.what}")
+
+    def end(self, why: RunEnd, *, asked: bool) -> None:
+        """As ``Driver.end``: what the queue still holds of the run is cancelled."""
+        self._watch.close()
+        is_left = asked or not is_all_over(read_starts(self._run), self._wanted())
+        if is_left:
+            self._stop(self._run.run_id, float(self.plan.stop_grace_s if asked else 0))
+
+    def hurry(self) -> RunEnd | None:
+        """A second Ctrl-C: cancels the jobs at once."""
+        self._cancel()
+        return RunEnd(reason=Reason.INTERRUPTED)
+
+    def _cancel(self) -> None:
+        """Tells what is waited for before it waits: a third Ctrl-C is ignored."""
+        self._watch.close()
+        what, by_hand = self._cancelled()
+        self._console.note(
+            f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
+            f"by hand: {by_hand}"
+        )
+        self._stop(self._run.run_id, 0.0)
+
+    def _cancelled(self) -> tuple[str, str]:
+        """What a stop at once cancels, and the command for it."""
+        names = " ".join(map(str, read_jobs(self._run)))
+        if not names:  # sbatch has not answered yet
+            return "what was submitted", "squeue --me, then scancel JOBID"
+        return f"job {names}", f"scancel {names}"
+
+    def abandon(self, error: BaseException, *, submitted: bool) -> bool:
+        """As ``Driver.abandon``: a job that was submitted goes on without a launcher."""
+        self._watch.close()
+        if isinstance(error, KeyboardInterrupt):
+            # A second Ctrl-C, which may have come while sbatch had an answer to give.
+            self._cancel()
+            return True
+        return not submitted and isinstance(error, LauncherError)
+
+
+# -- what the files and the queue say, without a launcher too ------------------------------------
+
+
+def wanted_elements(run: RunFolder, plan: LaunchPlan) -> frozenset[int | None]:
+    """The elements that the run is meant to have; None for an allocation's only job."""
+    if SlurmSettings.of(plan).kind == "allocation":
+        return frozenset({None})
+    return frozenset(n.node_index for n in plan.nodes) - read_withdrawn(run, plan)
+
+
+def is_all_over(starts: tuple[JobStart, ...], wanted: frozenset[int | None]) -> bool:
+    """Whether each wanted element's script has said its last word."""
+    newest = newest_starts(starts)
+    over = {e for e, start in newest.items() if start.code is not None and not start.goes_on}
+    return wanted <= over
+
+
+def decide_end(
+    run: RunFolder,
+    plan: LaunchPlan,
+    starts: tuple[JobStart, ...],
+    jobs: tuple[QueuedJob, ...],
+    wanted: frozenset[int | None],
+) -> RunEnd | None:
+    """How the run ended, as soon as that is certain: all scripts are over, or one node says so."""
+    if has_completed(run, plan):
+        return RunEnd(reason=Reason.COMPLETED)
+    newest = [start for element, start in newest_starts(starts).items() if element in wanted]
+    over = [start for start in newest if start.code is not None and not start.goes_on]
+    failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
+    too_few = len(wanted) - len(over) < plan.nodes[0].min_nodes and any(s.code for s in over)
+    if not failed and len(over) < len(wanted) and not too_few:
+        return None
+    first = (failed or [start for start in over if start.code] or over)[0]
+    return _end_of(run, first, jobs)
+
+
+def is_told_why(end: RunEnd, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
+    """Whether more than a signal's exit code says why: scancel, preemption and limits send one."""
+    newest = newest_starts(starts).values()
+    if end.reason not in (Reason.PREEMPTED, Reason.KILLED) or any(s.stop for s in newest):
+        return True
+    over = {job.name for job in jobs if job.is_over}
+    return all(start.name in over for start in newest)
+
+
+def has_completed(run: RunFolder, plan: LaunchPlan) -> bool:
+    """Whether a node saw the whole run finish."""
+    for index, incarnation in as_run_nodes(run, plan):
+        told = read_node_outcome(run, index, incarnation)
+        if told and told.reason is Reason.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
+            return True
+    return False
+
+
+def as_run_nodes(run: RunFolder, plan: LaunchPlan) -> tuple[tuple[int, int], ...]:
+    """Each node that has started, with its last incarnation."""
+    return tuple(dict(run.incarnations()).items())
+
+
+def end_by_queue(
+    run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
+) -> RunEnd:
+    """How a run ended of which only the queue tells, or that the queue has forgotten."""
+    told = [job for job in jobs if job.state in REASON_OF_STATE]
+    if told:
+        reason, detail = REASON_OF_STATE[told[0].state]
+        return RunEnd(reason=reason, detail=f"job {told[0].name}: {detail}")
+    last = next((start for start in reversed(starts) if start.code is not None), None)
+    if last is not None:
+        return _end_of(run, last, jobs)
+    names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
+    words = next((said for start in starts if (said := last_words(run, start))), "")
+    ended = f"job {names} has ended without a word" + (f"; its log says: {words}" if words else "")
+    return RunEnd(reason=Reason.NODE_LOST, detail=ended)
+
+
+def _end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> RunEnd:
+    if start.stop:
+        with contextlib.suppress(ValueError):
+            return RunEnd(reason=Reason(start.stop))
+    state = next((job.state for job in jobs if job.name == start.name), "")
+    if state in REASON_OF_STATE:
+        reason, detail = REASON_OF_STATE[state]
+        return RunEnd(reason=reason, detail=f"job {start.name}: {detail}")
+    if not start.code:
+        return RunEnd(reason=Reason.COMPLETED)
+    reason = reason_of_exit_code(start.code)
+    said = "" if any(run.incarnations()) else last_words(run, start)
+    return RunEnd(reason=reason, detail=said)
+
+
+def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> RunEnd | None:
+    """As ``Target.find_end``; asks the queue once, and only where the files do not tell."""
+    if not SlurmSettings.of(plan).inside:
+        find_unrecorded(run)
+    starts, wanted = read_starts(run), wanted_elements(run, plan)
+    end = decide_end(run, plan, starts, (), wanted)
+    is_own = not SlurmSettings.of(plan).inside
+    if end is None or (is_own and not is_told_why(end, starts, ())):
+        jobs = client.read_queue(read_jobs(run))
+        if any(not job.is_over for job in jobs):
+            return None
+        starts = read_starts(run)
+        end = decide_end(run, plan, starts, jobs, wanted) or end_by_queue(run, starts, jobs)
+    if not is_all_over(starts, wanted):
+        with contextlib.suppress(TargetError):
+            stop()
+    return RunEnd(reason=end.reason, detail=end.detail or FOUND_LATER)
+
+
+def find_silent(run: RunFolder) -> dict[int, str]:
+    """Nodes whose agents show no life, though others still do; compared by the files' own clock."""
+    seen: dict[int, float] = {}
+    for index, incarnation in run.incarnations():
+        with contextlib.suppress(OSError):
+            path = run.node_dir(index, incarnation) / protocol.ALIVE_FILE
+            seen[index] = path.stat().st_mtime
+    newest = max(seen.values(), default=0.0)
+    ages = {index: newest - at for index, at in seen.items()}
+    return {i: f"no sign of life for {s:.0f} s" for i, s in ages.items() if s > SILENT_S}
+
+
+def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None) -> Observation:
+    """Each node by its own outcome, else by the start that it belongs to."""
+    newest, last = newest_starts(read_starts(run)), dict(run.incarnations())
+    by_element = {job.element: job for job in jobs or ()}
+    is_one = SlurmSettings.of(plan).kind == "allocation"
+
+    silent = find_silent(run)
+
+    def one(index: int) -> NodeObservation:
+        element = None if is_one else index
+        start, job = newest.get(element), by_element.get(element)
+        incarnation = last.get(index, 0)
+        told = read_node_outcome(run, index, incarnation) if index in last else None
+        waits = job is not None and job.state in ("PENDING", "REQUEUED", "COMPLETING")
+        state, detail = NodeState.MISSING, ""
+        if start is not None and start.code is None and not waits:
+            names = start.nodes.split()
+            state, detail = NodeState.RUNNING, "".join(names[index : index + 1] or names[:1])
+            if is_one and index >= len(names):
+                state, detail = NodeState.MISSING, f"job {start.name} got {len(names)} nodes"
+            elif index in silent:
+                state, detail = NodeState.MISSING, f"{detail}: {silent[index]}"
+        elif waits or (start is not None and start.goes_on):
+            state, detail = NodeState.PENDING, job.why if job else ""
+        if told is not None and state is not NodeState.PENDING:
+            state, detail = NodeState.EXITED, told.detail
+        return NodeObservation(
+            node_index=index,
+            incarnation=incarnation,
+            state=state,
+            exit_code=told.exit_code if state is NodeState.EXITED and told else None,
+            detail=detail,
+        )
+
+    nodes = tuple(one(node.node_index) for node in plan.nodes)
+    return Observation(run_id=run.run_id, nodes=nodes)

@@ -1,0 +1,268 @@
+"""Plans a run on Slurm: the settings of its jobs, and what is known of nodes before they start."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.contract import protocol
+from launcher.contract.errors import InputError, KeyInputError
+from launcher.plan.nodes import absolute
+from launcher.plan.target_facts import (
+    RUN_ID,
+    AgentFacts,
+    Folders,
+    MachineFacts,
+    NodeFacts,
+    TargetFacts,
+)
+from launcher.targets.agent_files import is_own_image
+from launcher.targets.slurm.settings import MEET_DIR, SlurmMount, SlurmSettings
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+TARGET = "slurm"
+CODE_DIR = "code"
+PLACEHOLDER_PORT = 29400
+"""Nodes meet through a folder of the run, at whatever port is free: see ``MEET_DIR``."""
+NOTICE_MARGIN_S = 30
+"""From the end of the grace to the time limit; slurmctld looks at time limits every 30 s."""
+FEWEST_REQUEUES = 3
+"""A lost node is no failed training: it costs a requeue also where ``max_restarts`` is 0."""
+KEY_OF_OPTION = {
+    **dict.fromkeys(("--partition", "-p"), "slurm.partition"),
+    **dict.fromkeys(("--account", "-A"), "slurm.account"),
+    **dict.fromkeys(("--qos", "-q"), "slurm.qos"),
+    **dict.fromkeys(("--time", "-t"), "slurm.time"),
+    **dict.fromkeys(("--constraint", "-C"), "slurm.constraint"),
+    **dict.fromkeys(("--exclude", "-x"), "slurm.exclude"),
+    **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-task"), "slurm.gpus_per_node"),
+    **dict.fromkeys(("--cpus-per-task", "-c"), "slurm.cpus_per_task"),
+    **dict.fromkeys(("--nodes", "-N", "--array", "-a"), "nnodes"),
+    **dict.fromkeys(("--ntasks", "-n", "--ntasks-per-node"), "nproc_per_node"),
+    **dict.fromkeys(("--requeue", "--no-requeue"), "slurm.requeue"),
+    **dict.fromkeys(("--job-name", "-J"), "name"),
+    **dict.fromkeys(("--chdir", "-D"), "workdir"),
+    "--reservation": "slurm.reservation",
+    "--gres": "slurm.gres",
+    "--mem": "slurm.mem",
+    "--exclusive": "slurm.exclusive",
+    "--signal": "stop_grace_s",
+    "--container-image": "slurm.container",
+}
+"""The key of the job file for what sbatch calls so."""
+OWN_OPTIONS = frozenset(
+    ("--output", "-o", "--error", "-e", "--open-mode", "--comment", "--no-kill", "-k", "--wrap")
+) | {"--parsable", "--wait", "-W", "--test-only", "--input", "-i", "--kill-on-invalid-dep"}
+"""What the launcher needs as it sets it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmMachine(MachineFacts):
+    """A node of the cluster, of which only that is known what the job asks for."""
+
+    gpus: int = 0
+
+    @property
+    def cpu_workers(self) -> int:
+        return self.gpus or self.cpu_count
+
+
+def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
+    """The settings of a job's jobs on Slurm. Raises ``InputError`` for what they cannot be."""
+    spec = job.slurm
+    _check(job)
+    time_s = None if spec.time is None else parse_time_s(spec.time)
+    notice_s = job.stop_grace_s + NOTICE_MARGIN_S
+    if time_s is not None and time_s <= notice_s:
+        raise KeyInputError(
+            ("slurm", "time"),
+            f"found {spec.time}; the last {notice_s} s are for the checkpoint "
+            f"(stop_grace_s and {NOTICE_MARGIN_S} s)",
+            f"a longer time, or a shorter stop_grace_s than {job.stop_grace_s}",
+        )
+    image = (spec.image or job.image) if spec.container else None
+    mounts = tuple(
+        SlurmMount(source=absolute(m.source, cwd), target=m.target, read_only=m.read_only)
+        for m in job.mounts
+    )
+    return SlurmSettings(
+        kind=spec.kind or ("array" if job.is_elastic else "allocation"),
+        options=_plan_options(job),
+        setup=spec.setup,
+        python=spec.python or ("python3" if image else sys.executable),
+        container=spec.container,
+        image=image,
+        mounts=mounts if image else (),
+        gpus=count_gpus(job),
+        notice_s=notice_s,
+        requeue=spec.requeue,
+        max_requeues=max(FEWEST_REQUEUES, job.max_restarts),
+    )
+
+
+def _plan_options(job: JobSpec) -> tuple[str, ...]:
+    """Options of sbatch for what the job asks of Slurm, in the order of the keys."""
+    spec, resources = job.slurm, job.resources
+    named: dict[str, str | int | None] = {
+        "partition": spec.partition,
+        "account": spec.account,
+        "qos": spec.qos,
+        "time": spec.time,
+        "constraint": spec.constraint,
+        "reservation": spec.reservation,
+        "exclude": spec.exclude,
+        "gres": spec.gres,
+        "gpus-per-node": spec.gpus_per_node or (None if spec.gres else resources.gpus or None),
+        "cpus-per-task": spec.cpus_per_task or math.ceil(resources.cpus or 0),
+        "mem": spec.mem or (resources.memory_bytes and f"{-(-resources.memory_bytes >> 20)}M"),
+    }
+    given = (f"--{name}={value}" for name, value in named.items() if value)
+    return (*given, *(["--exclusive"] if spec.exclusive else []), *spec.extra)
+
+
+def parse_time_s(text: str) -> int | None:
+    """Seconds of a time as sbatch takes it; None for no limit. ``90`` are minutes."""
+    if text == "UNLIMITED":
+        return None
+    days, _, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def count_gpus(job: JobSpec) -> int:
+    """GPUs of each node, as Slurm or the job is told; 0 without a word of any."""
+    spec, asked = job.slurm, job.resources.gpus
+    path, text = ("slurm", "gpus_per_node"), spec.gpus_per_node
+    if spec.gres is not None:
+        found = [one for one in spec.gres.split(",") if one.startswith("gpu")]
+        path, text = ("slurm", "gres"), found[0].partition(":")[2] or "1" if found else None
+    if text is None:
+        return asked or 0
+    last = re.sub(r"\(.*", "", text.rpartition(":")[2])
+    count = int(last) if last.isdigit() else 1
+    if asked is not None and asked != count:
+        raise KeyInputError(
+            path, f"{text} are {count} GPUs, but resources.gpus is {asked}", "leave one of them out"
+        )
+    return count
+
+
+def _check(job: JobSpec) -> None:
+    """Raises ``InputError`` for what cannot run on Slurm."""
+    spec = job.slurm
+    if job.engine == "torchrun":
+        raise InputError(
+            "engine: torchrun, but on Slurm the agent runs the workers: nodes learn each other's "
+            "addresses when they start, and torchrun must be told before",
+            f"remove engine: torchrun, and {protocol.ENGINE} from the environment",
+        )
+    if job.rdzv.backend not in (None, "roster"):
+        raise KeyInputError(
+            ("rdzv", "backend"),
+            f"found {job.rdzv.backend}; on Slurm addresses are not known before the nodes start",
+            "leave it out",
+        )
+    if spec.gres is not None and spec.gpus_per_node is not None:
+        raise KeyInputError(
+            ("slurm", "gres"), "is set, and slurm.gpus_per_node too", "leave one of them out"
+        )
+    if spec.container and not (spec.image or job.image):
+        raise KeyInputError(
+            ("slurm", "container"), f"is {spec.container}, but no image is named", "image: NAME"
+        )
+    if spec.kind == "allocation" and job.is_elastic and job.nnodes.min < 1:
+        raise KeyInputError(("nnodes",), f"found {job.nnodes}", "at least one node")
+    if job.nproc_per_node == "gpu" and not count_gpus(job):
+        raise KeyInputError(
+            ("nproc_per_node",),
+            "gpu, but no GPU is asked for",
+            "resources.gpus: 8, or how many GPUs a node has",
+        )
+    for option in spec.extra:
+        name = _name_of(option)
+        if key := KEY_OF_OPTION.get(name):
+            raise KeyInputError(
+                ("slurm", "extra"), f"found {option}; the key {key} says that", f"{key}: VALUE"
+            )
+        if name in OWN_OPTIONS:
+            raise KeyInputError(
+                ("slurm", "extra"), f"found {option}; the launcher sets {name}", f"remove {name}"
+            )
+
+
+def _name_of(option: str) -> str:
+    """``--time`` of ``--time=1`` and of ``--time 1``; ``-t`` of ``-t1``."""
+    return re.split(r"[= ]", option)[0] if option.startswith("--") else option[:2]
+
+
+def plan_facts(
+    job: JobSpec,
+    *,
+    run_root: str,
+    cwd: str,
+    torch_version: str | None,
+    sends_code: bool,
+    terminal: bool = False,
+) -> TargetFacts:
+    """What the planner is told: every path is on the shared file system, as on this machine.
+
+    Raises ``InputError`` where the job asks for what Slurm cannot do.
+    """
+    own = plan_slurm(job, cwd)
+    folder = f"{run_root}/{RUN_ID}"
+    given = job.checkpoint_dir
+    folders = Folders(
+        run=folder,
+        checkpoints=absolute(given, cwd) if given else f"{folder}/{protocol.CHECKPOINTS_DIR}",
+        cwd=cwd,
+        code=f"{folder}/{CODE_DIR}" if sends_code else "",
+        # Containers see these folders under their own names.
+        in_container=True,
+    )
+    cores = job.slurm.cpus_per_task or math.ceil(job.resources.cpus or 1)
+
+    def machine(index: int) -> SlurmMachine:
+        # Names for the plan alone: nodes find each other through the run's folder.
+        address = f"node-{index}"
+        return SlurmMachine(
+            cpu_count=cores, device_ids=None, gpus=own.gpus, address=address, loopback=None
+        )
+
+    nodes = (
+        NodeFacts(name=f"node-{index}", machine=machine(index), folders=folders)
+        for index in range(job.nnodes.max)
+    )
+    in_image = job.agent.in_image
+    return TargetFacts(
+        target=TARGET,
+        accelerator="cuda" if own.gpus else "cpu",
+        machine=machine(0),
+        image=own.image,
+        agent_in_image=bool(own.image) and (is_own_image(own.image or "") and in_image is True),
+        torch_version=job.torch_version if own.image else torch_version,
+        run_root=run_root,
+        cwd=cwd,
+        ports=(PLACEHOLDER_PORT,),
+        shares_storage=True,
+        terminal=terminal,
+        nodes=tuple(nodes),
+        agent=AgentFacts(
+            identity=TARGET,
+            health_port=None,
+            tee=False,
+            meet_dir=f"{folder}/{MEET_DIR}",
+            awaits_nodes=own.kind == "array",  # Slurm requeues an element that is lost.
+        ),
+        own=own,
+    )

@@ -1,0 +1,101 @@
+"""What the queue says of a run's jobs, asked now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import TargetError
+from launcher.runs.folder import RunFolder
+from launcher.targets.slurm import client
+from launcher.targets.slurm.client import QueuedJob
+from launcher.targets.slurm.starts import JobStart, read_jobs, read_starts
+
+LOOK_S = 10.0
+"""Between two questions to the controller, whatever happens: sites ban users who ask more often."""
+SOON_S, SOON_LOOKS = 1.0, 3
+"""How often, and how many times, the controller is asked who ended a job by a signal."""
+HELD_BACK_S = 15
+"""How long a requeued job is held back, where Slurm itself takes about two minutes.
+
+A node refuses a job that begins within the second in which the node ended it, by the node's own
+clock, and Slurm then fails the job: this is how far that clock may be ahead of the controller's.
+"""
+
+
+class QueueWatch:
+    """Asks for the state of a run's jobs every ``LOOK_S``, in a thread of its own.
+
+    What it holds back after a requeue, it is told to start sooner. A controller that is away takes
+    long to fail, and must not hold up the output.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._over, self._wake = threading.Event(), threading.Event()
+        self._soon_until = 0
+        self._tried: set[str] = set()
+        self._thread = threading.Thread(target=self._look, daemon=True, name="queue")
+        self.jobs: tuple[QueuedJob, ...] | None = None
+        """As last told; None before the first answer."""
+        self.looks = 0
+        """Answers so far."""
+        self.error: TargetError | None = None
+        """Why the last question had no answer."""
+        self.hastened: tuple[JobStart, ...] = ()
+        """Starts after which Slurm was told to hold their jobs back for ``HELD_BACK_S`` only."""
+
+    def start(self) -> None:
+        """Begins to ask."""
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            # A job that was just submitted waits in the queue; its files tell when it starts.
+            pause_s = LOOK_S if self.looks or self.error else LOOK_S / 5
+            self._wake.wait(SOON_S if self.looks < self._soon_until else pause_s)
+            self._wake.clear()
+            if self._over.is_set():
+                return
+            try:
+                self.jobs = client.read_queue(read_jobs(self._run))
+                self.looks, self.error = self.looks + 1, None
+                self._hasten(self.jobs)
+            except TargetError as error:
+                self.error = error
+
+    def _hasten(self, jobs: tuple[QueuedJob, ...]) -> None:
+        """Tells Slurm, once for each requeue, when jobs may begin."""
+        held = find_held_back(read_starts(self._run), jobs, SystemClock().wall())
+        if new := [start for start in held if start.key not in self._tried]:
+            self._tried.update(start.key for start in new)
+            # A site may not allow it, and a job may have started meanwhile: it has waited, then.
+            with contextlib.suppress(client.SlurmError):
+                client.start_within([start.name for start in new], HELD_BACK_S)
+                self.hastened += tuple(new)
+
+    def ask_soon(self) -> bool:
+        """Asks a few times in a row; True once that is done, or where there is no answer."""
+        if not self._soon_until:
+            self._soon_until = self.looks + SOON_LOOKS
+            self._wake.set()
+        return self.error is not None or self.looks >= self._soon_until
+
+    def close(self) -> None:
+        """Asks no more. Does not wait for a question that is under way, which has a limit."""
+        self._over.set()
+        self._wake.set()
+
+
+def find_held_back(
+    starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...], now: float
+) -> tuple[JobStart, ...]:
+    """The last starts of jobs that were requeued, and that Slurm holds back longer than needed.
+
+    Not those that a fault of the platform has ended: Slurm may not have noticed yet that a node is
+    lost, and would start the job there again.
+    """
+    waiting = {job.name for job in jobs if (job.held_until or 0.0) > now + HELD_BACK_S}
+    last = {start.name: start for start in starts}
+    return tuple(one for name, one in last.items() if name in waiting and not one.is_fault)

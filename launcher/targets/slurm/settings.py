@@ -1,0 +1,60 @@
+"""A run's own settings on Slurm, and where its jobs leave word in the run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.plan.target_settings import TargetSettings
+
+JOBS_DIR = "slurm"
+"""In the run folder: what the launcher and the batch script tell each other.
+
+``KEY`` names one start of one job: ``JOBID.RESTARTS``, or ``ARRAYJOBID_ELEMENT.RESTARTS``.
+
+- ``JOBID.job``: a job that was submitted; its text is the array's elements, empty without one
+- ``KEY.started``: the script runs; its text is the names of the nodes
+- ``KEY.stop``: asks the agents of that start to stop by a reason (``contract.reasons``); the script
+  makes it empty, and whoever asks writes into that file
+- ``KEY.ended``: the script's last act: the exit code, and ``requeued`` or ``over``
+- ``KEY.fault``: the start ended by a fault of the platform, after which the job was requeued
+- ``JOBID.log``, ``ARRAYJOBID_ELEMENT.log``: what the script and srun print in all starts
+- ``node-INDEX.log``: what each node's srun task prints before its agent knows its own folder
+"""
+TASK_FILE = "node-plan.json"
+"""In JOBS_DIR: what every agent is started with."""
+MEET_DIR = "meet"
+"""In the run folder: where nodes that serve the rendezvous store say how they are reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmMount:
+    """A folder of the shared file system that the job's containers see."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSettings(TargetSettings):
+    """What the batch script is made of; ``None`` leaves Slurm's default.
+
+    ``options`` are all other options of sbatch, in their order, each a whole word such as
+    ``--partition=gpu``. ``notice_s`` is how long before the time limit the agents are asked to
+    stop, 0 without a known limit. ``max_requeues`` is how often the script sends its job back after
+    a fault of the platform; time limits do not count.
+    """
+
+    kind: str
+    options: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    python: str = "python3"
+    container: str | None = None
+    image: str | None = None
+    mounts: tuple[SlurmMount, ...] = ()
+    gpus: int = 0
+    notice_s: int = 0
+    requeue: bool = True
+    max_requeues: int = 3
+    inside: int = 0
+    """The job in whose allocation the run's only step runs; 0 where it gets a job of its own."""

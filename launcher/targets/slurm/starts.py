@@ -1,0 +1,123 @@
+"""The starts of a run's jobs, from the files that launcher and batch script leave in the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.runs.folder import RunFolder, write_atomically
+from launcher.targets.slurm import client
+from launcher.targets.slurm.settings import JOBS_DIR
+
+_KEY = re.compile(r"(\d+)(?:_(\d+))?\.(\d+)\.(started|stop|ended|fault)")
+_JOB = re.compile(r"(\d+)\.job")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStart:
+    """One start of a job, or of an element of an array.
+
+    ``nodes`` are names; ``stop`` is the reason for which it was asked to stop, empty if it was not.
+    ``code`` is the script's exit code, None while it runs; ``goes_on``: it has put its job back
+    into the queue; ``is_fault``: for a fault of the platform.
+    """
+
+    job: int
+    element: int | None
+    restarts: int
+    nodes: str = ""
+    stop: str = ""
+    code: int | None = None
+    goes_on: bool = False
+    is_fault: bool = False
+
+    @property
+    def name(self) -> str:
+        """The job or element, as it is typed."""
+        return str(self.job) if self.element is None else f"{self.job}_{self.element}"
+
+    @property
+    def key(self) -> str:
+        """What its files are called after."""
+        return f"{self.name}.{self.restarts}"
+
+
+def read_starts(run: RunFolder) -> tuple[JobStart, ...]:
+    """All starts so far, the oldest first. Reads each file anew, as other machines write them."""
+    found: dict[tuple[int, int | None, int], dict[str, str]] = {}
+    with contextlib.suppress(OSError):
+        for path in sorted((run.path / JOBS_DIR).iterdir()):
+            if match := _KEY.fullmatch(path.name):
+                job, element, restarts, kind = match.groups()
+                key = int(job), None if element is None else int(element), int(restarts)
+                with contextlib.suppress(OSError):
+                    found.setdefault(key, {})[kind] = path.read_text().strip()
+    starts = (_start(*key, files) for key, files in found.items() if "started" in files)
+    return tuple(sorted(starts, key=lambda s: (s.job, s.element or 0, s.restarts)))
+
+
+def _start(job: int, element: int | None, restarts: int, files: dict[str, str]) -> JobStart:
+    code, _, then = files.get("ended", "").partition(" ")
+    return JobStart(
+        job=job,
+        element=element,
+        restarts=restarts,
+        nodes=files["started"],
+        stop=files.get("stop", ""),
+        code=int(code) if code.isdigit() else None,
+        goes_on=then == "requeued",
+        is_fault="fault" in files,
+    )
+
+
+def newest_starts(starts: tuple[JobStart, ...]) -> dict[int | None, JobStart]:
+    """The last start of each element, or of the job (None); a later job continues an earlier."""
+    return {start.element: start for start in starts}
+
+
+def read_jobs(run: RunFolder) -> tuple[int, ...]:
+    """Ids of the jobs that were submitted for a run."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for path in (run.path / JOBS_DIR).iterdir():
+            if match := _JOB.fullmatch(path.name) or _KEY.fullmatch(path.name):
+                found.add(int(match[1]))
+    return tuple(sorted(found))
+
+
+def write_job(run: RunFolder, job: int, elements: str = "") -> None:
+    """Records a job that was submitted."""
+    write_atomically(run.path / JOBS_DIR / f"{job}.job", f"{elements}\n")
+
+
+def find_unrecorded(run: RunFolder) -> None:
+    """Records the jobs of a run whose launcher was killed between sbatch and its record."""
+    if not read_jobs(run):
+        for job in client.find_jobs(run.run_id):
+            write_job(run, job)
+
+
+def ask_to_stop(run: RunFolder, start: JobStart, reason: str) -> None:
+    """Asks the agents of a start to stop; an earlier reason stays."""
+    path = run.path / JOBS_DIR / f"{start.key}.stop"
+    with contextlib.suppress(OSError):
+        if path.read_text().strip():
+            return
+    # In place: the script has made it, and nodes may see a new file of that name much later.
+    path.write_text(f"{reason}\n")
+
+
+def last_words(run: RunFolder, start: JobStart) -> str:
+    """The last line that the script or srun printed in a start; empty if there is none."""
+    with contextlib.suppress(OSError):
+        path = Path(run.path / JOBS_DIR / f"{log_name(start.job, start.element)}")
+        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+    return ""
+
+
+def log_name(job: int, element: int | None) -> str:
+    """The file of what the script and srun print in all starts of a job or element."""
+    return f"{job}.log" if element is None else f"{job}_{element}.log"

@@ -1,0 +1,394 @@
+"""Target ``slurm``: jobs of a Slurm cluster, submitted and followed from a login node.
+
+The run folder lies on a file system that all nodes see: output, liveness and requests go through
+it, and the controller is asked for little.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.code.archive import unpack
+from launcher.contract import protocol
+from launcher.contract.agent_settings import NodeTask
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import InputError, KeyInputError, TargetError
+from launcher.contract.reasons import Reason
+from launcher.follow.requests import write_size
+from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.nodes import plan_incarnation
+from launcher.plan.target_facts import TargetFacts
+from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
+from launcher.targets.agent_archive import read_compiled_archive
+from launcher.targets.preflight import check_in_code, check_there, read_secrets
+from launcher.targets.slurm import client, inside
+from launcher.targets.slurm.follow import (
+    END_LIMIT_S,
+    SlurmDriver,
+    decide_end,
+    find_end,
+    is_all_over,
+    observe,
+    wanted_elements,
+)
+from launcher.targets.slurm.inside import Allocation, InsideDriver
+from launcher.targets.slurm.plan import CODE_DIR, TARGET, plan_facts
+from launcher.targets.slurm.queue_watch import LOOK_S
+from launcher.targets.slurm.script import render_script
+from launcher.targets.slurm.settings import JOBS_DIR, MEET_DIR, TASK_FILE, SlurmSettings
+from launcher.targets.slurm.starts import (
+    ask_to_stop,
+    find_unrecorded,
+    newest_starts,
+    read_jobs,
+    read_starts,
+    write_job,
+)
+
+if TYPE_CHECKING:
+    from launcher.follow.console import Console
+    from launcher.job.spec import JobSpec
+
+LOOK_AT_FILES_S = 0.1
+STOP_SLACK_S = 5.0
+"""What agents and script need beyond the grace to see a request and to write their last words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmArtifact:
+    """A plan as a batch script."""
+
+    plan: LaunchPlan
+
+    def shell(self, *, embed: bool = False) -> str:
+        return render_script(self.plan, embed=embed)
+
+    def shell_to_join(self) -> str:
+        return self.shell()
+
+
+class SlurmTarget(Target):
+    """Submits a run as one job, or as a job array, and reads what its nodes leave."""
+
+    name = TARGET
+    goes_on_alone = True
+    sends_code = True
+
+    def __init__(
+        self, run_root: Path, clock: Clock | None = None, allocation: Allocation | None = None
+    ) -> None:
+        """``allocation``: the one around this process, on whose nodes a new run runs."""
+        super().__init__()
+        self._run_root = run_root
+        self._clock = clock or SystemClock()
+        self._allocation = allocation
+        self._script_pid = 0
+        if allocation is not None:
+            self.taken_because = f"this is its job {allocation.job}"
+
+    def fit(self, job: JobSpec) -> JobSpec:
+        """As ``Target.fit``."""
+        if self._allocation is None:
+            return job
+        self.notes += inside.describe_unused(job)
+        return inside.fit_job(job, self._allocation)
+
+    # -- before a run -----------------------------------------------------------------------------
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        """As ``Target.facts``: all that a batch script needs is in the job file."""
+        torch_version = None
+        if job.slurm.python is None:
+            python, torch_version = find_own_torch()
+            slurm = job.slurm.model_copy(update={"python": python})
+            if not job.slurm.container:
+                job = job.model_copy(update={"slurm": slurm})
+        facts = plan_facts(
+            job,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+            torch_version=torch_version,
+            sends_code=self.code is not None,
+            terminal=sys.stderr.isatty(),
+        )
+        return facts if self._allocation is None else inside.fit_facts(facts, self._allocation)
+
+    def has_image(self, job: JobSpec) -> bool:
+        return bool(job.slurm.container)
+
+    def describe_place(self, facts: TargetFacts) -> str:
+        kind = facts.own.kind if isinstance(facts.own, SlurmSettings) else ""
+        if self._allocation is not None:
+            nodes = f"{len(facts.nodes)} of its {self._allocation.nodes} nodes"
+            return f"Slurm, job {self._allocation.job}, {nodes}, {facts.accelerator}"
+        what = "a job array" if kind == "array" else "one job"
+        return f"Slurm, {what}, {facts.accelerator}"
+
+    def check(self, plan: LaunchPlan) -> None:
+        """As ``Target.check``: Slurm itself is asked whether it would take the job."""
+        read_secrets(plan.nodes[0].secrets, os.environ)
+        check_folder(Path(plan.checkpoint_dir))
+        if self.code is not None:
+            check_in_code(self.code)
+        elif plan.image is None:
+            check_there(plan.nodes[0], plan.run_dir)
+        if SlurmSettings.of(plan).inside:
+            return
+        with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
+            script.write(render_script(plan))
+            script.flush()
+            try:
+                client.try_script(Path(script.name))
+            except client.SlurmError as error:
+                if error.hint:
+                    raise
+                if client.NOT_NOW in error.what:
+                    # Also of nodes that are drained now; a job that never fits, sbatch refuses.
+                    return
+                more = "launcher doctor JOB --on slurm tells more"
+                fix = f"{client.fix_of_refusal(error.what)}; {more}"
+                raise InputError(error.what, fix) from error
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> SlurmArtifact:
+        """All nodes, whatever ``only`` says: one script starts each of them."""
+        return SlurmArtifact(plan=plan)
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        run = RunFolder(Path(plan.run_dir))
+        make_folders(
+            (plan.checkpoint_dir, *(f"{plan.run_dir}/{name}" for name in _FOLDERS)),
+        )
+        if self.code is not None and plan.code is not None:
+            unpack(self.code.data, Path(plan.run_dir, CODE_DIR))
+        assert plan.agent is not None, "Slurm's nodes need the agent"
+        if not plan.agent.in_image:
+            Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
+        task = NodeTask(node=plan.nodes[0], settings=plan.agent).to_json()
+        write_atomically(Path(plan.run_dir, JOBS_DIR, TASK_FILE), task)
+        if self._allocation is None:
+            self._submit(run)
+            return
+        try:
+            self._script_pid = inside.start_script(
+                run, len(plan.nodes), self._allocation, dict(os.environ)
+            )
+        except OSError as error:
+            raise TargetError(f"bash: {error.strerror}", "the script needs bash on PATH") from error
+
+    def _submit(self, run: RunFolder, elements: tuple[int, ...] = ()) -> None:
+        listed = ",".join(map(str, elements))
+        options = (f"--array={listed}",) if elements else ()
+        script = (run.path / protocol.ARTIFACT_FILE).absolute()
+        job = client.submit_script(script, *options, folder=str(Path.cwd()))
+        write_job(run, job, listed)
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        run = RunFolder(Path(plan.run_dir))
+        return observe(run, plan, client.read_queue(read_jobs(run)))
+
+    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
+        """As ``Target.as_run``: each start of an agent takes the next incarnation."""
+        from dataclasses import replace
+
+        last = dict(RunFolder(Path(plan.run_dir)).incarnations())
+        nodes = (plan_incarnation(node, last.get(node.node_index, 0)) for node in plan.nodes)
+        return replace(plan, nodes=tuple(nodes))
+
+    # -- end --------------------------------------------------------------------------------------
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        """As ``Target.stop``: agents are asked through the folder; what is left is cancelled.
+
+        Raises ``TargetError`` with the command to type where the controller does not answer.
+        """
+        run = RunFolder(self._run_root / run_id)
+        if not run.is_there():
+            return
+        plan = run.read_plan()
+        if SlurmSettings.of(plan).inside:
+            self._end_inside(run, plan, grace_s)
+        else:
+            find_unrecorded(run)
+            # Those too that scaling has withdrawn, and that may still be ending.
+            every = frozenset[int | None]({None, *(n.node_index for n in plan.nodes)})
+            self._end(run, every, grace_s)
+
+    def _end_inside(self, run: RunFolder, plan: LaunchPlan, grace_s: float) -> None:
+        """Ends the step alone: the job around it is somebody's own."""
+        job, every = SlurmSettings.of(plan).inside, wanted_elements(run, plan)
+        for start in newest_starts(read_starts(run)).values():
+            if start.code is None:
+                ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
+        if grace_s and self._has_ended(run, every, grace_s + STOP_SLACK_S):
+            return
+        if not self._live(run, every):
+            return
+        by_hand = inside.step_by_hand(job)
+        try:
+            inside.cancel_step(run.run_id, job)
+        except client.SlurmError as error:
+            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
+        if not self._has_ended(run, every, END_LIMIT_S):
+            what = f"STILL RUNNING: {run.run_id}: its step of job {job} has not ended"
+            raise TargetError(what, by_hand)
+
+    def _has_ended(self, run: RunFolder, only: frozenset[int | None], limit_s: float) -> bool:
+        """Waits for the scripts' last words, at most so long."""
+        deadline = self._clock.monotonic() + limit_s
+        while (live := self._live(run, only)) and self._clock.monotonic() < deadline:
+            self._clock.sleep(LOOK_AT_FILES_S)
+        return not live
+
+    def _end(self, run: RunFolder, only: frozenset[int | None], grace_s: float) -> None:
+        jobs = {str(job) for job in read_jobs(run)}
+        every = only >= {start.element for start in read_starts(run)}
+        self._cancel_waiting(run, jobs, only, every=every)
+        for start in newest_starts(read_starts(run)).values():
+            if start.element in only and start.code is None:
+                ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
+        self._has_ended(run, only, grace_s + (STOP_SLACK_S if grace_s else 0))
+        names = jobs if every else set(self._live(run, only))
+        try:
+            if not self._live(run, only) and not self._queued(run, only):
+                return
+            client.cancel(sorted(names))
+        except client.SlurmError as error:
+            by_hand = f"scancel {' '.join(sorted(names))}"
+            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
+        self._wait_gone(run, only)
+
+    def _live(self, run: RunFolder, only: frozenset[int | None]) -> list[str]:
+        """Starts whose scripts have not said their last word, as they are typed."""
+        newest = newest_starts(read_starts(run)).values()
+        return [s.name for s in newest if s.element in only and s.code is None]
+
+    def _queued(self, run: RunFolder, only: frozenset[int | None]) -> bool:
+        jobs = client.read_queue(read_jobs(run))
+        return any(not job.is_over and job.element in {*only, None} for job in jobs)
+
+    def _cancel_waiting(
+        self, run: RunFolder, jobs: set[str], only: frozenset[int | None], *, every: bool
+    ) -> None:
+        if every:
+            names = sorted(jobs)
+        else:
+            names = sorted(f"{job}_{element}" for job in jobs for element in only)
+        try:
+            client.cancel(names, "--state=PENDING")
+        except client.SlurmError as error:
+            if error.is_away:
+                # The agents are asked all the same; the queue is told at the end.
+                self.notes.append(f"{error.what}; its nodes are asked to stop")
+
+    def _wait_gone(self, run: RunFolder, only: frozenset[int | None]) -> None:
+        deadline = self._clock.monotonic() + END_LIMIT_S
+        pause_s = 0.5
+        while self._queued(run, only):
+            if self._clock.monotonic() > deadline:
+                jobs = " ".join(map(str, read_jobs(run)))
+                self.notes.append(f"the job is cancelled, but still completes: squeue -j {jobs}")
+                return
+            self._clock.sleep(pause_s)
+            pause_s = min(LOOK_S, 2 * pause_s)
+
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        self._end(RunFolder(self._run_root / run_id), frozenset(only), grace_s)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        """None are reported: runs of a cluster go on without a launcher, as they are meant to."""
+        return ()
+
+    # -- following --------------------------------------------------------------------------------
+
+    def drive(
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        console: Console,
+        clock: Clock,
+        show: Callable[[], None],
+    ) -> Driver:
+        resize = functools.partial(self._resize, run, plan)
+        if self._allocation is None:
+            return SlurmDriver(run, plan, self.stop, resize, console, clock)
+        driver = InsideDriver(run, plan, self.stop, resize, console, clock)
+        driver.pid_of_script = lambda: self._script_pid
+        return driver
+
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
+        return find_end(run, plan, lambda: self.stop(run.run_id, 0))
+
+    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+        """As ``Target.bring_output``: the nodes write into the folder themselves."""
+        from launcher.follow.loop import fold
+
+        next_look_at = float("-inf")
+        while follow and run.read_outcome() is None:
+            starts, wanted = read_starts(run), wanted_elements(run, plan)
+            is_over = decide_end(run, plan, starts, (), wanted) and is_all_over(starts, wanted)
+            if is_over or self._clock.monotonic() >= next_look_at:
+                next_look_at = self._clock.monotonic() + LOOK_S
+                fold(run, self, self._clock.wall())
+            yield
+
+    def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
+        self._resize(run, plan, nodes)
+        return True
+
+    def check_scale(self, plan: LaunchPlan) -> None:
+        if SlurmSettings.of(plan).kind != "array":
+            raise InputError(
+                f"{plan.run_id} is one job, which keeps its nodes",
+                "slurm.kind: array, whose nodes come and go",
+            )
+
+    def _resize(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> None:
+        """Adds elements to the array, or ends those of the highest indices.
+
+        Raises ``InputError`` for an allocation, which keeps its size.
+        """
+        self.check_scale(plan)
+        write_size(run, nodes)
+        wanted = frozenset(range(nodes))
+        queued = (job.element for job in client.read_queue(read_jobs(run)) if not job.is_over)
+        living = (
+            start.element
+            for start in newest_starts(read_starts(run)).values()
+            if start.code is None or start.goes_on
+        )
+        present = frozenset(index for index in (*queued, *living) if index is not None)
+        if gone := present - wanted:
+            self._end(run, frozenset[int | None](gone), plan.stop_grace_s)
+        if come := sorted(wanted - present):
+            self._submit(run, tuple(come))
+
+
+_FOLDERS = (JOBS_DIR, MEET_DIR, protocol.NODES_DIR)
+
+
+def find_own_torch() -> tuple[str, str | None]:
+    """The Python of the nodes, where the job names none, and its torch: this one, or PATH's.
+
+    Nodes see the same file system; what PATH's Python has is not looked up here.
+    """
+    try:
+        return sys.executable, metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        found = shutil.which("python3")
+        if found is None:
+            raise KeyInputError(
+                ("slurm", "python"), "is not set, and there is no python3 on PATH", "name one"
+            ) from None
+        return found, None

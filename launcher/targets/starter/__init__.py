@@ -1,0 +1,1 @@
+"""Target ``starter``: nodes that srun, mpirun, flux or a site's own starter starts, one by one."""

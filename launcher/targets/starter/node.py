@@ -1,0 +1,155 @@
+"""``launcher node``: this process finds its place among those that were started, and becomes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from launcher.agent.addresses import choose_address
+from launcher.contract import protocol
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import LauncherError, TargetError
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets import proc
+from launcher.targets.agent_files import write_agent_files
+from launcher.targets.machine import read_gpus
+from launcher.targets.preflight import check_here, read_secrets
+from launcher.targets.starter.plan import StarterSettings, check_job, plan_own_node, size_job
+from launcher.targets.starter.render import NodeProcess, inherited, render_node
+from launcher.targets.starter.starters import NodePlace, find_place
+from launcher.targets.starter.starts import (
+    StartFiles,
+    check_same_job,
+    claim_incarnation,
+    find_files,
+    name_run,
+    set_outcome_aside,
+)
+from launcher.targets.starter.target import StarterTarget
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+    from launcher.runs.folder import RunFolder
+
+PEER = "SLURM_LAUNCH_NODE_IPADDR"
+"""An address of the same cluster: the way there tells which of this machine's others reach."""
+BOUND_BY = "OMPI_MCA_orte_bound_at_launch"
+"""Open MPI has bound the process, by itself: to one core where it started few."""
+
+Planned = tuple[LaunchPlan, Callable[[], "RunFolder"]]
+Make = Callable[["JobSpec", StarterTarget], Planned]
+"""Plans a job on the target; with what makes the run's folder."""
+
+
+class StartedNode:
+    """One process of a start, from its environment to the agent that it becomes."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        run_root: Path,
+        environ: Mapping[str, str],
+        *,
+        run_id: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Raises ``InputError`` where this was not started as one of the job's nodes."""
+        self.place: NodePlace = find_place(environ, socket.gethostname())
+        check_job(job)
+        self._job, self._sized = job, size_job(job, self.place)
+        self._is_named = run_id is not None
+        self.run_id = name_run(job.name, self.place, run_id)
+        self._environ, self._clock = environ, clock or SystemClock()
+        self.files: StartFiles = find_files(run_root, self.run_id, self.place)
+        self._target = StarterTarget(run_root, self.place)
+        self._target.run_id = self.run_id
+        self.notes: list[str] = unbind(environ)
+
+    def join(self, make: Make, job_text: str) -> LaunchPlan:
+        """Makes the run as node 0, or waits for it; the plan that all nodes have.
+
+        ``job_text`` is what tells this job from others.
+        """
+        if self.place.index:
+            return self.files.wait_for_plan(self._clock)
+        self.files.begin()
+        try:
+            plan = self._make(make, job_text)
+        except LauncherError as error:
+            self.files.tell_error(error)
+            raise
+        except BaseException as error:
+            self.files.tell_error(TargetError(f"{type(error).__name__}: {error}"))
+            raise
+        self.files.tell_ready()
+        return plan
+
+    def _make(self, make: Make, job_text: str) -> LaunchPlan:
+        run = self.files.run
+        goes_on = check_same_job(run, job_text, self.place, is_named=self._is_named)
+        plan, create = make(self._sized, self._target)
+        if goes_on:
+            self._target.check(plan)
+            set_outcome_aside(run)
+            run.write_plan(plan, self._target.render(plan).shell())
+        else:
+            create()
+        for folder in (plan.checkpoint_dir, *([plan.agent.meet_dir] if plan.agent else [])):
+            if folder:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+        write_agent_files(replace(render_node(plan, plan.nodes[0]).files, tasks=()))
+        return plan
+
+    def tell(self, plan: LaunchPlan) -> list[str]:
+        """Lines about this node, and of node 0 about the run."""
+        first = plan.nodes[0]
+        nodes = f"{first.min_nodes}:{first.max_nodes}" if plan.is_elastic else str(first.max_nodes)
+        lines = list(self.notes)
+        if self.place.index == 0:
+            size = f"nnodes {nodes} x nproc_per_node {first.nproc_per_node} on {plan.accelerator}"
+            lines.append(f"run {plan.run_id}: {size}; folder {plan.run_dir}")
+        return lines + [f"note: {note}" for note in self._target.notes]
+
+    def prepare(self, plan: LaunchPlan) -> NodeProcess:
+        """What this process goes on as; claims a new incarnation of its node.
+
+        Raises ``InputError`` where this node cannot do its part.
+        """
+        read_secrets(plan.nodes[0].secrets, self._environ)
+        check_here(plan.nodes[0], StarterSettings.of(plan).python)
+        gpus = read_gpus() if plan.accelerator == "cuda" else ()
+        incarnation = claim_incarnation(self.files.run, self.place.index)
+        host, peer = socket.gethostname(), self._environ.get(PEER)
+        address = choose_address([peer] if peer else [])
+        node = plan_own_node(plan, self.place.index, incarnation, host, address, gpus)
+        process = render_node(plan, node)
+        write_agent_files(process.files)
+        return process
+
+    def become(self, process: NodeProcess) -> NoReturn:
+        """Goes on as the agent, in this very process: its starter's signals reach it."""
+        own = {protocol.STOP_FILE: str(self.files.stop)}
+        env = inherited(dict(self._environ)) | dict(process.env) | own
+        proc.become(process.argv, cwd=process.cwd, env=env)
+
+
+def unbind(environ: Mapping[str, str]) -> list[str]:
+    """Gives a process that Open MPI bound all cores that it may use; says so.
+
+    It would bind a node's only process to one core, and all workers with it.
+    """
+    if BOUND_BY not in environ or sys.platform != "linux":
+        return []
+    before = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    after = len(os.sched_getaffinity(0))
+    if after == before:
+        return []
+    return [f"mpirun bound this node to {before} of its cores; the workers get all {after}"]

@@ -1,0 +1,146 @@
+"""Plans a run whose nodes are started by somebody else: each is told apart where it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.contract import protocol
+from launcher.contract.agent_settings import ROSTER
+from launcher.contract.errors import InputError, KeyInputError
+from launcher.contract.node_plan import NodePlan
+from launcher.job.values import NodeRange
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.nodes import plan_node_like
+from launcher.plan.target_facts import (
+    RUN_ID,
+    AgentFacts,
+    Folders,
+    MachineFacts,
+    NodeFacts,
+    TargetFacts,
+)
+from launcher.plan.target_settings import TargetSettings
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+    from launcher.targets.starter.starters import NodePlace
+
+TARGET = "starter"
+MEETING_DIR = "meet"
+"""In the run folder: where nodes that serve the rendezvous store say how they are reached."""
+PLACEHOLDER_PORT = 29400
+"""Nodes meet through a folder of the run, at whatever port is free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StarterSettings(TargetSettings):
+    """``python`` is the program that runs the agent, on every node. ``starter`` is what starts the
+    nodes, and ``scheduler`` the id of the scheduler's job around them, empty without one."""
+
+    python: str
+    starter: str
+    scheduler: str = ""
+
+
+def size_job(job: JobSpec, place: NodePlace) -> JobSpec:
+    """The job with as many nodes as were started. Raises ``InputError`` where it cannot have them.
+
+    A job that names no number takes all.
+    """
+    is_named, wanted, started = "nnodes" in job.model_fields_set, job.nnodes, place.nodes
+    if started is None and not is_named:
+        raise InputError(
+            f"{place.starter} does not tell how many nodes there are",
+            "say it, on all of them: launcher node --nnodes N ...",
+        )
+    if started is None:
+        started = wanted.max
+    if is_named and not wanted.min <= started <= wanted.max:
+        raise KeyInputError(
+            ("nnodes",),
+            f"the job has {wanted}, and {place.starter} started {_count(started)}",
+            f"start {wanted.max}, or --nnodes {started}; left out, all that are started count",
+        )
+    if place.index >= started:
+        raise KeyInputError(
+            ("nnodes",), f"{started}, but this is node {place.index}", "a larger nnodes"
+        )
+    nodes = NodeRange(min(wanted.min, started) if is_named else started, started)
+    return job.model_copy(update={"nnodes": nodes})
+
+
+def check_job(job: JobSpec) -> None:
+    """Raises ``InputError`` for what needs addresses before nodes start."""
+    if not job.uses_agent:
+        raise InputError(
+            "engine: torchrun, but nodes that somebody else starts learn each other's addresses "
+            "when they start, and torchrun must be told before",
+            f"remove engine: torchrun, and {protocol.ENGINE} from the environment",
+        )
+    if job.rdzv.backend not in (None, ROSTER):
+        raise KeyInputError(
+            ("rdzv", "backend"),
+            f"found {job.rdzv.backend}; addresses are not known before the nodes start",
+            "leave it out",
+        )
+
+
+def plan_facts(
+    job: JobSpec,
+    machine: MachineFacts,
+    own: StarterSettings,
+    *,
+    torch_version: str,
+    run_root: str,
+    cwd: str,
+) -> TargetFacts:
+    """What the planner is told: all nodes are like this ``machine``, and see the same folders."""
+    folder = f"{run_root}/{RUN_ID}"
+    folders = Folders(run=folder, checkpoints=f"{folder}/{protocol.CHECKPOINTS_DIR}", cwd=cwd)
+    if job.checkpoint_dir is not None:
+        folders = replace(folders, checkpoints=f"{cwd}/{job.checkpoint_dir}")
+    count = job.nnodes.max
+    # Names for the plan alone: nodes find each other through the run's folder.
+    nodes = (NodeFacts(machine=replace(machine, address=f"node-{i}")) for i in range(count))
+    return TargetFacts(
+        target=TARGET,
+        accelerator="cuda" if machine.device_ids else "cpu",
+        machine=replace(machine, capacity=None),
+        torch_version=torch_version,
+        run_root=run_root,
+        cwd=cwd,
+        ports=(PLACEHOLDER_PORT,),
+        nodes=tuple(nodes) if count > 1 else (),
+        agent=AgentFacts(
+            identity="plan",
+            health_port=job.agent.health.port,
+            tee=True,
+            meet_dir=f"{folder}/{MEETING_DIR}" if count > 1 else "",
+        ),
+        own=own,
+    )
+
+
+def plan_own_node(
+    plan: LaunchPlan, index: int, incarnation: int, host: str, address: str, gpus: tuple[str, ...]
+) -> NodePlan:
+    """The part of node ``index`` as it starts now on ``host``, which others reach at ``address``.
+
+    ``gpus`` are those that it has. Raises ``InputError`` where they are fewer than node 0 has.
+    """
+    node = plan.nodes[index]
+    wanted = len(node.device_ids)
+    if len(gpus) < wanted:
+        raise InputError(
+            f"node {index} ({host}) has {len(gpus)} GPUs, and the run was planned for {wanted} on "
+            "each node, as node 0 has them",
+            f"ask the scheduler for {wanted} on each node, or --nproc-per-node {len(gpus) or 1}",
+        )
+    node = plan_node_like(node, index, node.name, incarnation)
+    alone = len(plan.nodes) == 1
+    return replace(node, local_addr=node.local_addr if alone else address, device_ids=gpus[:wanted])
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"

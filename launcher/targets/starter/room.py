@@ -1,0 +1,24 @@
+"""The room of target ``starter``: its only command is ``launcher node``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from launcher.targets.room import Room
+
+
+class StarterRoom(Room):
+    """Nodes that srun, mpirun, flux or a site's own starter starts."""
+
+    name = "starter"
+    opens = "launcher.targets.starter.target:StarterTarget"
+    takes_jobs: ClassVar[bool] = False
+    commands = ("node",)
+
+    def is_here(self, environ: Mapping[str, str]) -> bool:
+        """As ``Room.is_here``: never, but one of several processes is told what to do instead."""
+        from launcher.targets.starter.inside import check_alone
+
+        check_alone(environ)
+        return False

@@ -1,0 +1,165 @@
+"""How the nodes of one start agree: node 0 writes the plan and says so in the run's folder.
+
+``RUN/starts/KEY.json`` is written by node 0 when the plan is in place, or holds the error that
+kept it from that; ``KEY.stop`` asks the agents of that start to stop; ``KEY`` names the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.contract import protocol
+from launcher.contract.clock import Clock
+from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.reasons import Reason
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder, make_folders, write_atomically
+from launcher.targets.starter.starters import NodePlace, plain
+
+STARTS_DIR = "starts"
+PLAN_LIMIT_S = 300.0
+"""How long a node waits for node 0's plan: starters start nodes at about the same time, and a
+network file system may take a minute to show a new file."""
+STALE_LIMIT_S = 10.0
+"""How long a node takes an error of node 0 for one of an earlier start."""
+LOOK_S = 0.2
+SET_ASIDE = "outcome-{number}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFiles:
+    """The files of one start of a run."""
+
+    run: RunFolder
+    key: str
+
+    @property
+    def ready(self) -> Path:
+        """What node 0 says when its plan is in place."""
+        return self.run.path / STARTS_DIR / f"{self.key}.json"
+
+    @property
+    def stop(self) -> Path:
+        """Asks the agents to stop, once it is there."""
+        return self.run.path / STARTS_DIR / f"{self.key}.stop"
+
+    def begin(self) -> None:
+        """By node 0, before it plans: forgets an earlier start of the same name."""
+        make_folders((str(self.ready.parent),))
+        for path in (self.ready, self.stop):
+            path.unlink(missing_ok=True)
+
+    def tell_ready(self) -> None:
+        """By node 0: the plan is in place."""
+        write_atomically(self.ready, json.dumps({"error": None}))
+
+    def tell_error(self, error: LauncherError) -> None:
+        """By node 0: there will be no plan."""
+        told = {"error": {"what": error.what, "hint": error.hint}}
+        with contextlib.suppress(OSError):
+            self.ready.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.ready, json.dumps(told))
+
+    def wait_for_plan(self, clock: Clock) -> LaunchPlan:
+        """By all others. Raises ``InputError`` for node 0's error, ``TargetError`` for silence."""
+        began = clock.monotonic()
+        while True:
+            waited_s, told = clock.monotonic() - began, _read(self.ready)
+            error = told.get("error") if told else None
+            if told is not None and error is None:
+                return self.run.read_plan()
+            if isinstance(error, dict) and waited_s > STALE_LIMIT_S:
+                raise InputError(
+                    f"node 0 did not start: {error.get('what')}", error.get("hint", "")
+                )
+            if waited_s > PLAN_LIMIT_S:
+                raise TargetError(
+                    f"node 0 has not written {self.ready} within {PLAN_LIMIT_S:g} s",
+                    "all nodes must see the folder of the runs (--runs DIR on a shared file "
+                    "system); what node 0 printed says more",
+                )
+            clock.sleep(LOOK_S)
+
+
+def name_run(job_name: str, place: NodePlace, given: str | None) -> str:
+    """The run's id, the same on all nodes. Raises ``InputError`` where nothing tells one."""
+    if given is not None:
+        if plain(given) != given.replace("_", "-"):
+            raise InputError(
+                f"--run-id {given}: letters, digits, points and dashes make an id",
+                f"--run-id {plain(given) or 'NAME-1'}",
+            )
+        return given
+    if not place.job:
+        raise InputError(
+            f"{place.starter} tells no id of its job, by which all nodes would name the run",
+            f"name it, new for each run: launcher node --run-id {job_name}-$(date +%s) ...",
+        )
+    return f"{job_name}-{place.job}"
+
+
+def find_files(run_root: Path, run_id: str, place: NodePlace) -> StartFiles:
+    """The files of this start."""
+    run = RunFolder(run_root.absolute() / run_id)
+    return StartFiles(run=run, key="-".join(filter(None, (place.job, place.start))) or "0")
+
+
+def check_same_job(run: RunFolder, job_text: str, place: NodePlace, *, is_named: bool) -> bool:
+    """Whether the run was started before and goes on. Raises ``InputError`` for another run's id.
+
+    ``is_named``: a person gave the id.
+    """
+    if not run.is_there():
+        return False
+    fix = f"name this one: --run-id {run.run_id}-2 (on all nodes)"
+    if not is_named and not place.comes_again:
+        raise InputError(f"{run.path} is there already, and another run's", fix)
+    try:
+        known = (run.path / protocol.JOB_FILE).read_text()
+    except OSError:
+        known = ""
+    if known != job_text:
+        raise InputError(
+            f"{run.run_id} was started before with another job or other options, as "
+            f"{run.path / protocol.JOB_FILE} tells",
+            fix,
+        )
+    return True
+
+
+def claim_incarnation(run: RunFolder, index: int) -> int:
+    """The first incarnation of the node that no earlier start has taken; makes its folder."""
+    for number in itertools.count():
+        folder = run.node_dir(index, number)
+        make_folders((str(folder.parent),))
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return number
+    raise AssertionError("there is always another number")
+
+
+def set_outcome_aside(run: RunFolder) -> None:
+    """What is recorded of an earlier end no longer holds: the run goes on."""
+    old = run.path / protocol.OUTCOME_FILE
+    if old.exists():
+        names = (run.path / SET_ASIDE.format(number=number) for number in itertools.count())
+        old.replace(next(path for path in names if not path.exists()))
+
+
+def request_stop(run: RunFolder) -> None:
+    """Asks the agents of all starts to stop; those that ended do not hear it."""
+    for ready in (run.path / STARTS_DIR).glob("*.json"):
+        write_atomically(ready.with_suffix(".stop"), Reason.STOP_REQUESTED.value)
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    with contextlib.suppress(OSError, ValueError):
+        told = json.loads(path.read_text())
+        return told if isinstance(told, dict) else None
+    return None

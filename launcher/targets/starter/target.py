@@ -1,0 +1,165 @@
+"""Target ``starter``: nodes that somebody else starts, each of which finds its place by itself.
+
+No launcher follows such a run. What is known of it is what its agents write into its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import NodeState
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.nodes import plan_incarnation
+from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.runs.folder import RunFolder, check_folder
+from launcher.runs.node_outcomes import read_node_outcome
+from launcher.targets.interpreter import find_torch
+from launcher.targets.machine import read_gpus
+from launcher.targets.preflight import check_here, read_secrets
+from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
+from launcher.targets.starter.render import NodeProcess, render_node
+from launcher.targets.starter.starts import request_stop
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+    from launcher.targets.starter.starters import NodePlace
+
+STOP_MARGIN_S = 15.0
+"""What agents may need beyond the grace: to see the request, and to write how they ended."""
+LOOK_S = 0.5
+FOLLOW_LOOK_S = 2.0
+"""Between two looks at whether a run goes on, while its output is followed."""
+LEFT_BEHIND_S = 60.0
+"""How long after another node's last end a node without an outcome counts as alive."""
+STARTED_BY = "srun --ntasks-per-node=1 launcher node train.py (or mpirun -N 1, flux run, ...)"
+
+
+class StarterTarget(Target):
+    """Runs that ``launcher node`` began. ``place`` is set where this process is such a node."""
+
+    name = TARGET
+    goes_on_alone = True
+
+    def __init__(
+        self, run_root: Path, place: NodePlace | None = None, clock: Clock | None = None
+    ) -> None:
+        super().__init__()
+        self.place = place
+        self._run_root = run_root
+        self._clock = clock or SystemClock()
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        if self.place is None:
+            raise InputError(f"--on {TARGET}: somebody else starts its nodes", STARTED_BY)
+        python, torch_version = find_torch(job.local.python)
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        gpus = read_gpus() if job.resources.gpus != 0 else ()
+        alone = job.nnodes.max == 1
+        return plan_facts(
+            job,
+            MachineFacts(cpu_count=cores, device_ids=gpus, loopback="lo" if alone else None),
+            StarterSettings(
+                python=python, starter=self.place.starter, scheduler=self.place.scheduler
+            ),
+            torch_version=torch_version,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+        )
+
+    def describe_place(self, facts: TargetFacts) -> str:
+        assert isinstance(facts.own, StarterSettings)
+        return f"nodes that {facts.own.starter} started"
+
+    def check(self, plan: LaunchPlan) -> None:
+        read_secrets(plan.nodes[0].secrets, os.environ)
+        check_folder(Path(plan.checkpoint_dir))
+        check_here(plan.nodes[0], StarterSettings.of(plan).python)
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> NodeProcess:
+        index = only[0] if only else 0
+        return render_node(plan, plan.nodes[index])
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        raise InputError(f"{plan.run_id}: somebody else starts its nodes", STARTED_BY)
+
+    # -- what the run's folder tells ----------------------------------------------------------
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        run, now = RunFolder(Path(plan.run_dir)), self._clock.wall()
+        current = self.as_run(plan).nodes
+        outcomes = [read_node_outcome(run, node.node_index, node.incarnation) for node in current]
+        ends = [told.finished_at for told in outcomes if told is not None]
+        is_over = bool(ends) and now > max(ends) + plan.stop_grace_s + LEFT_BEHIND_S
+        return Observation(
+            run_id=plan.run_id,
+            nodes=tuple(
+                _observed(node.node_index, node.incarnation, told, is_over=is_over)
+                for node, told in zip(current, outcomes, strict=True)
+            ),
+        )
+
+    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
+        newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
+        nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
+        return replace(plan, nodes=tuple(nodes))
+
+    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+        looked_at = float("-inf")
+        while follow:
+            now = self._clock.monotonic()
+            if now >= looked_at + FOLLOW_LOOK_S:
+                looked_at = now
+                if not any(node.is_alive for node in self.observe(plan).nodes):
+                    return
+            yield
+
+    def stop(self, run_id: str, grace_s: float) -> None:
+        run = RunFolder(self._run_root / run_id)
+        if not run.is_there():
+            return
+        plan = run.read_plan()
+        if not self._living(plan):
+            return
+        request_stop(run)
+        deadline = self._clock.monotonic() + grace_s + STOP_MARGIN_S
+        while (left := self._living(plan)) and self._clock.monotonic() < deadline:
+            self._clock.sleep(LOOK_S)
+        if left:
+            own = StarterSettings.of(plan)
+            job = f" (job {own.scheduler})" if own.scheduler else ""
+            self.notes.append(
+                f"no word of {', '.join(f'node {index}' for index in left)}; "
+                f"what is left of it ends with its {own.starter}{job}"
+            )
+
+    def _living(self, plan: LaunchPlan) -> list[int]:
+        return [node.node_index for node in self.observe(plan).nodes if node.is_alive]
+
+    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+        raise InputError(f"{run_id}: somebody else starts and ends its nodes", STARTED_BY)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        return ()
+
+
+def _observed(
+    index: int, incarnation: int, told: NodeOutcome | None, *, is_over: bool
+) -> NodeObservation:
+    if told is not None:
+        state, code, detail = NodeState.EXITED, told.exit_code, ""
+    elif is_over:
+        state, code, detail = NodeState.EXITED, int(ExitCode.KILLED), "it left no outcome"
+    else:
+        state, code, detail = NodeState.RUNNING, None, ""
+    return NodeObservation(
+        node_index=index, incarnation=incarnation, state=state, exit_code=code, detail=detail
+    )

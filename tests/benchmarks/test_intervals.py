@@ -1,0 +1,77 @@
+"""Intervals hold what they are of as often as they say, and narrow with the samples."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from benchmarks import intervals
+from benchmarks.intervals import ENOUGH, UNKNOWN, estimate_median, estimate_ratio
+
+
+def draw_pairs(draw: random.Random, count: int, noise: float) -> tuple[list[float], list[float]]:
+    """Pairs whose true ratio is 2; both samples of one met the same load."""
+    load = [draw.uniform(1.0, 1.5) for _ in range(count)]
+    ours = [2 * each * draw.lognormvariate(0, noise) for each in load]
+    return ours, [each * draw.lognormvariate(0, noise) for each in load]
+
+
+def test_the_interval_of_a_ratio_holds_it_and_narrows_with_the_samples() -> None:
+    draw = random.Random(1)
+
+    def width(count: int) -> float:
+        low, high = estimate_ratio(*draw_pairs(draw, count, 0.01))
+        assert low <= 2.06
+        assert high >= 1.94
+        return high - low
+
+    assert width(400) < width(6)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, ENOUGH, 12])
+def test_the_interval_holds_the_true_ratio_nine_times_of_ten_at_least(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intervals, "RESAMPLES", 200)
+    draw = random.Random(count)
+    held = 0
+    for _ in range(200):
+        low, high = estimate_ratio(*draw_pairs(draw, count, 0.1))
+        held += low <= 2 <= high
+    assert held >= 180
+
+
+def test_one_pair_of_samples_says_nothing_about_a_ratio() -> None:
+    assert estimate_ratio((1.0,), (1.0,)) == UNKNOWN == (0.0, math.inf)
+
+
+def test_figures_of_zero_say_nothing_about_a_ratio() -> None:
+    assert estimate_ratio((0.0, 1.0, 1.0), (1.0, 1.0, 1.0)) == UNKNOWN
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 20])
+def test_equal_pairs_leave_no_doubt(count: int) -> None:
+    samples = [float(number) for number in range(1, count + 1)]
+    assert estimate_ratio(samples, samples) == (1.0, 1.0)
+
+
+def test_the_ratio_of_the_medians_is_always_in_its_interval() -> None:
+    draw = random.Random(3)
+    for count in (2, 3, 4, 5, 6, 9) * 20:
+        ours, theirs = draw_pairs(draw, count, 0.5)
+        low, high = estimate_ratio(ours, theirs)
+        assert low <= statistics.median(ours) / statistics.median(theirs) <= high
+
+
+def test_few_samples_are_known_less_than_their_own_range_says() -> None:
+    low, high = estimate_median((1.0, 1.1, 1.2))
+    assert low < 1.0
+    assert high > 1.2
+
+
+def test_the_interval_of_a_median_is_around_it() -> None:
+    low, high = estimate_median([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6])
+    assert 1.0 <= low < 1.3 < high <= 1.6

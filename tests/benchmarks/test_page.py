@@ -1,0 +1,35 @@
+"""The results in the docs: a section for each benchmark, replaced one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.page import BEGIN, END, replace_section
+
+ORDER = ("start", "render", "help")
+EMPTY = f"# Title\n\n{BEGIN}\n{END}\n\nend\n"
+
+
+def test_a_section_replaces_that_of_its_benchmark_alone() -> None:
+    page = EMPTY
+    for name, text in (("start", "one"), ("help", "two"), ("start", "three")):
+        page = replace_section(page, name, text, ORDER)
+    assert page == (
+        f"# Title\n\n{BEGIN}\n\n"
+        "<!-- benchmark: start -->\nthree\n\n"
+        "<!-- benchmark: help -->\ntwo\n\n"
+        f"{END}\n\nend\n"
+    )
+
+
+def test_sections_stand_in_the_catalog_s_order_and_unknown_ones_behind() -> None:
+    page = EMPTY
+    for name in ("gone", "help", "render"):
+        page = replace_section(page, name, f"rows of {name}", ORDER)
+    assert page.index("rows of render") < page.index("rows of help") < page.index("rows of gone")
+
+
+@pytest.mark.parametrize("page", ["", BEGIN, f"text {END}"])
+def test_a_page_without_its_markers_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        replace_section(page, "start", "new", ORDER)

@@ -1,0 +1,145 @@
+"""What srun and mpirun tell the agent of its own task is not taken for the worker's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launcher.agent.place import Place
+
+OF_SRUN = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOBID": "17",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_NNODES": "3",
+    "SLURM_NODELIST": "n[1-3]",
+    "SLURM_NTASKS": "3",
+    "SLURM_NPROCS": "3",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_TASKS_PER_NODE": "1(x3)",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_GTIDS": "2",
+    "SLURM_TASK_PID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEPID": "0",
+    "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+    "SLURM_STEP_LAUNCHER_PORT": "33001",
+    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+    "SLURM_SRUN_COMM_HOST": "127.0.0.1",
+    "SLURM_SRUN_COMM_PORT": "33001",
+    "SLURM_DISTRIBUTION": "cyclic",
+    "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
+    "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+    "SLURM_RESTART_COUNT": "1",
+    "SLURMD_NODENAME": "n3",
+    "SRUN_DEBUG": "3",
+    "PMI_RANK": "2",
+    "PMI_SIZE": "3",
+    "PMIX_RANK": "2",
+    "PMIX_NAMESPACE": "slurm.pmix.17.0",
+}
+OF_MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_MCA_ess_base_jobid": "1",
+    "PMIX_SERVER_URI3": "pmix-server.1;tcp4://127.0.0.1:33333",
+    "MPI_LOCALRANKID": "0",
+    "MPI_LOCALNRANKS": "1",
+}
+KEPT = (
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_NNODES"),
+    *("SLURM_RESTART_COUNT", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES"),
+)
+LISTING = """
+import os
+names = ("SLURM", "SRUN", "PMI", "OMPI", "MPI_", "CUDA_VISIBLE")
+print(*sorted(name for name in os.environ if name.startswith(names)))
+"""
+TRAINER = """
+import os, signal, warnings
+import lightning.pytorch as pl
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.demos.boring_classes import BoringModel
+warnings.simplefilter("ignore")
+
+class Telling(pl.Callback):
+    def on_train_start(self, trainer, module):
+        environment = trainer._accelerator_connector.cluster_environment
+        handled = signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
+        print(type(environment).__name__, trainer.world_size, trainer.global_rank, handled,
+              SLURMEnvironment.detect(), flush=True)
+
+pl.Trainer(
+    accelerator="cpu", devices=2, num_nodes=1, strategy="ddp", max_steps=1, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    limit_val_batches=0, callbacks=[Telling()],
+).fit(BoringModel())
+"""
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model, optimizer = torch.nn.Linear(2, 1), None
+model = accelerator.prepare(model)
+accelerator.backward(model(torch.ones(1, 2)).sum())
+total = accelerator.reduce(torch.tensor(1.0))
+print(accelerator.distributed_type.value, accelerator.num_processes, accelerator.process_index,
+      accelerator.state.backend, int(total), flush=True)
+accelerator.end_training()
+"""
+
+
+@pytest.fixture
+def started(place: Place) -> Place:
+    """A node as srun or mpirun starts it."""
+    place.env.update(OF_SRUN | OF_MPIRUN)
+    return place
+
+
+def test_a_worker_keeps_what_tells_of_its_job_and_nothing_of_the_agent_s_task(
+    started: Place,
+) -> None:
+    started.write(LISTING)
+    started.plan()
+    assert started.run() == 0, started.console()
+    left = started.stdout().split()
+    assert set(KEPT) <= set(left)
+    assert not [name for name in left if name not in KEPT and not name.startswith("SLURM_")]
+    told = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "STEP", "CPU_BIND", "SRUN", "TASK")
+    assert not [name for name in left if any(word in name for word in told)]
+
+
+def test_what_the_job_itself_sets_reaches_the_worker_all_the_same(started: Place) -> None:
+    started.write("import os; print(os.environ['SLURM_CPU_BIND'])")
+    started.plan(env=(("SLURM_CPU_BIND", "none"),))
+    assert started.run() == 0, started.console()
+    assert started.stdout() == "none\n"
+
+
+def test_a_trainer_under_srun_takes_its_world_from_the_launcher(started: Place) -> None:
+    pytest.importorskip("lightning.pytorch")
+    started.write(TRAINER)
+    started.plan(nproc=2)
+    assert started.run() == 0, started.console()
+    for rank in range(2):
+        expected = f"TorchElasticEnvironment 2 {rank} False False"
+        assert expected in started.stdout(rank).splitlines(), started.console()
+
+
+def test_an_accelerate_script_under_srun_takes_its_world_from_the_launcher(
+    started: Place,
+) -> None:
+    pytest.importorskip("accelerate", reason="pip install accelerate")
+    started.write(ACCELERATE)
+    started.plan(nproc=2)
+    assert started.run() == 0, started.console()
+    for rank in range(2):
+        assert f"MULTI_CPU 2 {rank} gloo 2" in started.stdout(rank).splitlines()

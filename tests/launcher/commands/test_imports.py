@@ -1,0 +1,123 @@
+"""What a command imports and makes: it answers at once by leaving out what it does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.reasons import Reason
+from launcher.follow.loop import write_outcome
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import sys
+before = {*sys.modules}
+import launcher.__main__
+from launcher.commands.cli import run_command
+try:
+    code = run_command(sys.argv[1:])
+except SystemExit as ending:
+    code = ending.code
+assert code == 0, code
+print(*({*sys.modules} - before), file=sys.stderr)
+"""
+JOBS = {"pydantic", "yaml"}
+ENGINES = {"torch", "docker", "kubernetes", "psutil", "requests", "urllib3"}
+HEAVY = {"asyncio", "numpy", "rich", "argcomplete", "email", "http", "ssl", "xml", "tarfile"}
+OF_WORK = {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess", "socket"}
+"""What a command needs for its work, and not to say what it takes."""
+
+
+def imported(folder: Path, *words: str) -> set[str]:
+    """Top-level packages, and modules of the launcher, that a command imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names = done.stderr.splitlines()[-1].split()
+    return {name if name.startswith("launcher.") else name.partition(".")[0] for name in names}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_plan: Callable[..., LaunchPlan]) -> Path:
+    """One with a script, and with a run that has ended."""
+    plan = replace(make_plan(), run_dir=f"{tmp_path}/runs/digits-0a1b2c")
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "#!/bin/sh\n", 1.0)
+    write_outcome(run, plan, Reason.COMPLETED, "", 2.0)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("name: tiny\ncommand: [train.py]\nlocal: {}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("--version",), ("run", "--help"), ("ps", "--help"), ("check", "-h")]
+)
+def test_help_imports_nothing_that_a_command_needs_for_its_work(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    found = imported(folder, *words)
+    assert not found & (JOBS | ENGINES | HEAVY | OF_WORK)
+    assert not {n for n in found if n.startswith(("launcher.plan", "launcher.runs"))}
+
+
+@pytest.mark.parametrize("words", [("ps", "-a"), ("status",), ("logs",), ("status", "--json")])
+def test_what_is_told_of_a_run_is_read_without_the_reader_of_job_files(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    found = imported(folder, *words)
+    assert not found & (JOBS | ENGINES | HEAVY)
+    assert not {n for n in found if n.startswith(("launcher.job", "launcher.yamlfile"))}
+
+
+@pytest.mark.parametrize("job", ["job.yaml", "train.py"])
+def test_rendering_a_good_job_imports_neither_its_errors_nor_what_only_a_run_needs(
+    folder: Path, job: str
+) -> None:
+    found = imported(folder, "render", job, "--on", "local")
+    assert not found & (ENGINES | {"asyncio", "numpy", "rich", "argcomplete", "ssl", "tarfile"})
+    left_out = {"job.problems", "job.schema", "code.record", "code.archive", "follow.loop"}
+    assert not found & {f"launcher.{name}" for name in left_out}
+
+
+def test_the_schemas_of_sections_are_made_for_those_that_a_job_has() -> None:
+    program = (
+        "import json, launcher.job.spec as spec\n"
+        "from launcher.job.file import parse_job\n"
+        "job = parse_job('name: a\\ncommand: [b.py]\\nrdzv: {port: 29400}\\n', 'job.yaml')\n"
+        "assert job.kubernetes.run_as_user == 1000 and job.rdzv.port == 29400\n"
+        "kinds = [k for k in vars(spec).values() if getattr(k, '__base__', 0) is spec.Section]\n"
+        "print(json.dumps([k.__name__ for k in kinds if k.__pydantic_complete__]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert json.loads(done.stdout) == ["RdzvSpec", "JobSpec"]
+
+
+def test_only_the_command_that_is_named_gets_a_parser() -> None:
+    program = (
+        "import launcher.commands.cli as cli\n"
+        "parser = cli._parser('launcher')\n"
+        "parser.parse_known_args(['ps'])\n"
+        "commands = parser._subparsers._group_actions[0].choices\n"
+        "print(*(name for name, one in commands.items() if 'parser' in vars(one)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.split() == ["ps"]

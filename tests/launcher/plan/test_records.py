@@ -1,0 +1,124 @@
+"""Records of the launcher's own files: read back as they were, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+
+from launcher.plan.records import parse_record
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moving:
+    endpoint: str
+    is_host: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything:
+    text: str
+    whole: int = 0
+    number: float = 0.5
+    truth: bool = False
+    maybe: int | None = None
+    words: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+    place: tuple[int, str] = (0, "")
+    counts: Mapping[str, int] = field(default_factory=dict)
+    start: Literal["fresh", "fork"] = "fresh"
+    colour: Colour | None = None
+    meeting: Fixed | Moving | None = None
+    metrics: Mapping[str, object] = field(default_factory=dict)
+
+
+ALL: dict[str, Any] = {
+    "text": "a",
+    "whole": 3,
+    "number": 2.5,
+    "truth": True,
+    "maybe": 7,
+    "words": ("b", "c"),
+    "pairs": (("d", "e"), ("f", "g")),
+    "place": (4, "h"),
+    "counts": {"exit": 2},
+    "start": "fork",
+    "meeting": Moving(endpoint="i", is_host=True),
+    "metrics": {"loss": [1, None, {"x": "y"}]},
+}
+
+
+def as_read(record: object) -> Any:
+    return json.loads(json.dumps(asdict(record)))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("values", [{"text": "a"}, ALL, {**ALL, "meeting": Fixed(address="j")}])
+def test_a_record_is_read_back_as_it_was(values: dict[str, Any]) -> None:
+    record = Everything(**values)
+    assert parse_record(Everything, as_read(record)) == record
+
+
+def test_a_whole_number_is_a_number_of_the_kind_that_the_field_has() -> None:
+    number = parse_record(Everything, {"text": "a", "number": 3}).number
+    assert (number, type(number)) == (3.0, float)
+
+
+def test_an_enum_is_written_by_its_value() -> None:
+    assert parse_record(Everything, {"text": "a", "colour": "red"}).colour is Colour.RED
+
+
+def test_names_of_a_later_version_are_passed_over() -> None:
+    assert parse_record(Everything, {"text": "a", "later": 1}) == Everything(text="a")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("text", 1, "text: found 1; accepted: str"),
+        ("text", None, "text: found None; accepted: str"),
+        ("whole", True, "whole: found True; accepted: int"),
+        ("whole", "3", "whole: found '3'; accepted: int"),
+        ("whole", 3.5, "whole: found 3.5; accepted: int"),
+        ("number", "x", "number: found 'x'; accepted: float"),
+        ("truth", 1, "truth: found 1; accepted: bool"),
+        ("maybe", "x", "maybe: found 'x'; accepted: int; found 'x'; accepted: null"),
+        ("words", "bc", "words: found 'bc'; accepted: a list"),
+        ("words", [1], "words: found 1; accepted: str"),
+        ("pairs", [["d"]], "pairs: found ['d']; accepted: a list of 2"),
+        ("place", ["h", 4], "place: found 'h'; accepted: int"),
+        ("counts", [], "counts: found []; accepted: a mapping"),
+        ("counts", {"exit": "2"}, "counts: found '2'; accepted: int"),
+        ("start", "warm", "start: found 'warm'; accepted: 'fresh' or 'fork'"),
+        ("colour", "blue", "colour: 'blue' is not a valid Colour"),
+        ("meeting", {}, "meeting: no address, which Fixed has; no endpoint, which Moving has"),
+        ("meeting", 5, "meeting: found 5; accepted: the fields of Fixed"),
+    ],
+)
+def test_anything_else_is_refused_with_its_place(key: str, value: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=r"^" + key) as refused:
+        parse_record(Everything, {"text": "a", key: value})
+    assert str(refused.value).startswith(told)
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 3])
+def test_what_is_no_mapping_is_no_record(data: Any) -> None:
+    with pytest.raises(ValueError, match="accepted: the fields of Everything"):
+        parse_record(Everything, data)
+
+
+def test_a_field_without_a_default_must_be_there() -> None:
+    with pytest.raises(ValueError, match="no text, which Everything has"):
+        parse_record(Everything, {})

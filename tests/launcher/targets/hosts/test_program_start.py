@@ -1,0 +1,118 @@
+"""What each conversation with a host costs there: bytes that travel, modules that are imported."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.program import __main__ as program
+from launcher.targets.hosts.program.messages import (
+    HasCode,
+    HostRequest,
+    LoadImage,
+    ReadClock,
+    ReadHost,
+    WatchRun,
+)
+from launcher.targets.hosts.program.records import Record, write_frame
+from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.ssh import Ssh, host_program
+
+SPY = """#!/bin/sh
+for word; do :; done
+tee {sent}.$$ | sh -c "$word"
+"""
+SMALL = 4096
+
+SLOW = {"argparse", "ctypes", "dataclasses", "inspect", "logging", "tempfile"}
+"""Modules that no answer needs; the program on a host starts for each conversation."""
+OF_JSON = {"json", "re", "enum", "typing", "signal", "contextlib", "functools", "collections"}
+OF_PROCESSES = {"selectors", "socket", "subprocess", "threading"}
+OF_FILES = {"pathlib", "shutil", "urllib.parse"}
+
+REPORTS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from _launcher_node.targets.hosts.program.__main__ import main
+main([sys.argv[1]])
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+def test_the_program_travels_only_to_a_host_that_does_not_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    client = tmp_path / "bin/ssh"
+    client.parent.mkdir()
+    client.write_text(SPY.format(sent=tmp_path / "sent"))
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+    host = Host(name="gpu1", state_dir=str(tmp_path / "state"))
+    ssh = Ssh(Inventory(hosts=()))
+    sizes = []
+    for _ in range(3):
+        with ssh.open(host) as session:
+            assert session.call(ReadClock()) > 0
+        (sent,) = tmp_path.glob("sent.*")
+        sizes.append(sent.stat().st_size)
+        sent.unlink()
+    assert sizes[0] > len(host_program()[0])
+    assert max(sizes[1:]) < SMALL
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program as it lies on a host."""
+    folder = tmp_path_factory.mktemp("program") / "bin/host"
+    zipfile.ZipFile(io.BytesIO(host_program()[0])).extractall(folder)
+    return folder
+
+
+def imported_for(folder: Path, *asked: Record) -> set[str]:
+    """The modules of a conversation in which this is asked."""
+    wire = io.BytesIO()
+    for message in asked:
+        write_frame(wire, message)
+    done = subprocess.run(
+        (sys.executable, "-S", "-c", REPORTS, str(folder)),
+        input=wire.getvalue(),
+        capture_output=True,
+        check=True,
+    )
+    return set(done.stderr.decode().split())
+
+
+def test_a_conversation_that_asks_for_little_imports_little(folder: Path) -> None:
+    imported = imported_for(folder, HasCode(state_dir="/nowhere", hash="none"), ReadClock())
+    assert "os" in imported
+    assert not imported & (SLOW | OF_JSON | OF_PROCESSES | OF_FILES)
+
+
+def test_a_watch_imports_nothing_that_starts_processes(folder: Path, tmp_path: Path) -> None:
+    run_dir = str(tmp_path)
+    asked = WatchRun(run_id="r", run_dir=run_dir, lease_dir=run_dir, nodes=[0], have={}, once=True)
+    imported = imported_for(folder, asked)
+    assert "pathlib" in imported
+    assert not imported & (SLOW | OF_PROCESSES)
+
+
+def test_what_a_host_has_is_read_without_what_no_answer_needs(folder: Path, tmp_path: Path) -> None:
+    asked = ReadHost(state_dir=str(tmp_path), lease_dir=str(tmp_path), python=None, gpus=False)
+    imported = imported_for(folder, asked)
+    assert "socket" in imported
+    assert not imported & {"ctypes", "dataclasses", "inspect", "tempfile"}
+
+
+@pytest.mark.parametrize("kind", HostRequest.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_every_request_has_an_answer(kind: type[HostRequest[object]]) -> None:
+    state = program.ConversationState("program")
+    by_main = {LoadImage, WatchRun, *program.HANDLERS_OF_BYTES, *state.handlers}
+    assert kind in by_main or kind in program.handlers_for(kind)

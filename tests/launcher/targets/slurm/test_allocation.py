@@ -1,0 +1,59 @@
+"""What a job gets inside of an allocation that is there already. Needs no Slurm."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.contract.errors import InputError
+from launcher.job.file import parse_job
+from launcher.targets.slurm.inside import Allocation, describe_unused, find_allocation, fit_job
+from launcher.targets.slurm.room import SlurmRoom
+
+TWO = Allocation(job=7, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, Allocation(job=7, nodes=2)),
+        # A task, a shell of salloc that is a step, and one of srun --pty.
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, None),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_JOB_NUM_NODES": "3"},
+            Allocation(job=7, nodes=3),
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PTY_PORT": "4000"},
+            Allocation(job=7, nodes=1, in_step=True),
+        ),
+    ],
+)
+def test_an_allocation_is_found_by_its_environment(
+    environ: dict[str, str], found: Allocation | None
+) -> None:
+    assert find_allocation(environ) == found
+    assert SlurmRoom().is_here(environ) == (found is not None)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "found"),
+    [("", "2"), ("nnodes: 1", "1"), ("nnodes: 2", "2"), ("nnodes: 1:8", "1:2")],
+)
+def test_a_job_takes_all_nodes_or_as_many_as_it_names(nnodes: str, found: str) -> None:
+    job = parse_job(f"name: a\ncommand: [train.py]\n{nnodes}\n", "job.yaml")
+    assert str(fit_job(job, TWO).nnodes) == found
+
+
+def test_more_nodes_than_there_are_is_an_error_with_the_fix() -> None:
+    job = parse_job("name: a\ncommand: [train.py]\nnnodes: 3:4\n", "job.yaml")
+    with pytest.raises(InputError, match="nnodes: 3:4, and job 7 has 2") as caught:
+        fit_job(job, TWO)
+    assert "--nnodes 2" in caught.value.hint
+
+
+def test_keys_of_a_job_that_is_there_already_are_named() -> None:
+    text = "name: a\ncommand: [train.py]\nslurm: {time: 5, python: /p, partition: gpu}\n"
+    (line,) = describe_unused(parse_job(text, "job.yaml"))
+    assert line == "slurm.partition, slurm.time: has no use in an allocation that is there already"
+    assert describe_unused(parse_job("name: a\ncommand: [train.py]\n", "job.yaml")) == []

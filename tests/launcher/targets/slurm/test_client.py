@@ -1,0 +1,82 @@
+"""Commands of Slurm that are missing, silent or refused. What they answer: tests/slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.targets.slurm import client
+
+
+def test_a_machine_without_slurm_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(client.SlurmError) as caught:
+        client.run_command("sbatch", "--version")
+    assert "sbatch: No such file or directory" in str(caught.value)
+    assert "on a login node of the cluster" in str(caught.value)
+    assert not caught.value.is_away
+
+
+def test_a_command_that_hangs_is_given_up() -> None:
+    with pytest.raises(client.SlurmError) as caught:
+        client.run_command("sleep", "60", limit_s=0.2)
+    assert "gave no answer within 0.2 s" in str(caught.value)
+    assert caught.value.is_away
+
+
+def test_a_refusal_is_told_in_the_words_of_the_command() -> None:
+    with pytest.raises(client.SlurmError) as caught:
+        client.run_command("sh", "-c", "echo 'error: invalid partition specified: x' >&2; exit 1")
+    assert caught.value.what == "sh: error: invalid partition specified: x"
+    assert not caught.value.is_away
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_controller_that_is_away_is_known_by_its_clients_words(said: str) -> None:
+    with pytest.raises(client.SlurmError) as caught:
+        client.run_command("sh", "-c", f"echo '{said}' >&2; exit 1")
+    assert caught.value.is_away
+    assert "scontrol ping" in caught.value.hint
+
+
+def test_a_new_job_gets_nothing_of_the_job_around_it() -> None:
+    environ = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "8",
+        "SBATCH_PARTITION": "other",
+        "SRUN_CPUS_PER_TASK": "2",
+    }
+    kept = client.without_outer_job(environ)
+    assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
+
+
+SQUEUE = """#!/bin/bash
+[ "$SLURM_TIME_FORMAT" = standard ] || exit 1
+echo '12|12|N/A|RUNNING|None|n[1-2]|2026-11-22T18:43:24'
+echo '14|13|1|PENDING|BeginTime||2026-11-22T18:43:25'
+echo '13|13|2|PENDING|Priority||N/A'
+"""
+
+
+def test_the_queue_tells_when_a_job_begins_whatever_format_a_person_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text(SQUEUE)
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    running, held, waiting = client.read_queue([12, 13])
+    assert (held.name, waiting.begins_at, running.held_until) == ("13_1", None, None)
+    assert running.begins_at is not None
+    assert held.held_until == running.begins_at + 1

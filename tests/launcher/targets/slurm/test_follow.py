@@ -1,0 +1,356 @@
+"""What the files of a run and the queue say of its end."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.clock import SystemClock
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import NodeState, Reason
+from launcher.follow.console import Console
+from launcher.follow.requests import write_size
+from launcher.follow.target import RunEnd
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.targets.slurm import client
+from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
+from launcher.targets.slurm.follow import (
+    REASON_OF_STATE,
+    SlurmDriver,
+    decide_end,
+    decide_poll_s,
+    end_by_queue,
+    is_all_over,
+    is_told_why,
+    observe,
+    wanted_elements,
+)
+from launcher.targets.slurm.inside import InsideDriver
+from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch, find_held_back
+from launcher.targets.slurm.settings import SlurmSettings
+from launcher.targets.slurm.starts import read_jobs, read_starts
+from tests.launcher.runner import wait_until
+from tests.launcher.targets.slurm.test_plan import plan
+
+
+class Folder:
+    """A run's folder, filled as batch scripts fill it."""
+
+    def __init__(self, path: Path, nnodes: object = 2) -> None:
+        self.run = RunFolder(path / "tiny-1")
+        self.plan: LaunchPlan = plan(nnodes=nnodes)
+        (self.run.path / "slurm").mkdir(parents=True)
+
+    def write(self, **files: str) -> None:
+        """``j7_0_started="n1"`` writes ``7.0.started``; ``e7_2_0_ended`` is of element 2."""
+        for name, text in files.items():
+            job, *rest, kind = name[1:].split("_")
+            key = f"{job}.{rest[0]}" if name[0] == "j" else f"{job}_{rest[0]}.{rest[1]}"
+            (self.run.path / "slurm" / f"{key}.{kind}").write_text(f"{text}\n")
+
+    def node_ended(self, index: int, reason: Reason, detail: str = "") -> None:
+        folder = self.run.node_dir(index, 0)
+        folder.mkdir(parents=True, exist_ok=True)
+        told = NodeOutcome(
+            node_index=index,
+            incarnation=0,
+            reason=reason,
+            exit_code=0,
+            detail=detail,
+            attempts=1,
+            restarts={},
+            started_at=1.0,
+            finished_at=2.0,
+            first=None,
+            collateral=(),
+        )
+        (folder / "outcome.json").write_text(told.to_json())
+
+    def decide(self, *jobs: QueuedJob) -> Reason | None:
+        wanted = wanted_elements(self.run, self.plan)
+        end = decide_end(self.run, self.plan, read_starts(self.run), jobs, wanted)
+        return end and end.reason
+
+    def is_over(self) -> bool:
+        return is_all_over(read_starts(self.run), wanted_elements(self.run, self.plan))
+
+
+def queued(state: str, element: int | None = None) -> QueuedJob:
+    return QueuedJob(number=7, element=element, state=state, why="Priority", nodes="")
+
+
+def test_a_job_goes_on_until_its_last_start_is_over(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert (folder.decide(), folder.is_over()) == (None, False)
+    folder.write(j7_0_started="n1 n2", j7_0_stop="preempted", j7_0_ended="143 requeued")
+    assert (folder.decide(), folder.is_over()) == (None, False)
+    folder.write(j7_1_started="n2 n3")
+    assert folder.decide() is None
+    folder.write(j7_1_ended="0 over")
+    assert (folder.decide(), folder.is_over()) == (Reason.COMPLETED, True)
+
+
+def test_a_job_that_follows_another_counts_in_its_place(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2", j7_0_ended="143 requeued", j9_0_started="n1 n2")
+    assert folder.decide() is None
+    folder.write(j9_0_ended="1 over")
+    assert folder.decide() is Reason.TRAINING_FAILED
+    assert read_jobs(folder.run) == (7, 9)
+
+
+def test_a_failed_training_ends_the_run_though_other_elements_still_run(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "1:2")
+    folder.write(e7_0_0_started="n1", e7_1_0_started="n2", e7_0_0_ended="1 over")
+    assert (folder.decide(), folder.is_over()) == (Reason.TRAINING_FAILED, False)
+
+
+def test_a_killed_element_does_not_end_the_run(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "1:2")
+    folder.write(e7_0_0_started="n1", e7_1_0_started="n2", e7_0_0_ended="137 over")
+    assert folder.decide() is None
+
+
+def test_elements_that_are_too_few_are_not_waited_for(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, nnodes="2:3")
+    for element in range(3):
+        folder.write(**{f"e7_{element}_0_started": "n1"})
+    folder.write(e7_2_0_ended="198 over")
+    assert folder.decide() is None
+    folder.write(e7_1_0_ended="198 over")
+    assert (folder.decide(), folder.is_over()) == (Reason.DISK_FULL, False)
+
+
+def test_who_sent_a_signal_is_asked_of_the_queue_and_nothing_else(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2", j7_0_ended="143 over")
+    starts = read_starts(folder.run)
+    preempted = RunEnd(reason=Reason.PREEMPTED)
+    assert not is_told_why(preempted, starts, ())
+    assert not is_told_why(preempted, starts, (queued("COMPLETING"),))
+    assert is_told_why(preempted, starts, (queued("CANCELLED"),))
+    assert folder.decide(queued("CANCELLED")) is Reason.STOP_REQUESTED
+    assert is_told_why(RunEnd(reason=Reason.DISK_FULL), starts, ())
+    folder.write(j7_0_stop="interrupted")
+    assert is_told_why(RunEnd(reason=Reason.INTERRUPTED), read_starts(folder.run), ())
+
+
+def test_a_node_that_saw_the_run_finish_decides_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2", j7_0_ended="137 over")
+    folder.node_ended(1, Reason.COMPLETED)
+    assert folder.decide() is Reason.COMPLETED
+
+
+def test_a_node_whose_own_work_was_done_does_not_decide_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2")
+    folder.node_ended(1, Reason.COMPLETED, "its work was done; the others may still go on")
+    assert folder.decide() is None
+
+
+def test_a_stop_that_was_asked_for_is_the_reason(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1", j7_0_stop="stop-requested", j7_0_ended="143 over")
+    assert folder.decide() is Reason.STOP_REQUESTED
+
+
+def test_withdrawn_elements_are_not_waited_for(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "1:2")
+    folder.write(e7_0_0_started="n1", e7_1_0_started="n2", e7_0_0_ended="0 over")
+    assert not folder.is_over()
+    write_size(folder.run, 1)
+    assert folder.is_over()
+
+
+@pytest.mark.parametrize("state", sorted(ENDED_STATES - {"COMPLETED", "FAILED"}))
+def test_each_word_of_slurm_for_an_end_has_a_reason(tmp_path: Path, state: str) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2")
+    end = end_by_queue(folder.run, read_starts(folder.run), (queued(state),))
+    assert (end.reason, end.detail) == (
+        REASON_OF_STATE[state][0],
+        f"job 7: {REASON_OF_STATE[state][1]}",
+    )
+
+
+def test_a_job_that_never_ran_is_told_with_the_last_line_of_its_log(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1")
+    (folder.run.path / "slurm" / "7.log").write_text("module: command not found\n\n")
+    end = end_by_queue(folder.run, read_starts(folder.run), ())
+    assert "module: command not found" in end.detail
+
+
+def test_nodes_are_seen_by_their_outcome_their_start_or_the_queue(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "1:3")
+    folder.write(e7_0_0_started="n1", e7_1_0_started="n2", e7_1_0_ended="0 over")
+    folder.node_ended(1, Reason.COMPLETED)
+    seen = observe(folder.run, folder.plan, (queued("RUNNING", 0), queued("PENDING", 2)))
+    states = [(node.state, node.exit_code, node.detail) for node in seen.nodes]
+    assert states == [
+        (NodeState.RUNNING, None, "n1"),
+        (NodeState.EXITED, 0, ""),
+        (NodeState.PENDING, None, "Priority"),
+    ]
+
+
+def test_a_node_that_shows_no_life_beside_others_that_do_is_missing(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "2:4")
+    folder.plan = plan(nnodes="2:4", slurm={"kind": "allocation"})
+    folder.write(j7_0_started="n1 n2 n3")
+    for index, age_s in ((0, 0), (1, 2), (2, 40)):
+        file = folder.run.node_dir(index, 0) / "alive"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (1e9 - age_s, 1e9 - age_s))
+    seen = observe(folder.run, folder.plan, (queued("RUNNING"),))
+    assert [(node.state, node.detail) for node in seen.nodes] == [
+        (NodeState.RUNNING, "n1"),
+        (NodeState.RUNNING, "n2"),
+        (NodeState.MISSING, "n3: no sign of life for 40 s"),
+        (NodeState.MISSING, "job 7 got 3 nodes"),
+    ]
+
+
+def test_a_large_run_is_looked_at_less_often_but_every_two_seconds() -> None:
+    assert [decide_poll_s(workers) for workers in (1, 20, 100, 512)] == [0.2, 0.2, 1.0, 2.0]
+
+
+# -- a second Ctrl-C ------------------------------------------------------------------------------
+
+HURRIES: list[Callable[[SlurmDriver], object]] = [
+    lambda driver: driver.hurry(),
+    lambda driver: driver.abandon(KeyboardInterrupt(), submitted=True),
+]
+"""In the loop, and while the grace is waited for."""
+
+
+def said_before_the_stop(
+    kind: type[SlurmDriver], folder: Folder, hurry: Callable[[SlurmDriver], object]
+) -> str:
+    said, at_stop = io.StringIO(), list[str]()
+
+    def stop(run_id: str, grace_s: float) -> None:
+        assert (run_id, grace_s) == ("tiny-1", 0.0)
+        at_stop.append(said.getvalue())
+
+    console = Console(said, terminal=False, colour=False)
+    driver = kind(folder.run, folder.plan, stop, lambda nodes: None, console, SystemClock())
+    hurry(driver)
+    (text,) = at_stop
+    return text
+
+
+@pytest.mark.parametrize("hurry", HURRIES, ids=["hurry", "abandon"])
+def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_hand(
+    tmp_path: Path, hurry: Callable[[SlurmDriver], object]
+) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2")
+    assert said_before_the_stop(SlurmDriver, folder, hurry) == (
+        "launcher: cancelled at once: waits until Slurm has ended job 7, at most 60 s; "
+        "by hand: scancel 7\n"
+    )
+
+
+def test_a_second_interrupt_before_sbatch_has_answered_says_how_to_find_the_job(
+    tmp_path: Path,
+) -> None:
+    said = said_before_the_stop(SlurmDriver, Folder(tmp_path), HURRIES[1])
+    assert "what was submitted, at most 60 s; by hand: squeue --me, then scancel JOBID" in said
+
+
+def test_a_second_interrupt_in_an_allocation_names_the_step_and_not_the_job(
+    tmp_path: Path,
+) -> None:
+    folder = Folder(tmp_path)
+    own = replace(SlurmSettings.of(folder.plan), inside=7)
+    folder.plan = replace(folder.plan, own=own)
+    said = said_before_the_stop(InsideDriver, folder, HURRIES[0])
+    assert "its step of job 7, at most 60 s; by hand: squeue --steps --jobs=7" in said
+
+
+# -- jobs that are held back -----------------------------------------------------------------------
+
+
+NOW = 1_000.0
+
+
+def held(
+    element: int | None = None, until: float | None = NOW + 120, why: str = "BeginTime"
+) -> QueuedJob:
+    return QueuedJob(number=7, element=element, state="PENDING", why=why, nodes="", begins_at=until)
+
+
+def held_back(folder: Folder, *jobs: QueuedJob) -> list[str]:
+    return [start.key for start in find_held_back(read_starts(folder.run), jobs, NOW)]
+
+
+def test_a_job_that_slurm_has_requeued_is_held_back_also_without_its_scripts_last_word(
+    tmp_path: Path,
+) -> None:
+    folder = Folder(tmp_path, "1:2")
+    folder.write(e7_0_0_started="n1", e7_1_0_started="n2")
+    assert held_back(folder, queued("RUNNING", 0), held(1)) == ["7_1.0"]
+    folder.write(e7_1_0_ended="143 requeued", e7_1_0_stop="preempted")
+    assert held_back(folder, queued("RUNNING", 0), held(1)) == ["7_1.0"]
+    folder.write(e7_1_1_started="n3")
+    assert held_back(folder, held(0), held(1)) == ["7_0.0", "7_1.1"]
+    assert held_back(folder, held(1, why="None")) == ["7_1.1"]
+    assert held_back(folder, held(1, why="Priority"), held(0, until=None)) == []
+
+
+def test_a_job_that_slurm_holds_back_for_a_short_time_only_is_left_alone(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2", j7_0_stop="preempted", j7_0_ended="143 requeued")
+    assert held_back(folder, held(until=NOW + HELD_BACK_S)) == []
+    assert held_back(folder, held(until=NOW + HELD_BACK_S + 1)) == ["7.0"]
+
+
+def test_a_job_that_waits_for_an_instant_before_its_first_start_waits_on(tmp_path: Path) -> None:
+    assert held_back(Folder(tmp_path), held()) == []
+
+
+def test_a_job_that_a_fault_has_ended_waits_until_slurm_may_have_noticed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2", j7_0_fault="193", j7_0_ended="193 requeued")
+    assert held_back(folder, held()) == []
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["done", "refused"])
+def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    folder, told = Folder(tmp_path, "1:2"), list[tuple[str, ...]]()
+
+    def start_within(names: Iterable[str], after_s: int) -> None:
+        told.append(tuple(names))
+        if is_refused:
+            raise client.SlurmError("scontrol: Access/permission denied", "", is_away=False)
+
+    monkeypatch.setattr("launcher.targets.slurm.queue_watch.LOOK_S", 0.01)
+    later = time.time() + 120
+    monkeypatch.setattr(client, "read_queue", lambda jobs: (held(0, later), held(1, later)))
+    monkeypatch.setattr(client, "start_within", start_within)
+    folder.write(e7_0_0_started="n1", e7_1_0_started="n2")
+    watch = QueueWatch(folder.run)
+    watch.start()
+    try:
+        wait_until(lambda: watch.looks >= 3)
+        folder.write(e7_1_1_started="n2")
+        seen = watch.looks
+        wait_until(lambda: watch.looks >= seen + 3)
+    finally:
+        watch.close()
+    assert told == [("7_0", "7_1"), ("7_1",)]
+    assert watch.error is None
+    hastened = [] if is_refused else ["7_0.0", "7_1.0", "7_1.1"]
+    assert [start.key for start in watch.hastened] == hastened

@@ -1,0 +1,521 @@
+"""The batch script: whole, and run by bash with stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from launcher.contract.errors import InputError
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import CodePlan, LaunchPlan, plan_run
+from launcher.targets.slurm import script
+from launcher.targets.slurm.plan import plan_facts
+from launcher.targets.slurm.script import name_for_apptainer, name_for_pyxis, render_script
+
+STAND_IN = """\
+#!/bin/bash
+printf '%s\\n' "{name} $*" >>"$CALLS"
+[ ! -e "$DOES/{name}" ] || . "$DOES/{name}"
+"""
+NONE: Mapping[str, str] = MappingProxyType({})
+OUTCOME = {"schema": 1, "node_index": 0, "incarnation": 0}
+
+
+def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> LaunchPlan:
+    """A plan whose nodes run ``/opt/python`` unless the keys say otherwise."""
+    keys["slurm"] = {"python": "/opt/python", **keys.get("slurm", {})}
+    job = JobSpec.model_validate({"name": "digits", "command": ["train.py"], **keys})
+    facts = plan_facts(job, run_root=root, cwd=cwd, torch_version="2.13.0", sends_code=False)
+    return plan_run(job, facts, run_id="digits-0a1b2c")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        (
+            "slurm-allocation-2.sh",
+            {"nnodes": 2, "slurm": {"partition": "gpu", "time": "8:00:00", "setup": ["module x"]}},
+        ),
+        ("slurm-array-1-3.sh", {"nnodes": "1:3", "max_restarts": 5}),
+        (
+            "slurm-pyxis.sh",
+            {
+                "nnodes": "2:4",
+                "image": "registry.example.org/team/train:1",
+                "checkpoint_dir": "/scratch/digits",
+                "mounts": [{"source": "/data", "target": "/data", "read_only": True}],
+                "resources": {"gpus": 8},
+                "slurm": {"kind": "allocation", "container": "pyxis", "requeue": False},
+            },
+        ),
+    ],
+)
+def test_the_whole_script_on_slurm(
+    expect_golden: Callable[[str, str], None], name: str, keys: dict[str, Any]
+) -> None:
+    expect_golden(name, render_script(plan(**keys)))
+
+
+def test_the_script_is_short_enough_to_review() -> None:
+    lines = render_script(plan(nnodes=2)).splitlines()
+    assert len([line for line in lines if not line.startswith("#")]) <= 100
+    # But for what the agents are told.
+    assert max(len(line) for line in lines if not line.startswith("{")) <= 110
+
+
+@pytest.mark.parametrize("keys", [{"nnodes": 2}, {"nnodes": "1:2"}])
+def test_it_is_the_same_by_render_and_by_run(keys: dict[str, Any]) -> None:
+    assert render_script(plan(**keys)) == render_script(plan(**keys))
+
+
+def test_words_with_spaces_reach_sbatch_and_a_percent_is_no_pattern() -> None:
+    text = render_script(plan("/my runs/50%", slurm={"constraint": "a100&ib"}))
+    assert "#SBATCH '--output=/my runs/50%%/digits-0a1b2c/slurm/%j.log'" in text
+    assert "#SBATCH --constraint=a100&ib" in text
+
+
+# -- run by bash ---------------------------------------------------------------------------------
+
+
+class Job:
+    """One job's script in a folder of the test's own."""
+
+    def __init__(self, folder: Path, made: LaunchPlan, embed: bool = False) -> None:
+        self.folder = folder
+        self.run = Path(made.run_dir)
+        self.files = self.run / "slurm"
+        self.files.mkdir(parents=True)
+        (self.run / "agent.pyz").write_text("the agent")
+        self.script = folder / "script.sh"
+        self.script.write_text(render_script(made, embed=embed))
+        self._calls, self._does, programs = folder / "calls", folder / "does", folder / "bin"
+        self._does.mkdir()
+        programs.mkdir()
+        self.element: str | None = "3" if "--array" in self.script.read_text() else None
+        for name in ("srun", "scontrol", "sbatch", "apptainer"):
+            (programs / name).write_text(STAND_IN.format(name=name))
+            (programs / name).chmod(0o755)
+        self.does("scontrol", '[ "$1" != show ] || [ "$2" != hostnames ] || printf "n1\\nn2\\n"')
+
+    def does(self, name: str, lines: str) -> None:
+        """What a stand-in does besides noting that it was called."""
+        with (self._does / name).open("a") as file:
+            file.write(f"{lines}\n")
+
+    def agents_end(self, *codes: int, srun: int | None = None) -> None:
+        """The agents' outcomes, and srun's own code: the greatest of them unless given."""
+        for number, code in enumerate(codes):
+            index = self.element or number
+            folder = self.run / "nodes" / f"{index}/{number}"
+            told = {**OUTCOME, "reason": "a-b", "exit_code": code, "first": {"exit_code": 7}}
+            # As the agent writes it, and cut as on a full disk.
+            text = json.dumps(told, indent=2 if number else None)
+            self.does("srun", f"mkdir -p '{folder}'; echo '{text}' >'{folder}/outcome.json'")
+        self.does("srun", f"exit {max(codes, default=0) if srun is None else srun}")
+
+    def start(
+        self, restarts: int = 0, env: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[bytes]:
+        # An element of an array; SLURM_JOB_ID is the last element's own, and the array's.
+        array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": self.element or ""}
+        own = {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "CALLS": str(self._calls),
+            "DOES": str(self._does),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NUM_NODES": "1" if self.element else "2",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            **(array if self.element else {}),
+            **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
+            **env,
+        }
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(["bash", str(self.script)], env=own, stdout=log, stderr=log)
+
+    def run_once(self, restarts: int = 0, env: Mapping[str, str] = NONE) -> str:
+        """What the script said of its end."""
+        code = self.start(restarts, env).wait(30)
+        words = self.ended(restarts)
+        assert words.split()[0] == str(code), self.log()
+        return words
+
+    def ended(self, restarts: int = 0) -> str:
+        job = f"7_{self.element}" if self.element else "7"
+        return (self.files / f"{job}.{restarts}.ended").read_text().strip()
+
+    def write(self, name: str, text: str) -> None:
+        (self.files / name).write_text(f"{text}\n")
+
+    def calls(self, name: str = "") -> list[str]:
+        lines = self._calls.read_text().splitlines() if self._calls.exists() else []
+        return [line for line in lines if line.startswith(name)]
+
+    def requeues(self) -> list[str]:
+        return self.calls("scontrol requeue")
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def wait_for_call(self, name: str) -> None:
+        deadline = time.monotonic() + 20
+        while not self.calls(name):
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path, plan(str(tmp_path / "my runs"), str(tmp_path), nnodes=2))
+
+
+@pytest.fixture
+def element(tmp_path: Path) -> Job:
+    return Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes="1:4"))
+
+
+def test_one_agent_is_started_on_each_node_and_told_where_to_look_for_a_stop(job: Job) -> None:
+    job.does("srun", 'echo "$LAUNCHER_STOP_FILE" >"$DOES/stop"')
+    job.agents_end(0, 0)
+    assert job.run_once() == "0 over"
+    (call,) = job.calls("srun")
+    assert call.endswith(f"/opt/python {job.run}/agent.pyz {job.files}/node-plan.json")
+    for option in ("--ntasks=2", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none"):
+        assert option in call.split()
+    assert (job.folder / "does/stop").read_text().strip() == str(job.files / "7.0.stop")
+    assert (job.files / "7.0.started").read_text() == "n1 n2\n"
+    assert json.loads((job.files / "node-plan.json").read_text())["settings"]["identity"] == "slurm"
+    assert job.log() == ""
+
+
+@pytest.mark.parametrize(
+    ("codes", "srun", "words"),
+    [
+        ((0, 0), 0, "0 over"),
+        # A lost node makes srun fail, though the others have ended the training.
+        ((0,), 143, "0 over"),
+        ((194, 1), 194, "1 over"),
+        ((2,), 2, "2 over"),
+        ((195, 193), 195, "195 requeued"),
+        ((), 137, "137 requeued"),
+        ((), 127, "127 over"),
+    ],
+)
+def test_faults_of_the_platform_alone_requeue_the_job(
+    job: Job, codes: tuple[int, ...], srun: int, words: str
+) -> None:
+    job.agents_end(*codes, srun=srun)
+    assert job.run_once() == words
+    assert job.requeues() == (["scontrol requeue 7"] if "requeued" in words else [])
+
+
+def test_so_many_faults_of_the_platform_end_the_run(job: Job) -> None:
+    job.agents_end(195)
+    ends = []
+    for start in range(4):
+        # Each start saves something, as a training does.
+        job.does("srun", "")
+        ends.append(job.run_once(start))
+        (job.run / "checkpoints" / f"{start}").write_text("")
+    assert ends == ["195 requeued"] * 3 + ["195 over"]
+    assert "error: 4 faults of the platform" in job.log()
+
+
+def test_near_its_time_limit_a_start_stops_and_is_requeued(job: Job) -> None:
+    job.does("srun", 'until [ -s "$LAUNCHER_STOP_FILE" ]; do sleep 0.1; done')
+    job.agents_end(143, 143)
+    script = job.start()
+    job.wait_for_call("srun")
+    script.send_signal(signal.SIGUSR1)
+    assert script.wait(30) == 143
+    assert (job.files / "7.0.stop").read_text() == "preempted\n"
+    assert (job.ended(), job.requeues()) == ("143 requeued", ["scontrol requeue 7"])
+    assert not list(job.files.glob("*.fault"))
+
+
+def test_a_notice_that_comes_during_the_setup_is_not_lost(tmp_path: Path) -> None:
+    wait = f"touch {tmp_path}/at-setup; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    job = Job(tmp_path, plan(str(tmp_path / "runs"), nnodes=2, slurm={"setup": [wait]}))
+    job.agents_end(143)
+    script = job.start()
+    while not (tmp_path / "at-setup").exists():
+        assert script.poll() is None
+        time.sleep(0.02)
+    script.send_signal(signal.SIGUSR1)
+    (tmp_path / "go").touch()
+    assert script.wait(30) == 143
+    assert (job.files / "7.0.stop").read_text() == "preempted\n"
+
+
+def test_a_time_limit_twice_without_a_checkpoint_between_ends_the_run(job: Job) -> None:
+    job.does("srun", 'echo preempted >"$LAUNCHER_STOP_FILE"')
+    job.agents_end(143)
+    (job.run / "checkpoints/generations").mkdir(parents=True)
+    assert job.run_once(0) == "143 requeued"
+    # Each group takes a generation; that is no progress.
+    (job.run / "checkpoints/generations/1.json").write_text("{}")
+    assert job.run_once(1) == "1 over"
+    assert (
+        f"error: 2 starts in a row left nothing new in {job.run}/checkpoints; fix: save"
+        in job.log()
+    )
+
+
+def test_starts_that_slurm_requeues_without_a_checkpoint_end_too(job: Job) -> None:
+    for start in range(4):
+        job.write(f"7.{start}.started", "n1")
+    assert job.run_once(4) == "1 over"
+    assert job.calls("srun") == []
+
+
+def test_a_checkpoint_makes_the_count_of_starts_begin_again(job: Job) -> None:
+    for start in range(4):
+        job.write(f"7.{start}.started", "n1")
+    (job.run / "checkpoints/step-7").mkdir(parents=True)
+    (job.run / "checkpoints/step-7/weights").write_text("")
+    job.agents_end(0)
+    assert job.run_once(4) == "0 over"
+
+
+@pytest.mark.parametrize("reason", ["stop-requested", "interrupted"])
+def test_a_run_that_was_asked_to_stop_is_not_requeued(job: Job, reason: str) -> None:
+    job.does("srun", f'echo {reason} >"$LAUNCHER_STOP_FILE"')
+    job.agents_end(143)
+    assert (job.run_once(), job.requeues()) == ("143 over", [])
+    # Where Slurm itself requeues it all the same, it ends at once.
+    assert job.run_once(1) == "143 over"
+    assert len(job.calls("srun")) == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        # scancel: a requeue would bring the job back.
+        ("JobState=COMPLETING Reason=None Restarts=0 ", "143 over"),
+        ("JobState=COMPLETING Reason=None Restarts=1 ", "143 requeued"),
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=0 ", "143 requeued"),
+        ("", "143 over"),
+    ],
+)
+def test_what_slurm_ends_is_requeued_only_after_the_time_limit(
+    job: Job, shown: str, words: str
+) -> None:
+    job.does("scontrol", f'[ "$1" != show ] || [ "$2" != job ] || echo \'JobId=7 {shown}\'')
+    job.does("srun", "until [ -e $DOES/go ]; do sleep 0.1; done")
+    job.agents_end(143)
+    script = job.start()
+    job.wait_for_call("srun")
+    script.send_signal(signal.SIGTERM)
+    (job.folder / "does/go").write_text("")
+    script.wait(30)
+    assert job.ended() == words
+    assert bool(job.requeues()) == ("TimeLimit" in shown)
+
+
+def test_where_a_requeue_is_refused_another_job_follows(job: Job) -> None:
+    job.agents_end(195)
+    job.does("scontrol", '[ "$1" != requeue ] || { echo "is presently disabled" >&2; exit 1; }')
+    job.does("sbatch", "echo '9;cluster'")
+    assert job.run_once() == "195 requeued"
+    assert job.calls("sbatch") == [
+        f"sbatch --parsable --dependency=afterany:7 {job.run}/artifact.sh"
+    ]
+    assert (job.files / "9.job").read_text() == "\n"
+    assert (job.run / "artifact.sh").read_text() == job.script.read_text()
+
+
+def test_an_element_is_requeued_by_its_index_as_its_own_id_may_be_the_arrays(
+    element: Job,
+) -> None:
+    element.agents_end(195)
+    element.does("scontrol", '[ "$1" != requeue ] || { echo "disabled" >&2; exit 1; }')
+    element.does("sbatch", "echo 9")
+    assert element.run_once() == "195 requeued"
+    assert element.requeues() == ["scontrol requeue 7_3"]
+    (call,) = element.calls("sbatch")
+    assert "--dependency=afterany:7_3 --array=3 " in call
+    assert (element.files / "9.job").read_text() == "3\n"
+
+
+def test_a_refusal_of_both_says_what_to_type(job: Job) -> None:
+    job.agents_end(195)
+    job.does("scontrol", '[ "$1" != requeue ] || { echo "disabled" >&2; exit 1; }')
+    job.does("sbatch", "exit 1")
+    assert job.run_once() == "195 over"
+    assert f"fix: sbatch {job.run}/artifact.sh" in job.log()
+
+
+def test_a_controller_that_is_away_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "TRY_S", 1)
+    job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2))
+    job.agents_end(195)
+    job.does(
+        "scontrol",
+        '[ "$1" != requeue ] || [ -e "$DOES/once" ] || { touch "$DOES/once"; '
+        'echo "Unable to contact slurm controller (connect failure)" >&2; exit 1; }',
+    )
+    assert job.run_once() == "195 requeued"
+    assert len(job.requeues()) == 2
+    assert job.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_srun_that_outlives_its_agents_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    monkeypatch.setattr(script, "SRUN_SLACK_S", 1)
+    monkeypatch.setattr(script, "LOOK_S", 1)
+    made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2, stop_grace_s=2)
+    job = Job(tmp_path, made)
+    job.agents_end(143, *([] if stopped else [0]), srun=0)
+    # The last line is not reached.
+    does = job.folder / "does/srun"
+    stop = 'echo preempted >"$LAUNCHER_STOP_FILE"\n' if stopped else ""
+    does.write_text(does.read_text().replace("exit 0\n", f"{stop}exec sleep 60\n"))
+    assert job.run_once() == ("143 requeued" if stopped else "0 over")
+    assert job.log().strip() == "launcher: srun goes on without its agents: killed"
+
+
+@pytest.mark.parametrize("words", ["0 over", "1 over"])
+def test_an_element_that_slurm_starts_after_the_runs_end_has_nothing_to_do(
+    element: Job, words: str
+) -> None:
+    element.write("7_0.0.ended", words)
+    element.write("7_1.0.ended", "143 over")
+    assert element.run_once() == words
+    assert element.calls("srun") == []
+
+
+def test_variables_that_would_bind_or_place_tasks_do_not_reach_srun(job: Job) -> None:
+    job.does("srun", 'env >"$DOES/env"')
+    job.agents_end(0)
+    stale = {
+        "SLURM_CPU_BIND": "verbose",
+        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+        "SRUN_CPUS_PER_TASK": "1",
+        "SLURM_GPUS_PER_TASK": "1",
+        "PMI_RANK": "3",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "MASTER_ADDR": "elsewhere",
+        "LT_DEVICES": "4",
+    }
+    job.run_once(env={**stale, "SLURM_GPUS_PER_NODE": "8", "MINE": "1"})
+    seen = dict(line.partition("=")[::2] for line in (job.folder / "does/env").read_text().split())
+    assert not stale.keys() & seen.keys()
+    assert (seen["SLURM_GPUS_PER_NODE"], seen["MINE"]) == ("8", "1")
+
+
+def test_code_is_unpacked_once_and_whole(tmp_path: Path) -> None:
+    made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2)
+    job = Job(tmp_path, replace(made, code=CodePlan(root="/shared/my code", hash="1")))
+    assert job.run_once() == "2 over"
+    assert "code.tar.gz, made with: tar -czf code.tar.gz -C '/shared/my code' ." in job.log()
+    (tmp_path / "train.py").write_text("")
+    archive = ("tar", "-czf", str(job.run / "code.tar.gz"), "-C", str(tmp_path), "train.py")
+    subprocess.run(archive, check=True)
+    job.agents_end(0)
+    assert job.run_once(1) == "0 over"
+    assert [path.name for path in (job.run / "code").iterdir()] == ["train.py"]
+
+
+def test_without_the_agents_file_the_script_says_where_to_put_it(job: Job) -> None:
+    (job.run / "agent.pyz").unlink()
+    assert job.run_once() == "2 over"
+    assert f"error: no {job.run}/agent.pyz: copy it there, or render with --embed" in job.log()
+
+
+def test_an_embedded_agent_is_written_where_none_is(tmp_path: Path) -> None:
+    job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2), embed=True)
+    (job.run / "agent.pyz").unlink()
+    job.agents_end(0)
+    assert job.run_once() == "0 over"
+    assert (job.run / "agent.pyz").read_bytes()[:2] in (b"PK", b"#!")
+
+
+# -- containers ----------------------------------------------------------------------------------
+
+IN_CONTAINER: dict[str, Any] = {
+    "nnodes": 2,
+    "image": "registry.example.org:5000/team/train:1",
+    "workdir": "/work",
+    "mounts": [{"source": "/data", "target": "/in", "read_only": True}],
+    "resources": {"gpus": 2},
+}
+
+
+def srun_words(folder: Path, runtime: str) -> list[str]:
+    """What a real shell passes to srun, between its own options and the agent."""
+    keys = {**IN_CONTAINER, "slurm": {"container": runtime}}
+    made = plan(str(folder / "runs"), str(folder), checkpoint_dir="/scratch/c", **keys)
+    job = Job(folder, replace(made, checkpoint_dir=str(folder / "c")))
+    job.does("srun", 'printf "%s\\n" "$@" >"$DOES/words"; exit 0')
+    job.run_once()
+    words = (folder / "does/words").read_text().splitlines()
+    assert words[-3:] == ["/opt/python", f"{job.run}/agent.pyz", f"{job.files}/node-plan.json"]
+    return words[words.index("--gpu-bind=none") + 1 : -3]
+
+
+def test_pyxis_gets_the_image_as_enroot_spells_it_and_every_mount(tmp_path: Path) -> None:
+    run = tmp_path / "runs/digits-0a1b2c"
+    checkpoints = tmp_path / "c"
+    assert [w for w in srun_words(tmp_path, "pyxis") if "container" in w] == [
+        "--container-image=registry.example.org:5000#team/train:1",
+        f"--container-mounts={run}:{run},{checkpoints}:{checkpoints},/data:/in:ro",
+        "--container-workdir=/work",
+        "--no-container-entrypoint",
+        "--no-container-mount-home",
+    ]
+
+
+def test_apptainer_gets_gpus_binds_and_the_working_folder(tmp_path: Path) -> None:
+    run, checkpoints = tmp_path / "runs/digits-0a1b2c", tmp_path / "c"
+    words = srun_words(tmp_path, "apptainer")
+    assert words[words.index("apptainer") :] == [
+        *("apptainer", "exec", "--no-home", "--nv"),
+        *("--bind", f"{run}:{run}", "--bind", f"{checkpoints}:{checkpoints}"),
+        *("--bind", "/data:/in:ro", "--pwd", "/work"),
+        "docker://registry.example.org:5000/team/train:1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("image", "pyxis", "apptainer"),
+    [
+        ("ubuntu:24.04", "ubuntu:24.04", "docker://ubuntu:24.04"),
+        ("team/train", "team/train", "docker://team/train"),
+        (
+            "nvcr.io/nvidia/pytorch:1",
+            "nvcr.io#nvidia/pytorch:1",
+            "docker://nvcr.io/nvidia/pytorch:1",
+        ),
+        ("nvcr.io#nvidia/pytorch:1", "nvcr.io#nvidia/pytorch:1", None),
+        ("localhost/train", "localhost#train", "docker://localhost/train"),
+        ("docker://a.org/t", "a.org#t", "docker://a.org/t"),
+        ("/shared/train.sqsh", "/shared/train.sqsh", "/shared/train.sqsh"),
+        ("./train.sif", "./train.sif", "./train.sif"),
+        ("oras://a.org/t", None, "oras://a.org/t"),
+    ],
+)
+def test_an_image_is_named_as_its_runtime_spells_it(
+    image: str, pyxis: str | None, apptainer: str | None
+) -> None:
+    assert pyxis is None or name_for_pyxis(image) == pyxis
+    assert apptainer is None or name_for_apptainer(image) == apptainer
+
+
+@pytest.mark.parametrize("folder", ["/da,ta", "/da:ta"])
+def test_a_folder_that_a_mount_cannot_name_is_refused(folder: str) -> None:
+    keys = {**IN_CONTAINER, "mounts": [{"source": folder, "target": "/in"}]}
+    with pytest.raises(InputError, match="cannot be mounted: pyxis takes : and , for separators"):
+        render_script(plan(**keys, slurm={"container": "pyxis"}))

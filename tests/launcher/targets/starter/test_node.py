@@ -1,0 +1,261 @@
+"""``launcher node``, started by hand and by a real mpirun, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.addresses import LOOPBACK, choose_address, interface_of, own_addresses
+from launcher.contract import protocol
+from tests.launcher.runner import Runner, wait_until
+
+SUM = """
+import os, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", int(total), "of node", os.environ["LAUNCHER_NODE_INDEX"], flush=True)
+left = [name for name in os.environ if name.startswith(("OMPI_", "PMIX_"))]
+print("left", left, "by", os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
+dist.destroy_process_group()
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+WAITING = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+print("up", flush=True)
+pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["LAUNCHER_NODE_INDEX"]).touch()
+time.sleep(300)
+"""
+LAUNCHER = """\
+#!/bin/sh
+exec {python} -m launcher "$@"
+"""
+REMOTE = """\
+#!/bin/sh
+# HOST COMMAND...: as ssh would, on this machine.
+shift
+exec /bin/sh -c "$*"
+"""
+
+
+class Starting:
+    """Starts ``launcher node`` on nodes that are all this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.launcher = Runner(folder)
+        self.launcher.write(SUM, "name: tiny\nnproc_per_node: 1\nstop_grace_s: 5\n")
+        self.started: list[subprocess.Popen[str]] = []
+        for name, text in (("launcher", LAUNCHER), ("remote", REMOTE)):
+            path = folder / name
+            path.write_text(text.format(python=self.launcher.argv()[0]))
+            path.chmod(0o755)
+        kept = ("SLURM_", "OMPI_", "PMI", "FLUX_", "PBS_", "LSB_")
+        self.env = {k: v for k, v in self.launcher.env.items() if not k.startswith(kept)}
+
+    def start(self, *argv: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            argv,
+            cwd=self.launcher.folder,
+            env={**self.env, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def node(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return self.start("./launcher", "node", *words, **env)
+
+    def mpirun(self, nodes: int, *words: str, **env: str) -> subprocess.Popen[str]:
+        hosts = ",".join(f"n{number}" for number in range(nodes))
+        argv = ("mpirun", "--allow-run-as-root", "--host", hosts, "-N", "1")
+        remote = str(self.launcher.folder / "remote")
+        return self.start(*argv, "--mca", "plm_rsh_agent", remote, "./launcher", *words, **env)
+
+    def end(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.terminate()
+            process.communicate(timeout=60)
+        wait_until(lambda: self.launcher.processes() == [], 30)
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[Starting]:
+    starting = Starting(tmp_path)
+    yield starting
+    starting.end()
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=150)
+    return process.returncode, out, err
+
+
+def test_one_node_runs_the_job_and_the_folder_tells_of_it_afterwards(starting: Starting) -> None:
+    env = {"LAUNCHER_NODE_INDEX": "0", "CODE": "0"}
+    code, out, err = finish(
+        starting.node("job.yaml", "--nnodes", "1", "--run-id", "one", "--", "--lr", "3", **env)
+    )
+    assert code == 0, err
+    assert "[0/0] sum 1 of node 0\n" in out
+    assert "launcher: run one: nnodes 1 x nproc_per_node 1 on cpu; folder" in err
+    status = starting.launcher("status", "one")
+    assert "one: succeeded on starter" in status.stdout
+    assert "sum 1 of node 0" in starting.launcher("logs", "one").stdout
+    plan = json.loads((starting.launcher.folder / "runs/one/plan.json").read_text())
+    assert plan["nodes"][0]["command"] == ["train.py", "--lr", "3"]
+
+
+def test_the_exit_code_is_the_agents(starting: Starting) -> None:
+    env = {"LAUNCHER_NODE_INDEX": "0", "CODE": "7"}
+    code, _, err = finish(starting.node("job.yaml", "--nnodes", "1", "--run-id", "bad", **env))
+    assert (code, "training-failed" in err) == (1, True), err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_of_the_starter_ends_the_node(starting: Starting, signum: int) -> None:
+    starting.launcher.write(WAITING, "name: tiny\nnproc_per_node: 1\nstop_grace_s: 5\n")
+    env = {"LAUNCHER_NODE_INDEX": "0"}
+    node = starting.node("job.yaml", "--nnodes", "1", "--run-id", "x", **env)
+    wait_until((starting.launcher.folder / "runs/x/up-0").exists, 60)
+    node.send_signal(signum)
+    code, _, err = finish(node)
+    expected = {signal.SIGTERM: (143, "preempted"), signal.SIGINT: (130, "interrupted")}
+    assert (code, expected[signal.Signals(signum)][1] in err) == (
+        expected[signal.Signals(signum)][0],
+        True,
+    )
+
+
+def test_a_second_start_of_the_same_run_goes_on_with_the_next_incarnation(
+    starting: Starting,
+) -> None:
+    words = ("job.yaml", "--nnodes", "1", "--run-id", "again")
+    for _ in range(2):
+        code, _, err = finish(starting.node(*words, LAUNCHER_NODE_INDEX="0"))
+        assert code == 0, err
+        assert starting.launcher("status", "again").returncode == 0
+    run = starting.launcher.folder / "runs/again"
+    assert sorted(p.name for p in (run / protocol.NODES_DIR / "0").iterdir()) == ["0", "1"]
+    assert (run / "outcome-0.json").exists()
+
+
+def test_another_job_does_not_take_over_a_run(starting: Starting) -> None:
+    words = ("job.yaml", "--nnodes", "1", "--run-id", "mine")
+    assert finish(starting.node(*words, LAUNCHER_NODE_INDEX="0"))[0] == 0
+    code, _, err = finish(starting.node(*words, "--", "--lr", "3", LAUNCHER_NODE_INDEX="0"))
+    assert code == 2
+    assert "mine was started before with another job or other options" in err
+    assert "--run-id mine-2" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "index", "said", "fix"),
+    [
+        ("job.yaml", "", "nothing tells which node this is", "srun --ntasks-per-node=1"),
+        ("job.yaml", "0", "your script does not tell how many nodes", "--nnodes N"),
+        ("job.yaml --nnodes 2", "0", "tells no id of its job", "--run-id tiny-$(date +%s)"),
+        ("job.yaml --nnodes 2 --run-id a", "2", "2, but this is node 2", "a larger nnodes"),
+        ("job.yaml --nnodes 2 --run-id a/b", "0", "letters, digits, points", "--run-id a-b"),
+        ("job.yaml --nnodes 2 --run-id a --set engine=torchrun", "0", "torchrun must", "remove"),
+        (
+            "job.yaml --nnodes 2 --run-id a --set rdzv.backend=c10d",
+            "0",
+            "addresses are not known before",
+            "leave it out",
+        ),
+        ("gone.py --nnodes 2 --run-id a", "0", "no such file", "check the path"),
+    ],
+)
+def test_what_is_wrong_is_told_at_once_with_the_fix(
+    starting: Starting, words: str, index: str, said: str, fix: str
+) -> None:
+    env = {"LAUNCHER_NODE_INDEX": index} if index else {}
+    code, _, err = finish(starting.node(*words.split(), **env))
+    assert code == 2, err
+    assert said in err
+    assert fix in err
+
+
+@pytest.mark.mpi
+def test_mpirun_that_starts_several_on_a_node_is_an_error_of_each(starting: Starting) -> None:
+    argv = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
+    code, _, err = finish(starting.start(*argv, "./launcher", "node", "job.yaml"))
+    assert code == 2
+    assert "mpirun started 2 processes on this node" in err
+    assert "fix: start one on each node: mpirun -N 1" in err
+
+
+@pytest.mark.mpi
+def test_what_mpirun_bound_to_one_core_gets_all_that_it_may_use(starting: Starting) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    code, out, err = finish(starting.mpirun(1, "node", "job.yaml"))
+    assert code == 0, err
+    assert "mpirun bound this node to 1 of its cores; the workers get all" in err
+    # They would take themselves for what mpirun started.
+    assert "left [] by lo\n" in out
+
+
+@pytest.mark.mpi
+def test_nodes_that_mpirun_starts_form_a_group_and_end_with_one_code(starting: Starting) -> None:
+    process = starting.mpirun(2, "node", "job.yaml")
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert {"[0/0] sum 2 of node 0", "[1/1] sum 2 of node 1"} <= set(out.splitlines())
+    # Else gloo takes the interface of the host's name, which may be the loopback.
+    interface = interface_of(choose_address([]))
+    assert out.count(f"left [] by {interface or None}\n") == 2
+    (run_id,) = starting.launcher.run_ids()
+    assert f"{run_id}: succeeded on starter" in starting.launcher("status").stdout
+    listed = starting.launcher("ps", "--all").stdout
+    assert "starter" in listed
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_stop_from_another_terminal_reaches_nodes_that_mpirun_started(
+    starting: Starting,
+) -> None:
+    starting.launcher.write(WAITING, "name: tiny\nnproc_per_node: 1\nstop_grace_s: 5\n")
+    process = starting.mpirun(2, "node", "job.yaml")
+    latest = starting.launcher.folder / "runs/latest"
+    wait_until(lambda: len(list(latest.glob("up-*"))) == 2, 90)
+    (run_id,) = starting.launcher.run_ids()
+    status = starting.launcher("status")
+    assert f"{run_id}: running on starter" in status.stdout
+    assert "node 1.0: running" in status.stdout
+    assert "starter" in starting.launcher("ps").stdout
+    stopped = starting.launcher("stop")
+    assert (stopped.returncode, "stopped, stop-requested" in stopped.stderr) == (0, True)
+    assert finish(process)[0] == 143
+    assert starting.launcher("stop").returncode == 0
+    assert "no runs go on" in starting.launcher("ps").stdout
+
+
+@pytest.mark.mpi
+def test_what_is_wrong_for_node_0_alone_ends_the_others_too(starting: Starting) -> None:
+    (starting.launcher.folder / "runs").write_text("in the way")
+    code, _, err = finish(starting.mpirun(2, "node", "job.yaml"))
+    assert code == 2, err
+    assert "runs" in err
+    (starting.launcher.folder / "runs").unlink()
+
+
+def test_the_interface_of_an_address_is_known_but_for_the_loopback() -> None:
+    for address in own_addresses():
+        assert interface_of(address)
+    assert interface_of(LOOPBACK) == ""
+    assert interface_of("203.0.113.7") == ""
+    assert interface_of("a-name") == ""

@@ -1,0 +1,232 @@
+"""How the nodes of one start agree on a run, and what the run's folder tells of it later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.contract import protocol
+from launcher.contract.errors import InputError, TargetError
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, NodeState, Reason
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.target_facts import MachineFacts
+from launcher.runs.folder import RunFolder
+from launcher.targets.starter.plan import StarterSettings, plan_facts, plan_own_node, size_job
+from launcher.targets.starter.starters import NodePlace
+from launcher.targets.starter.starts import (
+    PLAN_LIMIT_S,
+    STALE_LIMIT_S,
+    StartFiles,
+    check_same_job,
+    claim_incarnation,
+    find_files,
+    name_run,
+)
+from launcher.targets.starter.target import LEFT_BEHIND_S, StarterTarget
+
+OWN = StarterSettings(python="/opt/python", starter="srun", scheduler="77")
+
+
+class StepClock:
+    """Moves on by what is slept; ``on_sleep`` is called each time."""
+
+    def __init__(self, on_sleep: Callable[[float], None] = lambda now: None) -> None:
+        self.now, self.on_sleep = 1000.0, on_sleep
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.on_sleep(self.now)
+
+
+def place(**fields: Any) -> NodePlace:
+    return NodePlace(**{"starter": "srun", "index": 0, "nodes": 2, "job": "77.0", **fields})
+
+
+@pytest.fixture
+def plan(make_job: Callable[..., JobSpec], tmp_path: Path) -> LaunchPlan:
+    job = size_job(make_job(nproc_per_node=2), place())
+    machine = MachineFacts(cpu_count=2, device_ids=("0", "1"), loopback=None)
+    facts = plan_facts(
+        job, machine, OWN, torch_version="2.13.0", run_root=str(tmp_path), cwd="/home/me"
+    )
+    return plan_run(job, facts, run_id="digits-77.0")
+
+
+@pytest.fixture
+def run(plan: LaunchPlan) -> RunFolder:
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "#!/bin/sh\n", 1000.0)
+    return run
+
+
+def test_others_take_the_plan_once_node_0_says_that_it_is_there(
+    run: RunFolder, plan: LaunchPlan
+) -> None:
+    files = StartFiles(run=run, key="77-0")
+    files.begin()
+    clock = StepClock(lambda now: files.tell_ready() if now > 1005 else None)
+    assert files.wait_for_plan(clock) == plan
+    assert clock.now < 1010
+
+
+def test_others_give_up_where_node_0_says_nothing(run: RunFolder) -> None:
+    clock = StepClock()
+    with pytest.raises(TargetError, match=r"77-0\.json within 300 s") as caught:
+        StartFiles(run=run, key="77-0").wait_for_plan(clock)
+    assert "--runs DIR on a shared file system" in caught.value.hint
+    assert clock.now <= 1000 + PLAN_LIMIT_S + 1
+
+
+def test_others_end_with_what_kept_node_0_from_a_plan(run: RunFolder) -> None:
+    files, clock = StartFiles(run=run, key="77-0"), StepClock()
+    files.tell_error(InputError("no such file gone.py", "check the path"))
+    with pytest.raises(InputError, match="node 0 did not start: no such file") as caught:
+        files.wait_for_plan(clock)
+    assert caught.value.hint == "check the path"
+
+
+def test_an_error_of_an_earlier_start_of_that_name_does_not_count(
+    run: RunFolder, plan: LaunchPlan
+) -> None:
+    files = StartFiles(run=run, key="77-0")
+    files.tell_error(InputError("of yesterday", ""))
+
+    def start(now: float) -> None:
+        if now > 1000 + STALE_LIMIT_S / 2:
+            files.begin()
+            files.tell_ready()
+
+    assert files.wait_for_plan(StepClock(start)) == plan
+
+
+def test_two_starts_of_one_job_have_files_of_their_own(tmp_path: Path) -> None:
+    first, second = (find_files(tmp_path, "digits-77.0", place(start=n)) for n in ("0", "1"))
+    assert first.run.path == second.run.path
+    assert first.stop != second.stop
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "named"),
+    [
+        ({}, None, "digits-77.0"),
+        ({}, "night-7", "night-7"),
+        ({"job": ""}, "night_7", "night_7"),
+    ],
+)
+def test_all_nodes_name_the_run_alike(
+    fields: dict[str, str], given: str | None, named: str
+) -> None:
+    assert name_run("digits", place(**fields), given) == named
+
+
+def test_only_the_same_job_goes_on_in_a_run(run: RunFolder) -> None:
+    (run.path / protocol.JOB_FILE).write_text("a job\n")
+    assert check_same_job(run, "a job\n", place(), is_named=False)
+    with pytest.raises(InputError, match="with another job or other options"):
+        check_same_job(run, "another\n", place(), is_named=True)
+    # The id of an mpirun without a scheduler may be that of an earlier one.
+    with pytest.raises(InputError, match="is there already, and another run's"):
+        check_same_job(run, "a job\n", place(comes_again=False), is_named=False)
+    assert not check_same_job(RunFolder(run.path.parent / "new"), "x", place(), is_named=False)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "nodes", "found"),
+    [(None, 4, "4"), (4, 4, "4"), ("2:8", 4, "2:4"), ("2:8", 8, "2:8"), (4, None, "4")],
+)
+def test_a_job_has_as_many_nodes_as_were_started(
+    make_job: Callable[..., JobSpec], nnodes: object, nodes: int | None, found: str
+) -> None:
+    job = make_job(nnodes=nnodes) if nnodes else make_job()
+    assert str(size_job(job, place(nodes=nodes)).nnodes) == found
+
+
+@pytest.mark.parametrize(("nnodes", "nodes"), [(4, 2), (1, 2), ("3:8", 2), ("1:2", 4)])
+def test_another_number_than_the_job_has_is_an_error_with_the_fix(
+    make_job: Callable[..., JobSpec], nnodes: object, nodes: int
+) -> None:
+    with pytest.raises(InputError, match=f"the job has {nnodes}, and srun started") as caught:
+        size_job(make_job(nnodes=nnodes), place(nodes=nodes))
+    assert f"--nnodes {nodes}" in caught.value.hint
+
+
+def test_each_node_gets_its_own_index_address_and_gpus(plan: LaunchPlan) -> None:
+    node = plan_own_node(plan, 1, 2, "gpu2", "10.0.0.2", ("4", "5", "6"))
+    assert (node.node_index, node.incarnation, node.local_addr) == (1, 2, "10.0.0.2")
+    assert node.device_ids == ("4", "5")
+    assert node.log_dir.endswith("nodes/1/2")
+    with pytest.raises(InputError, match=r"node 1 \(gpu2\) has 1 GPUs, and .* for 2"):
+        plan_own_node(plan, 1, 0, "gpu2", "10.0.0.2", ("4",))
+
+
+def end_node(run: RunFolder, index: int, reason: Reason, at: float) -> None:
+    outcome = NodeOutcome(
+        node_index=index,
+        incarnation=0,
+        reason=reason,
+        exit_code=int(EXIT_CODE_OF_REASON[reason]),
+        detail="",
+        attempts=1,
+        restarts={},
+        started_at=1000.0,
+        finished_at=at,
+        first=None,
+        collateral=(),
+    )
+    path = run.node_dir(index, 0) / protocol.OUTCOME_FILE
+    path.write_text(outcome.to_json())
+
+
+def test_a_node_without_an_outcome_has_ended_once_the_others_have(
+    run: RunFolder, plan: LaunchPlan, tmp_path: Path
+) -> None:
+    for index in (0, 1):
+        claim_incarnation(run, index)
+    clock = StepClock()
+    target = StarterTarget(tmp_path, clock=clock)
+    states = lambda: [node.state for node in target.observe(plan).nodes]  # noqa: E731
+    assert states() == [NodeState.RUNNING, NodeState.RUNNING]
+    end_node(run, 0, Reason.PREEMPTED, at=1000.0)
+    assert states() == [NodeState.EXITED, NodeState.RUNNING]
+    assert target.find_end(run, plan) is None
+    clock.now += plan.stop_grace_s + LEFT_BEHIND_S + 1
+    assert states() == [NodeState.EXITED, NodeState.EXITED]
+    end = target.find_end(run, plan)
+    assert end is not None
+
+
+def test_a_stop_that_no_node_answers_says_what_ends_it(
+    run: RunFolder, plan: LaunchPlan, tmp_path: Path
+) -> None:
+    files = StartFiles(run=run, key="77-0")
+    files.begin()
+    files.tell_ready()
+    for index in (0, 1):
+        claim_incarnation(run, index)
+    clock = StepClock()
+    target = StarterTarget(tmp_path, clock=clock)
+    target.stop(run.run_id, 10)
+    assert files.stop.read_text() == Reason.STOP_REQUESTED.value
+    assert clock.now < 1030
+    assert target.notes == [
+        "no word of node 0, node 1; what is left of it ends with its srun (job 77)"
+    ]
+
+
+def test_a_run_on_this_target_is_started_by_node_alone(
+    make_job: Callable[..., JobSpec], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="somebody else starts its nodes") as caught:
+        StarterTarget(tmp_path).facts(make_job())
+    assert "launcher node" in caught.value.hint

@@ -1,0 +1,157 @@
+"""Runs inside of an allocation that is there already, and nodes that srun starts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.runner import Runner, wait_until
+from tests.launcher.targets.starter.test_node import SUM
+from tests.slurm.cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+JOB = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 5\n"
+WAITING = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+print("up", flush=True)
+pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["LAUNCHER_NODE_INDEX"]).touch()
+time.sleep(300)
+"""
+DEAF = WAITING.replace("signal.SIG_DFL", "signal.SIG_IGN")
+LIMIT_S = 120
+
+
+class Site:
+    """A shared folder, and a person who types there."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        self.launcher = Runner(folder)
+        self.launcher.env |= cluster.env | {"PYTHONPATH": self.launcher.env["PYTHONPATH"]}
+        self.started: list[subprocess.Popen[str]] = []
+        command = folder / "launcher"
+        command.write_text(f'#!/bin/sh\nexec {self.launcher.argv()[0]} -m launcher "$@"\n')
+        command.chmod(0o755)
+
+    def type(self, *argv: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            argv,
+            cwd=self.launcher.folder,
+            env=self.launcher.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, *argv: str) -> tuple[int, str, str]:
+        process = self.type(*argv)
+        out, err = process.communicate(timeout=LIMIT_S)
+        return process.returncode, out, err
+
+    def wait_up(self, nodes: int) -> None:
+        latest = self.launcher.folder / "runs/latest"
+        wait_until(lambda: len(list(latest.glob("up-*"))) == nodes, LIMIT_S)
+
+
+@pytest.fixture
+def site(tmp_path: Path, cluster: Cluster) -> Iterator[Site]:
+    site = Site(tmp_path, cluster)
+    yield site
+    for process in site.started:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=60)
+    wait_until(lambda: not cluster.left(), 60)
+
+
+def test_nodes_that_srun_starts_form_a_group(site: Site, cluster: Cluster) -> None:
+    site.launcher.write(SUM, JOB)
+    code, out, err = site.finish(
+        "srun", "--nodes=2", "--ntasks-per-node=1", "./launcher", "node", "job.yaml"
+    )
+    assert code == 0, err
+    assert {"[0/0] sum 2 of node 0", "[1/1] sum 2 of node 1"} <= set(out.splitlines())
+    assert "nnodes 2 x nproc_per_node 1 on cpu" in err
+    # A stack trace of torch's own, where the store ends before its clients.
+    assert "Exception raised" not in err
+    (run_id,) = site.launcher.run_ids()
+    assert run_id.startswith("tiny-")
+    assert run_id.endswith(".0")
+    assert f"{run_id}: succeeded on starter" in site.launcher("status").stdout
+
+
+def test_several_tasks_on_a_node_are_an_error(site: Site, cluster: Cluster) -> None:
+    site.launcher.write(SUM, JOB)
+    code, _, err = site.finish("srun", "--nodes=1", "--ntasks=2", "./launcher", "node", "job.yaml")
+    assert (code, "srun started 2 processes on this node" in err) == (2, True), err
+    code, _, err = site.finish("srun", "--nodes=2", "--ntasks=2", "./launcher", "run", "job.yaml")
+    assert (code, "srun started 2 of these, and each would train alone" in err) == (2, True), err
+
+
+def test_run_in_an_allocation_uses_its_nodes_and_submits_nothing(
+    site: Site, cluster: Cluster
+) -> None:
+    site.launcher.write(SUM, JOB)
+    runs = ("./launcher run job.yaml", "./launcher run job.yaml --nnodes 1 --set slurm.time=5")
+    lines = "; ".join((*runs, "./launcher run job.yaml --nnodes 3"))
+    code, out, err = site.finish("salloc", "--nodes=2", "sh", "-c", lines)
+    assert code == 2, err
+    assert {"[0/0] sum 2 of node 0", "[1/1] sum 2 of node 1"} <= set(out.splitlines())
+    assert "sum 1 of node 0" in out
+    assert "2 of its 2 nodes" in err
+    assert "slurm.time: has no use in an allocation that is there already" in err
+    assert "nnodes: 3, and job" in err
+    assert "--nnodes 2, a larger allocation, or --on slurm" in err
+    assert cluster.calls["sbatch"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "grace"), [(WAITING, ()), (DEAF, ("--grace", "0"))])
+def test_a_stop_ends_the_step_and_leaves_the_allocation(
+    site: Site, cluster: Cluster, script: str, grace: tuple[str, ...]
+) -> None:
+    site.launcher.write(script, JOB)
+    lines = "./launcher run job.yaml; echo code $?; srun --ntasks-per-node=1 echo still mine"
+    shell = site.type("salloc", "--nodes=2", "sh", "-c", lines)
+    site.wait_up(2)
+    stopped = site.launcher("stop", *grace)
+    assert stopped.returncode == 0, stopped.stderr
+    out, err = shell.communicate(timeout=LIMIT_S)
+    assert "code 143" in out, err
+    assert out.count("still mine") == 2
+
+
+@pytest.mark.slow
+def test_a_batch_script_runs_on_its_nodes(site: Site, cluster: Cluster) -> None:
+    site.launcher.write(SUM, JOB)
+    folder = site.launcher.folder
+    job = cluster.submit(
+        "--nodes=2",
+        f"--chdir={folder}",
+        script=f"PYTHONPATH={site.launcher.env['PYTHONPATH']} ./launcher run job.yaml >said 2>&1",
+    )
+    wait_until(lambda: cluster.state(job) in ("COMPLETED", "FAILED"), LIMIT_S)
+    said = (folder / "said").read_text()
+    assert cluster.state(job) == "COMPLETED", said
+    assert f"running on Slurm, job {job}, 2 of its 2 nodes" in said
+
+
+@pytest.mark.slow
+def test_the_shell_of_a_step_has_the_allocation_too(site: Site, cluster: Cluster) -> None:
+    if shutil.which("script") is None:
+        pytest.skip("no program script, which makes a terminal")
+    site.launcher.write(SUM, JOB)
+    inner = "srun --nodes=1 --ntasks=1 --pty ./launcher run job.yaml"
+    code, out, err = site.finish(
+        "salloc", "--nodes=2", "script", "--quiet", "--return", "--command", inner, "/dev/null"
+    )
+    assert code == 0, out + err
+    assert "2 of its 2 nodes" in out
+    assert "sum 2 of node 1" in out

@@ -1,0 +1,141 @@
+"""The batch script submitted by hand, with a stand-in for the agent: what Slurm makes of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.targets.slurm.script import render_script
+from tests.launcher.targets.slurm.test_script import plan
+from tests.slurm.cluster import Cluster, wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+
+AGENT = """
+import json, os, pathlib, sys, time
+run = pathlib.Path(os.environ["LAUNCHER_STOP_FILE"]).parents[1]
+index = os.environ.get("SLURM_ARRAY_TASK_ID", os.environ["SLURM_PROCID"])
+start = len(list(run.glob(f"nodes/{index}/*")))
+folder = run / "nodes" / index / str(start)
+folder.mkdir(parents=True)
+
+def end(code, reason="a-b"):
+    (folder / "new").write_text(json.dumps({"reason": reason, "exit_code": code}))
+    (folder / "new").rename(folder / "outcome.json")
+    os._exit(code)
+
+codes = json.loads((run / "codes.json").read_text())[index]
+if codes[start] is not None:
+    end(codes[start])
+while not (run / "go").exists():
+    if pathlib.Path(os.environ["LAUNCHER_STOP_FILE"]).read_text():
+        end(143)
+    time.sleep(0.1)
+end(0)
+"""
+"""Ends each start with the next of its node's codes; where that is null, when it is told to."""
+
+
+class ByHand:
+    """A script in its run's folder."""
+
+    def __init__(self, cluster: Cluster, folder: Path, **keys: Any) -> None:
+        self.cluster = cluster
+        keys["slurm"] = {"python": sys.executable, **keys.get("slurm", {})}
+        made = plan(str(folder / "runs"), str(folder), **keys)
+        self.run = Path(made.run_dir)
+        (self.run / "slurm").mkdir(parents=True)
+        (self.run / "agent.pyz").write_text(AGENT)
+        self.script = folder / "script.sh"
+        self.script.write_text(render_script(made))
+
+    def submit(self, *options: str, **codes: list[int | None]) -> str:
+        """``node_0=[196, 0]``: how the starts of a node's agent end. The job's id."""
+        known = {name.removeprefix("node_"): each for name, each in codes.items()}
+        (self.run / "codes.json").write_text(json.dumps(known))
+        return self.cluster.ask("sbatch", "--parsable", *options, self.script)
+
+    def ends(self) -> dict[str, str]:
+        found = sorted((self.run / "slurm").glob("*.ended"))
+        return {path.stem: path.read_text().strip() for path in found}
+
+
+@pytest.mark.slow
+def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    by_hand = ByHand(cluster, tmp_path, nnodes="1:3")
+    job = by_hand.submit(node_0=[None], node_1=[None], node_2=[196, 0])
+    wait_until(lambda: f"{job}_2.1" in by_hand.ends(), 60)
+    (by_hand.run / "go").touch()
+    cluster.wait_idle()
+    assert by_hand.ends() == {
+        f"{job}_0.0": "0 over",
+        f"{job}_1.0": "0 over",
+        f"{job}_2.0": "196 requeued",
+        f"{job}_2.1": "0 over",
+    }
+
+
+def test_elements_are_added_by_hand_and_have_their_own_index(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    by_hand = ByHand(cluster, tmp_path, nnodes="1:2")
+    job = by_hand.submit("--array=3-4", node_3=[0], node_4=[0])
+    cluster.wait_idle()
+    assert set(by_hand.ends()) == {f"{job}_3.0", f"{job}_4.0"}
+
+
+@pytest.mark.slow
+def test_a_job_that_may_not_be_requeued_is_followed_by_another(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    by_hand = ByHand(cluster, tmp_path, nnodes=2)
+    job = by_hand.submit("--hold", node_0=[196, 0], node_1=[196, 0])
+    cluster.ask("scontrol", "update", f"JobId={job}", "Requeue=0")
+    cluster.ask("scontrol", "release", job)
+    cluster.wait_idle()
+    (other,) = (by_hand.run / "slurm").glob("*.job")
+    assert by_hand.ends() == {f"{job}.0": "196 requeued", f"{other.stem}.0": "0 over"}
+
+
+@pytest.mark.slow  # Slurm looks at time limits every 30 s.
+def test_a_time_limit_shorter_than_the_notice_ends_with_the_fix(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    # The partition allows a minute, which the job does not say.
+    by_hand = ByHand(cluster, tmp_path, nnodes=1, slurm={"partition": "short"})
+    job = by_hand.submit(node_0=[None, None, None])
+    cluster.wait_idle(180)
+    assert by_hand.ends() == {f"{job}.0": "143 requeued", f"{job}.1": "1 over"}
+    log = (by_hand.run / f"slurm/{job}.log").read_text()
+    assert "error: 2 starts in a row left nothing new in" in log
+    assert "raise slurm.time" in log
+
+
+def test_what_scancel_ends_does_not_come_back(cluster: Cluster, tmp_path: Path) -> None:
+    by_hand = ByHand(cluster, tmp_path, nnodes=2)
+    job = by_hand.submit(node_0=[None], node_1=[None])
+    wait_until(lambda: len(list(by_hand.run.glob("nodes/*/0"))) == 2, 60)
+    cluster.ask("scancel", job)
+    cluster.wait_idle()
+    assert [words.split()[1] for words in by_hand.ends().values()] == ["over"]
+
+
+def test_render_with_embed_works_by_sbatch_alone(cluster: Cluster, tmp_path: Path) -> None:
+    """The real agent; neither the run's folder nor the launcher is there."""
+    (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
+    made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2, slurm={"python": sys.executable})
+    script = tmp_path / "script.sh"
+    script.write_text(render_script(made, embed=True))
+    Path(made.run_dir, "slurm").mkdir(parents=True)
+    cluster.ask("sbatch", script)
+    cluster.wait_idle(90)
+    said = sorted(path.read_text() for path in Path(made.run_dir).glob("nodes/*/0/*/*/stdout"))
+    assert said == ["rank 0\n", "rank 1\n"]
+    ended = [path.read_text().strip() for path in Path(made.run_dir).glob("slurm/*.ended")]
+    assert ended == ["0 over"]
