@@ -39,5 +39,8 @@ class HookedDdp(Strategy):
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
         return self._reduction.sync(last=last)
 
+    def forward(self, inputs: Tensor, *, last: bool) -> Tensor:
+        return self._reduction.forward(inputs, last=last)
+
     def backward(self, loss: Tensor, shard: int = 0, *, weight: float = 1.0) -> None:
         self._reduction.backward(loss * weight if weight != 1.0 else loss, shard)

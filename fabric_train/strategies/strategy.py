@@ -180,6 +180,11 @@ class Strategy:
         """Around a micro-batch's forward and backward pass; ``last`` of this rank's in the step."""
         return nullcontext()
 
+    def forward(self, inputs: Tensor, *, last: bool) -> Tensor:
+        """The outputs for a micro-batch, within ``sync``."""
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
     def gather(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """What the loss is computed on, in training, validation and test alike."""
         return outputs, targets
@@ -214,9 +219,10 @@ class Strategy:
                 shard = batch.shards[number]
                 inputs, targets = next(batch.batches)
             batch.begin(shard)
-            with self.sync(last=number == rounds - 1):
+            last = number == rounds - 1
+            with self.sync(last=last):
                 with batch.autocast():
-                    outputs = self.model(inputs)
+                    outputs = self.forward(inputs, last=last)
                 loss = batch.loss(*self.gather(outputs, targets))
                 self.backward(loss, shard, weight=float(is_own))
             if is_own:

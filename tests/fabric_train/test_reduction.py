@@ -14,6 +14,9 @@ from torch import nn
 from fabric_train.errors import InputError
 from fabric_train.reduction import ExactReduction, TreeSum, align, plan_cover
 from fabric_train.sampler import plan_rank_shards
+from fabric_train.strategies import make_strategy
+from fabric_train.strategies.strategy import Place, RankBatch
+from tests.fabric_train.forked import run_forked
 
 PROGRAM = str(Path(__file__).parent / "programs" / "exact_reduction.py")
 
@@ -91,6 +94,44 @@ def test_dropout_adamw_and_clipping_end_with_the_same_bits_in_any_world(processe
         hashes.add(out.strip())
     assert len(hashes) == 1
     assert len(hashes.pop()) == 64
+
+
+@pytest.mark.parametrize("name", ["ddp", "fp16"])
+def test_only_the_micro_batch_that_sends_runs_through_ddps_forward_pass(name):
+    shards = 6
+
+    def step() -> tuple[int, list[float]]:
+        calls = []
+        rank = torch.distributed.get_rank()
+        strategy = make_strategy(name, {})
+        torch.manual_seed(0)
+        model, _ = strategy.setup(
+            nn.Linear(3, 1),
+            lambda weights: torch.optim.SGD(weights, lr=0.1),
+            Place(device=torch.device("cpu"), rank=rank, world_size=2),
+            virtual_shards=shards,
+        )
+        model.register_forward_pre_hook(lambda *_: calls.append("ddp"))
+        own = plan_rank_shards(shards, rank, 2)
+        strategy.run_step(
+            RankBatch(
+                shards=own,
+                batches=((torch.full((2, 3), 1.0 + shard), torch.zeros(2)) for shard in own),
+                loss=lambda outputs, targets: (outputs.squeeze(1) - targets).square().mean(),
+            )
+        )
+        weights = strategy.bare.parameters()
+        return len(calls), [value for each in weights for value in each.grad.flatten().tolist()]
+
+    torch.manual_seed(0)
+    alone = nn.Linear(3, 1)
+    for shard in range(shards):
+        outputs = alone(torch.full((2, 3), 1.0 + shard))
+        (outputs.square().mean() / shards).backward()
+    wanted = [value for each in alone.parameters() for value in each.grad.flatten().tolist()]
+    for calls, gradients in run_forked(step, 2):
+        assert calls == 1
+        assert gradients == pytest.approx(wanted, rel=2e-3 if name == "fp16" else 1e-6)
 
 
 EXACT = ("--reduction", "exact", "--max_grad_norm", "1.0", "--checkpoint_dir", "kept")
