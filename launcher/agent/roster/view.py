@@ -351,6 +351,8 @@ def answered(
             return state
         case events.Write(key), events.Done() if key == card_key(state.seat):
             return replace(state, carded=asked.text)
+        case events.Write(key), events.Done() if key != beat_key(state.seat):
+            return state  # of a seat that this node has given up since
         case events.Write(), events.Done():
             return replace(state, said=status_in(asked.text), due=False, count=state.count + 1)
         case events.Enlist(seat), events.Done() if seat.startswith(FINISHED_MARK):

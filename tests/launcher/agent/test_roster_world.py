@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from launcher.agent.roster.settings import Rules
@@ -360,6 +360,20 @@ MOVES = st.one_of(
 )
 
 
+LEAVES_AS_IT_JOINS = [
+    ("wait", 7.5),
+    ("join", 3),
+    ("join", 0),
+    ("wait", 5.504580943954523),
+    ("leave", 3),
+    ("kill", 2),
+    ("join", 3),
+    ("wait", 5.5),
+    ("leave", 1),
+]
+"""A node joins with a new seat while the beat of its old one is on its way."""
+
+
 def play(world: World, moves: list[tuple[str, float]]) -> None:
     for move, value in moves:
         alive, frozen = world.alive(), [n for n in world.nodes if n.frozen and not n.dead]
@@ -427,6 +441,7 @@ def test_no_live_node_is_ever_dropped_while_delays_stay_below_the_limit(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(moves=st.lists(MOVES, min_size=3, max_size=14), seed=st.integers(0, 2**16))
+@example(moves=LEAVES_AS_IT_JOINS, seed=318)
 def test_without_fencing_no_two_memberships_ever_run_apart_from_the_frozen(
     moves: list[tuple[str, float]], seed: int
 ) -> None:
