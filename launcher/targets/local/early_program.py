@@ -24,7 +24,7 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 IMPORTED = ("torch", "torch.distributed.launcher.api")
 """What an agent imports before it starts workers."""
@@ -35,6 +35,28 @@ ROOM = "LAUNCHER_ROOM"
 PR_SET_PDEATHSIG = 1
 ARGUMENTS, ENVIRONMENT = 45, 47
 """Places in ``/proc/PID/stat`` behind the name: where the first ones begin and end in memory."""
+
+
+class Order(TypedDict):
+    """An agent that this process is to become; ``cwd`` and ``console`` are paths."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    console: str
+
+
+class NodeOrder(Order):
+    """The agent of a node, of which this process is the template.
+
+    ``node`` is the launcher's name for it, ``launcher`` a process id. ``env`` has what differs from
+    the template's variables, and ``/proc`` shows those in ``shown_first`` before all others.
+    """
+
+    node: list[int]
+    engine: str
+    launcher: int
+    shown_first: list[str]
 
 
 def main() -> None:
@@ -79,7 +101,7 @@ def has_one_thread() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def become(order: dict[str, Any], can_fork: bool) -> NoReturn:
+def become(order: Order, can_fork: bool) -> NoReturn:
     """Goes on as the agent of an order, in this process."""
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
@@ -130,7 +152,7 @@ def _move_streams(console: str) -> None:
 # -- the template of several nodes -----------------------------------------------------------------
 
 
-def prepare(order: dict[str, Any]) -> bool:
+def prepare(order: NodeOrder) -> bool:
     """Makes this process the template of a run's nodes; whether they may be forked from it."""
     os.chdir(order["cwd"])
     archive, task = order["argv"]
@@ -147,7 +169,7 @@ def prepare(order: dict[str, Any]) -> bool:
     return may_fork and show_environment(())
 
 
-def fork_node(order: dict[str, Any], link: socket.socket) -> None:
+def fork_node(order: NodeOrder, link: socket.socket) -> None:
     """Forks one node, which is the launcher's child: the one between them ends at once."""
     waits, goes = os.pipe()
     between = os.fork()
@@ -176,7 +198,7 @@ def fork_node(order: dict[str, Any], link: socket.socket) -> None:
     os.close(goes)
 
 
-def enter_node(order: dict[str, Any], link: socket.socket) -> NoReturn:
+def enter_node(order: NodeOrder, link: socket.socket) -> NoReturn:
     """Goes on as a node's agent, in the process that was forked for it."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

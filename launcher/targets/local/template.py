@@ -23,6 +23,7 @@ from launcher.targets.agent_archive import PRIVATE_PACKAGE
 from launcher.targets.local.early import inherited, render_order, start_program
 
 if TYPE_CHECKING:
+    from launcher.targets.local.early_program import NodeOrder
     from launcher.targets.local.render import Process
 
 ENGINE = f"{PRIVATE_PACKAGE}.agent.engine"
@@ -156,11 +157,12 @@ class Template:
 
     def _render(self, process: Process, env: Mapping[str, str]) -> bytes:
         differ = {name: text for name, text in env.items() if self._started_with.get(name) != text}
-        order = render_order(process, tuple(differ.items())) | {
-            "node": process.key,
+        order: NodeOrder = {
+            **render_order(process, tuple(differ.items())),
+            "node": list(process.key),
             "engine": ENGINE,
             "launcher": os.getpid(),
-            "shown_first": SHOWN_FIRST,
+            "shown_first": list(SHOWN_FIRST),
         }
         return json.dumps(order).encode()
 
