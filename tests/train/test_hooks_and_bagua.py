@@ -90,8 +90,11 @@ def test_a_worker_killed_in_a_backward_pass_costs_no_loss(name, tmp_path):
     assert "exit code 9" in str(caught.value)
     again = run_forked(train_digits, 2, name, tmp_path / "killed", 3, **go)
     assert again[0]["resumed_from_step"] == 15
-    assert again[0]["train_loss"] == pytest.approx(whole[0]["train_loss"], rel=1e-5)
-    assert again[0]["test_loss"] == pytest.approx(whole[0]["test_loss"], rel=1e-4)
+    # PowerSGD magnifies rounding, by which a resumed process differs on some processors: 3e-5 was
+    # seen. Without its memory the loss is another by 2e-3.
+    rel = 3e-4 if name == "powersgd" else 1e-5
+    assert again[0]["train_loss"] == pytest.approx(whole[0]["train_loss"], rel=rel)
+    assert again[0]["test_loss"] == pytest.approx(whole[0]["test_loss"], rel=max(rel, 1e-4))
 
 
 @pytest.mark.slow
