@@ -22,6 +22,8 @@ from launcher.targets.interpreter import read_torch_version
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import Runner, wait_until
 
+SLOW = pytest.mark.slow  # `make compat` runs all of them
+
 PYTHON = os.environ.get("COMPAT_PYTHON") or sys.executable
 ENDS = """
 import torch, torch.distributed as dist
@@ -83,8 +85,11 @@ def test_the_torch_under_test_is_one_that_is_supported() -> None:
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
 @pytest.mark.parametrize(
     "settings",
-    [("engine=agent", "start=fresh"), ("engine=agent", "start=fork"), ("engine=torchrun",)],
-    ids=["fresh", "fork", "torchrun"],
+    [
+        pytest.param(("engine=agent", "start=fresh"), id="fresh", marks=SLOW),
+        pytest.param(("engine=agent", "start=fork"), id="fork"),
+        pytest.param(("engine=torchrun",), id="torchrun"),
+    ],
 )
 def test_two_nodes_meet_and_end(launcher: Runner, nnodes: str, settings: tuple[str, ...]) -> None:
     done = launcher(*run(launcher, ENDS, nnodes, "nproc_per_node=2", *settings))
@@ -94,7 +99,7 @@ def test_two_nodes_meet_and_end(launcher: Runner, nnodes: str, settings: tuple[s
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
-@pytest.mark.parametrize("start", ["fresh", "fork"])
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=SLOW), "fork"])
 def test_a_killed_worker_is_started_again(launcher: Runner, nnodes: str, start: str) -> None:
     settings = ("engine=agent", f"start={start}", "max_restarts=1")
     done = launcher(*run(launcher, ONE_FALLS, nnodes, *settings))
@@ -103,9 +108,9 @@ def test_a_killed_worker_is_started_again(launcher: Runner, nnodes: str, start: 
     assert launcher.outcome["attempts"] == 1
 
 
-@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=SLOW), 1])
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
-@pytest.mark.parametrize("start", ["fresh", "fork"])
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=SLOW), "fork"])
 def test_a_killed_node_is_replaced(
     launcher: Runner, tmp_path: Path, nnodes: str, start: str, lost: int
 ) -> None:

@@ -214,6 +214,7 @@ def connections() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow  # ssh waits for one of them; test_ssh has the words of each
 def test_a_wrong_key_a_closed_port_no_link_and_an_unknown_name_are_told_in_sshs_own_words(
     typist: Typist, four_hosts: Network, connections: str
 ) -> None:

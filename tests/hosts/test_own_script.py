@@ -54,9 +54,8 @@ def sent(four_hosts: Network) -> Callable[[], int]:
     return read
 
 
-@pytest.mark.parametrize(
-    "runtime", ["python", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
-)
+@pytest.mark.slow  # the tests below have a short run each, and test_digits trains on hosts
+@pytest.mark.parametrize("runtime", ["python", pytest.param("docker", marks=pytest.mark.docker)])
 def test_a_folder_with_a_script_trains_as_on_this_machine(
     project: Typist, sent: Callable[[], int], runtime: str
 ) -> None:

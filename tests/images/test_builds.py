@@ -98,6 +98,7 @@ def test_a_label_that_lies_fails_the_build(built_project) -> None:
     assert "TORCH_VERSION is 1.0.0, the image holds torch 2." in done.stderr
 
 
+@pytest.mark.slow  # half a minute of one more build
 def test_a_target_of_another_flavor_than_asked_for_fails_the_build(
     built_project, image, inspect
 ) -> None:

@@ -174,8 +174,9 @@ def test_a_run_that_waits_for_drained_nodes_says_so_and_is_stopped_at_once(typis
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(ALLOCATION, id="allocation"), pytest.param(ARRAY, id="array", marks=SLOW)]
+    "kind", [pytest.param(ALLOCATION, id="allocation"), pytest.param(ARRAY, id="array")]
 )
+@SLOW
 def test_a_preempted_run_goes_on_where_the_other_job_has_ended(typist: Typist, kind: str) -> None:
     typist.start_seen("nnodes: 2\n" + kind, 2)
     typist.forget_seen()

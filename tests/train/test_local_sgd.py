@@ -17,13 +17,11 @@ from train.loop import train
 
 LOCAL_SGD = ("--strategy=local_sgd",)
 DILOCO = ("--strategy=diloco", "--strategy_options.every=10")
-BOTH = [
-    pytest.param(LOCAL_SGD, id="local_sgd"),
-    pytest.param(DILOCO, id="diloco", marks=pytest.mark.slow),
-]
+BOTH = pytest.mark.parametrize("options", [LOCAL_SGD, DILOCO], ids=["local_sgd", "diloco"])
 
 
-@pytest.mark.parametrize("options", BOTH)
+@pytest.mark.slow
+@BOTH
 def test_two_workers_reach_the_accuracy_on_digits(processes, finish, options):
     run = processes.start_torchrun(2, "-m", "train", *options, RUN_DIR="run")
     code, _, err = finish(run)
@@ -35,7 +33,7 @@ def test_two_workers_reach_the_accuracy_on_digits(processes, finish, options):
 
 
 @pytest.mark.slow  # the strategies' own tests have a short form
-@pytest.mark.parametrize("options", [LOCAL_SGD, DILOCO], ids=["local_sgd", "diloco"])
+@BOTH
 def test_a_killed_worker_changes_no_bit_of_the_weights(processes, finish, wait_until, options):
     digests = []
     for name, kill in (("killed", True), ("whole", False)):

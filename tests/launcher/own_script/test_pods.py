@@ -48,6 +48,7 @@ def play(project: Runner, *words: str) -> subprocess.CompletedProcess[str]:
     return project("play", "../job.yaml")
 
 
+@pytest.mark.slow  # the same by processes and containers is in test_here
 def test_rendered_pods_train_as_local_processes_do_and_what_they_write_is_found(
     project: Runner,
 ) -> None:

@@ -557,6 +557,7 @@ def test_a_second_equal_failure_to_start_ends_the_run(
     assert not server.objects
 
 
+@pytest.mark.slow  # it waits for two looks
 def test_a_container_that_starts_again_in_its_place_counts_too(
     server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
