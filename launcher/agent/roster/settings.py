@@ -10,6 +10,8 @@ from launcher.contract import protocol
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
 """Keys that torch's ``LaunchConfig`` and torchrun add."""
+BEATS_PER_S = 4000
+"""Of all nodes of a run together, at most: they keep the store busy for an eighth of a core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +71,6 @@ class RosterSettings:
     """With ``is_host``, the process that serves the store at the endpoint already; else 0."""
 
     @property
-    def interval_s(self) -> float:
-        """Between two beats: short enough that detection ends within a second of its limit."""
-        return min(0.25, max(0.05, self.detection_limit_s / 10))
-
-    @property
     def silence_s(self) -> float:
         return self.silence_limit_s or max(2.0, self.detection_limit_s)
 
@@ -90,6 +87,14 @@ class Rules(RosterSettings):
     node_index: int = 0
     min_nodes: int
     max_nodes: int
+
+    @property
+    def interval_s(self) -> float:
+        """Between two beats: short enough that detection ends within a second of its limit.
+
+        Nodes of a large run beat less often, so that the store has no more work for more of them.
+        """
+        return min(max(0.25, self.max_nodes / BEATS_PER_S), max(0.05, self.detection_limit_s / 10))
 
     def rules_out_another(self, nodes: int) -> bool:
         """Whether a group of so many leaves too few node indexes for another beside it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.roster import settings
-from launcher.agent.roster.settings import RosterSettings, parse_settings
+from launcher.agent.roster.settings import BEATS_PER_S, Rules, parse_settings
 
 
 def test_values_come_as_text_from_a_command_line_or_typed_from_code() -> None:
@@ -48,7 +48,18 @@ def test_all_problems_are_told_at_once() -> None:
 def test_beats_are_frequent_enough_to_end_detection_within_a_second_of_the_limit(
     limit_s: float, interval_s: float
 ) -> None:
-    assert RosterSettings(node_index=0, detection_limit_s=limit_s).interval_s == interval_s
+    rules = Rules(min_nodes=1, max_nodes=64, detection_limit_s=limit_s)
+    assert rules.interval_s == interval_s
+
+
+@pytest.mark.parametrize("nodes", [1, 64, 1_000, 2_000, 4_000, 8_000])
+def test_many_nodes_beat_less_often_and_still_ten_times_within_the_limit(nodes: int) -> None:
+    for limit_s in (1.0, 10.0, 60.0):
+        interval_s = Rules(min_nodes=1, max_nodes=nodes, detection_limit_s=limit_s).interval_s
+        assert interval_s <= limit_s / 10
+        assert interval_s >= min(0.25, limit_s / 10)
+        if interval_s < limit_s / 10:
+            assert nodes / interval_s <= BEATS_PER_S
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -63,4 +74,4 @@ def test_every_key_says_what_it_means() -> None:
         and isinstance(node.target, ast.Name)
         and isinstance(text, ast.Expr)
     }
-    assert documented == {field.name for field in fields(RosterSettings)}
+    assert documented == {field.name for field in fields(settings.RosterSettings)}
