@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import sys
 from collections.abc import Generator
-from functools import partial
-from pathlib import Path
 
-from benchmarks.commands import find_torchrun, run
-from benchmarks.measure import BenchmarkError, Goal
-from benchmarks.trials import Trial, compare
+from benchmarks.commands import answering
+from benchmarks.measure import Goal
+from benchmarks.trials import Comparison, Round, Trial
 
 PROCESSES = (1, 2, 4)
-EPOCHS = 20
-"""300 steps: of fewer, the median still moves."""
+EPOCHS = 8
+"""120 steps: of fewer, the median still moves."""
 SHARDS = 16
 """Micro-batches of a step where the world is to have no say in the result."""
-SHARDED_EPOCHS = 6
-"""90 steps of so many micro-batches each, whose median moves less."""
-OURS = "train"
-THEIRS = "benchmarks.peers.raw_ddp_digits"
+SHARDED_EPOCHS = 4
+"""60 steps of so many micro-batches each, whose median moves less."""
+PROGRAM = "benchmarks.step_ranks"
 GOALS = {
     "fast": Goal(of="ratio", most=1.0),
     "exact": Goal(of="ratio", most=1.1),
@@ -32,34 +29,24 @@ PLAIN_GOAL = Goal(of="ratio", most=1.03)
 def steps() -> Generator[Trial]:
     """One row for each reduction and number of processes; a sample is one training's median."""
     for nproc in PROCESSES:
-        yield _compare("fast", nproc, nproc, PLAIN_GOAL)
+        yield from _compare("fast", nproc, nproc, PLAIN_GOAL)
         for reduction, goal in GOALS.items():
-            yield _compare(reduction, nproc, SHARDS, goal)
+            yield from _compare(reduction, nproc, SHARDS, goal)
 
 
-def _compare(reduction: str, nproc: int, shards: int, goal: Goal) -> Trial:
+def _compare(reduction: str, nproc: int, shards: int, goal: Goal) -> Generator[Trial]:
     epochs = SHARDED_EPOCHS if shards == SHARDS else EPOCHS
-    same = (f"--epochs={epochs}", f"--virtual_shards={shards}")
-    return compare(
-        f"{reduction} against raw DDP, nproc {nproc}, {shards} micro-batches",
-        partial(time_step, (OURS, *same, f"--reduction={reduction}"), nproc),
-        partial(time_step, (THEIRS, *same), nproc),
-        goal,
+    words = map(str, (reduction, nproc, shards, epochs))
+    row = Comparison(
+        what=f"{reduction} against raw DDP, nproc {nproc}, {shards} micro-batches",
+        ours="ours",
+        theirs="theirs",
+        goal=goal,
     )
+    with answering((sys.executable, "-m", PROGRAM, *words)) as ask:
+        yield Trial(take=lambda: read_round(ask()), rows=(row,))
 
 
-def time_step(module: tuple[str, ...], nproc: int) -> float:
-    """The median time between the ends of two steps on rank 0; both sides under plain torchrun."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:
-        job = ("--standalone", "--nproc-per-node", str(nproc), "-m", *module)
-        run((*find_torchrun(), *job), {"RUN_DIR": run_dir})
-        return float(read_metrics(Path(run_dir))["median_step_s"])
-
-
-def read_metrics(run_dir: Path) -> dict[str, float]:
-    """What rank 0 wrote at its end."""
-    try:
-        metrics: dict[str, float] = json.loads((run_dir / "metrics.json").read_text())
-    except (OSError, ValueError) as error:
-        raise BenchmarkError("the training left no readable metrics.json") from error
-    return metrics
+def read_round(answer: str) -> Round:
+    """The median step times of both sides, in seconds, from one line of the program."""
+    return {side: float(told["median_step_s"]) for side, told in json.loads(answer).items()}

@@ -7,26 +7,21 @@ samples. Rank 0 times rounds of steps; each rank tells its memory, and the bytes
 from __future__ import annotations
 
 import itertools
-import json
-import multiprocessing
 import os
 import socket
 import statistics
 import struct
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch._dynamo  # an optimizer's first step imports it, which takes 2 s in every rank
 
 import train.loop
-from benchmarks.measure import BenchmarkError
+from benchmarks.forked_ranks import answer, run_ranks
 from benchmarks.peers import plain_strategies
 from benchmarks.peers.plain_strategies import EVERY, POWERSGD_AFTER
 from fabric_train.worker_env import parse_worker_env
@@ -47,8 +42,6 @@ OURS: dict[str, tuple[str, ...]] = {
     "diloco": (f"--strategy_options.every={EVERY}",),
 }
 """Options of our side that are not the defaults."""
-LIMIT_S = 120.0
-"""For one sample."""
 _BYTES_SENT_AT, _TCP_INFO_LENGTH = 200, 208
 """Of ``tcpi_bytes_sent`` in Linux' ``struct tcp_info``; without the headers of packets."""
 
@@ -139,67 +132,14 @@ Side = Callable[[str, str, Watch], None]
 
 def take_sample(side: Side, name: str, nproc: int) -> dict[str, Any]:
     """One training: rank 0's times and losses, and the most that any rank needs and sends."""
-    fork = multiprocessing.get_context("fork")
-    port = find_free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for rank in range(nproc):
-            reader, writer = fork.Pipe(duplex=False)
-            work = (side, name, folder, rank, nproc, port, writer)
-            process = fork.Process(target=enter, args=work)
-            process.start()
-            writer.close()
-            ranks.append((process, reader))
-        try:
-            told = [receive(reader) for _, reader in ranks]
-        finally:
-            for process, _ in ranks:
-                process.kill()
-                process.join()
+
+    def enter(folder: str, writer: Connection) -> None:
+        side(name, folder, Watch(writer))
+
+    told = run_ranks(enter, nproc)
     most = {key: max(each[key] for each in told) for key in ("memory", "sent")}
     # A pipeline's loss is known where it ends, and then by all.
     return {**told[0], **most}
-
-
-def receive(reader: Connection) -> dict[str, Any]:
-    """What a rank tells; raises BenchmarkError if it failed, died or hangs."""
-    if not reader.poll(LIMIT_S):
-        raise BenchmarkError(f"a rank told nothing within {LIMIT_S:g} s")
-    try:
-        told: dict[str, Any] = reader.recv()
-    except EOFError:
-        raise BenchmarkError("a rank died") from None
-    if "error" in told:
-        raise BenchmarkError(told["error"])
-    return told
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
-def enter(
-    side: Side, name: str, folder: str, rank: int, nproc: int, port: int, writer: Connection
-) -> None:
-    """One rank, as torchrun would start it."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(nproc),
-        "LOCAL_WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "benchmark",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    torch.set_num_threads(1)
-    sys.stdout = sys.stderr
-    try:
-        side(name, folder, Watch(writer))
-    except Exception:
-        writer.send({"error": traceback.format_exc()})
 
 
 def take_pair(name: str, nproc: int) -> dict[str, dict[str, Any]]:
@@ -208,15 +148,6 @@ def take_pair(name: str, nproc: int) -> dict[str, dict[str, Any]]:
     return {key: take_sample(side, name, nproc) for key, side in sides.items()}
 
 
-def main(arguments: list[str]) -> None:
-    """Answers each line of stdin with one pair, as a line of JSON."""
-    name, nproc = arguments
-    # Whatever a library prints is no answer.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for _ in sys.stdin:
-        print(json.dumps(take_pair(name, int(nproc))), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    name, nproc = sys.argv[1:]
+    answer(lambda: take_pair(name, int(nproc)))

@@ -19,6 +19,9 @@ from fabric_train.worker_env import WorkerEnv
 if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
 
+AGREE_EVERY_S = 0.25
+"""Ranks that make many steps in this time tell each other at some of them that a stop is asked for
+or that a checkpoint is due."""
 CLOSE_LIMIT_S = 10.0
 """What a save in flight gets when the training ends with an error."""
 
@@ -45,7 +48,7 @@ class Continuity:
         self._state, self._ledger, self._each_epoch = state, ledger, each_epoch
         speaks = env.world is None or env.world.local_rank == 0
         self._preemption = Preemption(env.node_dir if speaks else None)
-        self._agreement = Agreement(2)
+        self._agreement = Agreement(2, pause_s=AGREE_EVERY_S)
         finish_before_exit(self.saver.join)
 
     def resume(self) -> Path | None:

@@ -2,19 +2,15 @@
 
 Does the same work as ``python -m train``: model, data, micro-batches, order of the samples,
 optimizer, learning rates and DDP settings are the same, and so is the loss, as a test compares.
-Leaves out what is no part of a step: progress, checkpoints, resuming, evaluation. Run by torchrun;
-rank 0 writes ``metrics.json`` into RUN_DIR.
+Leaves out what is no part of a step: progress, checkpoints, resuming, evaluation. Each process is a
+rank, in torchrun's environment.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 import torch._dynamo  # before the process group: imported later, it keeps the group alive
@@ -30,14 +26,9 @@ from train.schedule import Schedule, plan_schedule
 from train.workloads import digits
 
 
-def main() -> None:
-    """Trains on the CPU and writes the median step time and the last epoch's loss."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--virtual_shards", type=int, default=1)
-    given = parser.parse_args()
-    config = TrainConfig(epochs=given.epochs)
-
+def train(epochs: int, shards: int) -> dict[str, float]:
+    """Trains on the CPU; the median step time and the last epoch's loss, on every rank."""
+    config = TrainConfig(epochs=epochs)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(config.seed)
@@ -45,7 +36,7 @@ def main() -> None:
     sampler = GlobalBatchSampler(
         size=len(train_set),
         global_batch_size=config.global_batch_size,
-        virtual_shards=given.virtual_shards,
+        virtual_shards=shards,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         seed=config.seed,
@@ -60,18 +51,14 @@ def main() -> None:
         model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
     schedule = plan_schedule(config, epoch_samples=len(train_set), world_size=dist.get_world_size())
-    step_times_s, train_loss = fit(
-        model, optimizer, loader, sampler, schedule, given.virtual_shards
-    )
-    if dist.get_rank() == 0:
-        metrics = {"median_step_s": statistics.median(step_times_s), "train_loss": train_loss}
-        Path(os.environ["RUN_DIR"], "metrics.json").write_text(json.dumps(metrics))
+    step_times_s, train_loss = fit(model, optimizer, loader, sampler, schedule, shards)
     # Else one process may wait forever for a connection of gloo that the other has closed.
     dist.barrier()
     # The model's reducer would hold the group's last reference, and be freed with the interpreter's
     # lock held, for which the group's threads wait: the process would hang (torch 2.13).
     del model, optimizer
     dist.destroy_process_group()
+    return {"median_step_s": statistics.median(step_times_s), "train_loss": train_loss}
 
 
 def fit(
@@ -113,7 +100,3 @@ def fit(
         dist.all_reduce(train_loss, op=dist.ReduceOp.SUM)
         train_loss /= dist.get_world_size()
     return step_times_s, train_loss.item()
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
 from benchmarks.checking import check_manifests, run_check
 from benchmarks.command_line import renders
-from benchmarks.commands import ROOT, find_torchrun, run
+from benchmarks.commands import ROOT
 from benchmarks.machine import wait_until_quiet
 from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Goal
@@ -24,7 +24,7 @@ from benchmarks.page import BEGIN, END
 from benchmarks.plan import plan_and_render
 from benchmarks.pods import read_memory
 from benchmarks.start import start_launcher, start_torchrun
-from benchmarks.step import OURS, THEIRS, read_metrics
+from benchmarks.step_ranks import take_pair
 from benchmarks.trials import Benchmark, Trial, compare, measure
 
 LINE = "| nothing: none | 1.00 s (1.00 to 1.00) |"
@@ -255,19 +255,10 @@ def test_the_start_is_measured_up_to_the_first_step(start: Callable[[int], float
     assert start(1) > 0
 
 
-@pytest.mark.slow  # thirty seconds, and neither side changes often
-def test_the_peer_in_raw_ddp_does_the_same_work(tmp_path: Path) -> None:
-    losses = []
-    for module in (OURS, THEIRS):
-        run_dir = tmp_path / module
-        run_dir.mkdir()
-        options = ("--epochs=2", "--virtual_shards=4")
-        job = ("--standalone", "--nproc-per-node=2", "-m", module, *options)
-        run((*find_torchrun(), *job), {"RUN_DIR": str(run_dir)})
-        metrics = read_metrics(run_dir)
-        assert metrics["median_step_s"] > 0
-        losses.append(metrics["train_loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+def test_the_peer_in_raw_ddp_does_the_same_work() -> None:
+    ours, theirs = take_pair("fast", nproc=2, shards=4, epochs=2).values()
+    assert min(ours["median_step_s"], theirs["median_step_s"]) > 0
+    assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("side", ["launcher", "peer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -67,8 +68,16 @@ def test_many_nodes_are_compared_with_as_many_torchruns(patch: Patch) -> None:
 
 
 def test_steps_are_compared_for_each_reduction(patch: Patch) -> None:
-    patch(step, "time_step", lambda module, nproc: 1.0 if module[0] == step.OURS else 4.0)
+    asked: list[list[str]] = []
+
+    @contextmanager
+    def answering(argv: Any) -> Iterator[Callable[[], str]]:
+        asked.append(list(argv[-4:]))
+        yield lambda: json.dumps({"ours": {"median_step_s": 1}, "theirs": {"median_step_s": 4}})
+
+    patch(step, "answering", answering)
     assert ratios(rows_of("step")) == [0.25] * 9
+    assert asked[-2:] == [["fast", "4", "16", "4"], ["exact", "4", "16", "4"]]
 
 
 def test_own_scripts_are_compared_here_and_in_docker(patch: Patch) -> None:

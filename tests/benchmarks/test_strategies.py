@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import strategies, strategy_ranks
 from benchmarks.commands import answering
+from benchmarks.measure import BenchmarkError
 from benchmarks.peers import plain_strategies
 from benchmarks.strategies import (
     ACTIVATIONS,
@@ -109,7 +110,7 @@ def test_a_rank_that_fails_is_told_with_its_traceback() -> None:
     def fail(name: str, folder: str, watch: Any) -> None:
         raise ValueError("no weights")
 
-    with pytest.raises(strategy_ranks.BenchmarkError, match="no weights"):
+    with pytest.raises(BenchmarkError, match="no weights"):
         take_sample(fail, "ddp", 1)
 
 
