@@ -37,7 +37,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "check": Benchmark(trials=checks, limit_s=300),
     "pods": Benchmark(trials=pods, limit_s=300, pairs=3),
     "output": Benchmark(trials=outputs, limit_s=180),
-    "step": Benchmark(trials=steps, limit_s=480),
+    "step": Benchmark(trials=steps, limit_s=120),
     "strategies": Benchmark(trials=strategies, limit_s=120),
     "save": Benchmark(trials=saves, limit_s=120),
     "resume": Benchmark(trials=resumes, limit_s=120),
