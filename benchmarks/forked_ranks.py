@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch._dynamo  # an optimizer's first step imports it, which takes 2 s in
 
 from benchmarks.measure import BenchmarkError
 
+Sample = dict[str, Any]
+_DIRECTIONS = itertools.cycle((1, -1))
 LIMIT_S = 120.0
 """For one training."""
 
@@ -83,6 +86,16 @@ def enter(rank: Rank, folder: str, number: int, nproc: int, port: int, writer: C
         rank(folder, writer)
     except Exception:
         writer.send({"error": traceback.format_exc()})
+
+
+def take_in_turn(sides: Mapping[str, Callable[[], Sample]]) -> dict[str, Sample]:
+    """A sample of each side. Every second pair begins with the other one.
+
+    Whether a side comes first or second is worth a few per cent.
+    """
+    order = list(sides)[:: next(_DIRECTIONS)]
+    taken = {name: sides[name]() for name in order}
+    return {name: taken[name] for name in sides}
 
 
 def answer(take: Callable[[], dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import train.loop
-from benchmarks.forked_ranks import answer, run_ranks
+from benchmarks.forked_ranks import answer, run_ranks, take_in_turn
 from benchmarks.peers import raw_ddp_digits
 from fabric_train.worker_env import parse_worker_env
 from train.config import parse_config
@@ -33,10 +33,12 @@ def take_pair(reduction: str, nproc: int, shards: int, epochs: int) -> dict[str,
         writer.send(raw_ddp_digits.train(epochs, shards))
         os._exit(0)
 
-    return {
-        "ours": run_ranks(train_ours, nproc)[0],
-        "theirs": run_ranks(train_theirs, nproc)[0],
-    }
+    return take_in_turn(
+        {
+            "ours": lambda: run_ranks(train_ours, nproc)[0],
+            "theirs": lambda: run_ranks(train_theirs, nproc)[0],
+        }
+    )
 
 
 if __name__ == "__main__":

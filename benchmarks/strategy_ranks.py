@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 
 import train.loop
-from benchmarks.forked_ranks import answer, run_ranks
+from benchmarks.forked_ranks import answer, run_ranks, take_in_turn
 from benchmarks.peers import plain_strategies
 from benchmarks.peers.plain_strategies import EVERY, POWERSGD_AFTER
 from fabric_train.worker_env import parse_worker_env
@@ -145,7 +146,9 @@ def take_sample(side: Side, name: str, nproc: int) -> dict[str, Any]:
 def take_pair(name: str, nproc: int) -> dict[str, dict[str, Any]]:
     """A sample of each side."""
     sides: dict[str, Side] = {"ours": train_ours, "theirs": train_theirs}
-    return {key: take_sample(side, name, nproc) for key, side in sides.items()}
+    return take_in_turn(
+        {key: partial(take_sample, side, name, nproc) for key, side in sides.items()}
+    )
 
 
 if __name__ == "__main__":

@@ -25,35 +25,38 @@ class Agreement:
     def __init__(
         self, size: int, *, pause_s: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._size = size
         self._pause_s, self._clock = pause_s, clock
         many = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if many else None
-        self._numbers = torch.zeros(size + 1, dtype=torch.int64)
+        self._nothing = self._agreed = (0,) * size
+        self._numbers = torch.empty(0)
         self._work: dist.Work | None = None
         self._proposals, self._exchanged_every = 0, 1
         self._exchanged_at = clock()
 
     def propose(self, wishes: Sequence[int]) -> None:
         """Starts an exchange; ``settle`` must have ended the one before."""
+        if self._group is None:
+            self._agreed = tuple(wishes)
+            return
         self._proposals += 1
         if self._proposals < self._exchanged_every:
             return
         # All ranks drop equally many: the fewest that one of them would.
         self._numbers = torch.tensor([*wishes, -self._plan_next()], dtype=torch.int64)
-        if self._group is not None:
-            self._work = dist.all_reduce(
-                self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True
-            )
+        self._work = dist.all_reduce(
+            self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
 
     def settle(self) -> tuple[int, ...]:
         """Ends the exchange and gives the highest numbers; zeros if nothing was proposed."""
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self._exchanged_every = -int(self._numbers[-1])
-        agreed, self._numbers = self._numbers, torch.zeros(self._size + 1, dtype=torch.int64)
-        return tuple(agreed[:-1].tolist())
+            *highest, every = self._numbers.tolist()
+            self._agreed, self._exchanged_every = tuple(highest), -every
+        agreed, self._agreed = self._agreed, self._nothing
+        return agreed
 
     def _plan_next(self) -> int:
         """With how many proposals from now the next exchange should be, as this rank sees it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -57,14 +58,14 @@ def test_a_killed_worker_changes_no_bit_of_the_weights(processes, finish, wait_u
 def test_resized_worlds_take_each_sample_of_an_epoch_once(tmp_path, monkeypatch):
     def train_to(stop: int, options: tuple[str, ...]) -> tuple[int, list[int]]:
         taken: list[int] = []
-        read_visits = GlobalBatchSampler.read_visits
+        iterate = GlobalBatchSampler.__iter__
 
-        def watch(sampler: GlobalBatchSampler, step: int, shard: int) -> list[tuple[int, int]]:
-            visits = read_visits(sampler, step, shard)
-            taken.extend(sample for _, sample in visits)
-            return visits
+        def watch(sampler: GlobalBatchSampler) -> Iterator[list[int]]:
+            for samples in iterate(sampler):
+                taken.extend(samples)
+                yield samples
 
-        monkeypatch.setattr(GlobalBatchSampler, "read_visits", watch)
+        monkeypatch.setattr(GlobalBatchSampler, "__iter__", watch)
         given = ["--virtual_shards=4", "--checkpoint_dir", str(tmp_path), f"--max_steps={stop}"]
         metrics = train(parse_config([*given, *options]), parse_worker_env(os.environ))
         return metrics["resumed_from_step"], taken
