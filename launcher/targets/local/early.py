@@ -24,7 +24,7 @@ from launcher.targets import proc
 if TYPE_CHECKING:
     from launcher.contract.node_plan import Env
     from launcher.plan.launch_plan import LaunchPlan
-    from launcher.targets.local.early_program import Order
+    from launcher.targets.local.early_program import AgentOrder
     from launcher.targets.local.render import Process
 
 PROGRAM = str(Path(__file__).with_name("early_program.py"))
@@ -82,7 +82,7 @@ def start_program(python: str, env: Mapping[str, str], cwd: str | None = None) -
     return proc.start_early((python, PROGRAM, room), env={**env, ROOM: room}, cwd=cwd)
 
 
-def render_order(process: Process, env: Env) -> Order:
+def render_order(process: Process, env: Env) -> AgentOrder:
     """What the program is told of an agent that it is to become, with these variables. Pure."""
     return {
         "argv": list(process.argv[1:]),

@@ -37,7 +37,7 @@ ARGUMENTS, ENVIRONMENT = 45, 47
 """Places in ``/proc/PID/stat`` behind the name: where the first ones begin and end in memory."""
 
 
-class Order(TypedDict):
+class AgentOrder(TypedDict):
     """An agent that this process is to become; ``cwd`` and ``console`` are paths."""
 
     argv: list[str]
@@ -46,7 +46,7 @@ class Order(TypedDict):
     console: str
 
 
-class NodeOrder(Order):
+class NodeOrder(AgentOrder):
     """The agent of a node, of which this process is the template.
 
     ``node`` is the launcher's name for it, ``launcher`` a process id. ``env`` has what differs from
@@ -101,7 +101,7 @@ def has_one_thread() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def become(order: Order, can_fork: bool) -> NoReturn:
+def become(order: AgentOrder, can_fork: bool) -> NoReturn:
     """Goes on as the agent of an order, in this process."""
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
