@@ -9,17 +9,18 @@ import torch
 import torch.distributed as dist
 
 MOST_PROPOSALS = 8
-"""Of which one is exchanged: a step may suddenly take longer than those before."""
+"""One of so many is exchanged at least, because a step may suddenly take long."""
 
 
 class Agreement:
-    """Tells every rank the highest of all ranks' numbers, one step later.
+    """Tells every rank the highest of all ranks' numbers, one step after their exchange began.
 
     The exchange runs beside the step, between ``propose`` and ``settle``, on its own CPU group, so
     no rank waits for it. All ranks must make one and call it equally often.
 
     An exchange still takes processor time: a twentieth of steps of 25 ms in four processes. With
-    ``pause_s`` the proposals that follow one sooner are dropped, for eight steps at most.
+    ``pause_s`` a proposal that comes sooner after the last exchange is dropped, seven in a row at
+    most: a wish that lasts has to be proposed in every step.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Agreement:
         self._exchanged_at = clock()
 
     def propose(self, wishes: Sequence[int]) -> None:
-        """Starts an exchange; ``settle`` must have ended the one before."""
+        """Starts an exchange, or drops the wishes; ``settle`` must have ended the one before."""
         if self._group is None:
             self._agreed = tuple(wishes)
             return
