@@ -10,7 +10,8 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,44 +23,76 @@ from benchmarks.measure import BenchmarkError
 Sample = dict[str, Any]
 _DIRECTIONS = itertools.cycle((1, -1))
 LIMIT_S = 120.0
-"""For one training."""
+"""Within which each rank tells something."""
 
 Rank = Callable[[str, Connection], None]
 """What a rank does, in a folder that all of them share; it tells its figures through the pipe."""
 
 
-def run_ranks(rank: Rank, nproc: int) -> list[dict[str, Any]]:
-    """One training: what each rank tells. Raises BenchmarkError where one fails, dies or hangs."""
+class Training:
+    """The ranks of one training that are running."""
+
+    def __init__(self, pipes: Sequence[Connection]) -> None:
+        self._pipes = pipes
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The next that each rank tells; raises BenchmarkError if one failed, died or hangs."""
+        return [receive(pipe) for pipe in self._pipes]
+
+    def go_on(self) -> None:
+        """Ends the wait of each rank, in ``await_turn``."""
+        for pipe in self._pipes:
+            pipe.send(None)
+
+
+@contextmanager
+def forked(rank: Rank, nproc: int) -> Iterator[Training]:
+    """A training, whose ranks are killed at the end."""
     fork = multiprocessing.get_context("fork")
     port = find_free_port()
+    processes, pipes = [], []
     with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for number in range(nproc):
-            reader, writer = fork.Pipe(duplex=False)
-            work = (rank, folder, number, nproc, port, writer)
-            process = fork.Process(target=enter, args=work)
-            process.start()
-            writer.close()
-            ranks.append((process, reader))
         try:
-            return [receive(reader) for _, reader in ranks]
+            for number in range(nproc):
+                pipe, theirs = fork.Pipe()
+                work = (rank, folder, number, nproc, port, theirs)
+                process = fork.Process(target=enter, args=work)
+                process.start()
+                theirs.close()
+                processes.append(process)
+                pipes.append(pipe)
+            yield Training(pipes)
         finally:
-            for process, _ in ranks:
+            for process, pipe in zip(processes, pipes, strict=True):
                 process.kill()
                 process.join()
+                pipe.close()
 
 
-def receive(reader: Connection) -> dict[str, Any]:
+def run_ranks(rank: Rank, nproc: int) -> list[dict[str, Any]]:
+    """One training: what each rank tells. Raises BenchmarkError where one fails, dies or hangs."""
+    with forked(rank, nproc) as training:
+        return training.receive()
+
+
+def receive(pipe: Connection) -> dict[str, Any]:
     """What a rank tells; raises BenchmarkError if it failed, died or hangs."""
-    if not reader.poll(LIMIT_S):
+    if not pipe.poll(LIMIT_S):
         raise BenchmarkError(f"a rank told nothing within {LIMIT_S:g} s")
     try:
-        told: dict[str, Any] = reader.recv()
-    except EOFError:
+        told: dict[str, Any] = pipe.recv()
+    except (EOFError, ConnectionResetError):
         raise BenchmarkError("a rank died") from None
     if "error" in told:
         raise BenchmarkError(told["error"])
     return told
+
+
+def await_turn(pipe: Connection) -> None:
+    """A rank waits until it may go on; it ends by itself if nobody is there to tell it."""
+    if not pipe.poll(LIMIT_S):
+        raise BenchmarkError(f"the other side's turn took more than {LIMIT_S:g} s")
+    pipe.recv()
 
 
 def find_free_port() -> int:
@@ -68,7 +101,7 @@ def find_free_port() -> int:
     return port
 
 
-def enter(rank: Rank, folder: str, number: int, nproc: int, port: int, writer: Connection) -> None:
+def enter(rank: Rank, folder: str, number: int, nproc: int, port: int, pipe: Connection) -> None:
     """One rank, as torchrun would start it."""
     os.environ |= {
         "RANK": str(number),
@@ -83,9 +116,9 @@ def enter(rank: Rank, folder: str, number: int, nproc: int, port: int, writer: C
     torch.set_num_threads(1)
     sys.stdout = sys.stderr
     try:
-        rank(folder, writer)
+        rank(folder, pipe)
     except Exception:
-        writer.send({"error": traceback.format_exc()})
+        pipe.send({"error": traceback.format_exc()})
 
 
 def take_in_turn(sides: Mapping[str, Callable[[], Sample]]) -> dict[str, Sample]:

@@ -1,7 +1,8 @@
 """``python -m benchmarks.strategy_ranks NAME NPROC``: a pair of one strategy's samples at a time.
 
-Both sides train the language model in turn, in forked ranks: torch is imported once for all
-samples. Rank 0 times rounds of steps; each rank tells its memory, and the bytes that it sent.
+Both sides train the language model in forked ranks: torch is imported once for all samples. Rank 0
+times rounds of steps, and both sides take their rounds in turn, so that a machine that grows slower
+slows down both. Each rank tells its memory, and the bytes that it sent.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import statistics
 import struct
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 import train.loop
-from benchmarks.forked_ranks import answer, run_ranks, take_in_turn
+from benchmarks.forked_ranks import Training, answer, await_turn, forked
 from benchmarks.peers import plain_strategies
 from benchmarks.peers.plain_strategies import EVERY, POWERSGD_AFTER
 from fabric_train.worker_env import parse_worker_env
@@ -50,33 +51,37 @@ _BYTES_SENT_AT, _TCP_INFO_LENGTH = 200, 208
 class Watch:
     """What one rank measures. ``after_step`` ends the process when it has seen enough."""
 
-    def __init__(self, writer: Connection) -> None:
-        self._writer = writer
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
         self._losses: list[float] = []
-        self._ends: list[float] = []
-        self._sent = 0
+        self._rounds: list[float] = []
+        self._began = self._sent = 0.0
         # A value of 5 makes the largest memory so far the present one: man proc, clear_refs.
         Path("/proc/self/clear_refs").write_text("5")
         self._memory = read_memory()["RssAnon"]
 
     def after_step(self, loss: torch.Tensor) -> None:
-        """At the end of each step."""
-        if len(self._ends) == ROUND - 1:
-            self._sent = read_sent()
+        """At the end of each step; at the end of a round the other side has its turn."""
         self._losses.append(loss.item())
-        self._ends.append(time.monotonic())
-        if len(self._ends) == ROUND * (ROUNDS + 1):
+        if len(self._losses) % ROUND:
+            return
+        if len(self._losses) == ROUND:
+            self._sent = read_sent()
+        else:
+            self._rounds.append(time.monotonic() - self._began)
+        if len(self._rounds) == ROUNDS:
             self._tell()
+        self._pipe.send({})
+        await_turn(self._pipe)
+        self._began = time.monotonic()
 
     def _tell(self) -> NoReturn:
         sent = read_sent() - self._sent
         memory = read_memory()
         peak = memory["VmHWM"] - memory["RssFile"] - memory["RssShmem"] - self._memory
-        ends = self._ends[ROUND - 1 :: ROUND]
-        rounds = [after - before for before, after in itertools.pairwise(ends)]
-        self._writer.send(
+        self._pipe.send(
             {
-                "step_s": statistics.median(rounds) / ROUND,
+                "step_s": statistics.median(self._rounds) / ROUND,
                 "memory": peak,
                 "sent": sent / (ROUND * ROUNDS),
                 "losses": self._losses,
@@ -131,26 +136,41 @@ def train_theirs(name: str, folder: str, watch: Watch) -> None:
 Side = Callable[[str, str, Watch], None]
 
 
-def take_sample(side: Side, name: str, nproc: int) -> dict[str, Any]:
-    """One training: rank 0's times and losses, and the most that any rank needs and sends."""
+def start(side: Side, name: str, nproc: int) -> AbstractContextManager[Training]:
+    """One side's training, which waits after its first round."""
 
-    def enter(folder: str, writer: Connection) -> None:
-        side(name, folder, Watch(writer))
+    def enter(folder: str, pipe: Connection) -> None:
+        side(name, folder, Watch(pipe))
 
-    told = run_ranks(enter, nproc)
-    most = {key: max(each[key] for each in told) for key in ("memory", "sent")}
+    return forked(enter, nproc)
+
+
+def take_rounds(trainings: Sequence[Training]) -> list[dict[str, Any]]:
+    """Of each: rank 0's times and losses, and the most that any rank needs and sends."""
+    told = [training.receive() for training in trainings]
+    for _ in range(ROUNDS):
+        for number, training in enumerate(trainings):
+            training.go_on()
+            told[number] = training.receive()
     # A pipeline's loss is known where it ends, and then by all.
-    return {**told[0], **most}
+    return [
+        {**ranks[0], **{key: max(rank[key] for rank in ranks) for key in ("memory", "sent")}}
+        for ranks in told
+    ]
 
 
-def take_pair(name: str, nproc: int) -> dict[str, dict[str, Any]]:
-    """A sample of each side."""
-    sides: dict[str, Side] = {"ours": train_ours, "theirs": train_theirs}
-    return take_in_turn(
-        {key: partial(take_sample, side, name, nproc) for key, side in sides.items()}
-    )
+def take_pair(name: str, nproc: int, reverse: bool = False) -> dict[str, dict[str, Any]]:
+    """A sample of each side; ``reverse`` lets theirs begin."""
+    sides: list[tuple[str, Side]] = [("ours", train_ours), ("theirs", train_theirs)]
+    if reverse:
+        sides.reverse()
+    with ExitStack() as stack:
+        trainings = [stack.enter_context(start(side, name, nproc)) for _, side in sides]
+        samples = take_rounds(trainings)
+    return {key: sample for (key, _), sample in zip(sides, samples, strict=True)}
 
 
 if __name__ == "__main__":
     name, nproc = sys.argv[1:]
-    answer(lambda: take_pair(name, int(nproc)))
+    reverse = itertools.cycle((False, True))
+    answer(lambda: take_pair(name, int(nproc), next(reverse)))

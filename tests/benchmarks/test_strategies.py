@@ -25,7 +25,7 @@ from benchmarks.strategies import (
     WEIGHTS,
     strategy,
 )
-from benchmarks.strategy_ranks import take_sample, train_ours, train_theirs
+from benchmarks.strategy_ranks import start, take_pair, take_rounds
 from benchmarks.trials import Benchmark, run_benchmark
 from fabric_train.strategies import STRATEGIES
 from train.config import parse_config
@@ -47,7 +47,8 @@ def test_both_sides_have_equal_losses_and_send_what_the_formula_says(
     name: str, nproc: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategy_ranks, "ROUNDS", 1)
-    ours, theirs = (take_sample(side, name, nproc) for side in (train_ours, train_theirs))
+    pair = take_pair(name, nproc)
+    ours, theirs = pair["ours"], pair["theirs"]
     # The first Q of powersgd is drawn at random.
     tolerance = 1e-2 if name == "powersgd" else 1e-5
     assert ours["losses"] == pytest.approx(theirs["losses"], rel=tolerance)
@@ -110,8 +111,8 @@ def test_a_rank_that_fails_is_told_with_its_traceback() -> None:
     def fail(name: str, folder: str, watch: Any) -> None:
         raise ValueError("no weights")
 
-    with pytest.raises(BenchmarkError, match="no weights"):
-        take_sample(fail, "ddp", 1)
+    with pytest.raises(BenchmarkError, match="no weights"), start(fail, "ddp", 1) as training:
+        take_rounds([training])
 
 
 def test_bytes_are_those_of_the_processes_own_connections() -> None:
