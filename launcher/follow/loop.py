@@ -40,7 +40,7 @@ def create_run(
     target.check(plan)
     check_folder(Path(plan.run_dir))
     run = RunFolder(Path(plan.run_dir))
-    run.create(plan, target.render(plan).shell(), SystemClock().wall(), fill)
+    run.create(plan, target.render(plan).shell(), SystemClock().wall(), fill, follows=True)
     if plan.agent is None:
         target.notes.append(f"engine: torchrun: a lost node {describe_loss(plan)}")
     return run
@@ -232,6 +232,11 @@ def write_outcome(
     return outcome
 
 
+def is_out_of_sight(run: RunFolder, target: Target) -> bool:
+    """Whether only another machine, or another container, can tell if the run goes on."""
+    return run.is_elsewhere and not target.sees_other_machines
+
+
 def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
     """The outcome of a run whose launcher is gone; None while a launcher or a node still lives.
 
@@ -241,6 +246,8 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
     if outcome is not None or run.launcher_pid() is not None:
         return outcome
     plan = run.read_plan()
+    if is_out_of_sight(run, target):
+        return None
     if (end := target.find_end(run, plan)) is None:
         return None
     return write_outcome(run, target.as_run(plan), end.reason, end.detail, end.at or now)
