@@ -227,10 +227,11 @@ def process_space() -> str:
 
 def name_machine() -> str:
     """Tells this machine from others, also after it was started anew."""
+    # Copies of one disk image have the same id, and containers often have none.
+    machine_id = ""
     with contextlib.suppress(OSError):
-        if name := Path("/etc/machine-id").read_text().strip():
-            return name
-    return socket.gethostname()
+        machine_id = Path("/etc/machine-id").read_text().strip()
+    return f"{socket.gethostname()} {machine_id}"
 
 
 def process_start(pid: int) -> str | None:
