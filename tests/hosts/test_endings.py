@@ -12,8 +12,8 @@ import pytest
 
 from launcher.targets.hosts.connection import LEASE_TTL_S
 from tests.hosts.places import Network, wait_until
-from tests.hosts.test_doctor import held
 from tests.hosts.steps import Steps
+from tests.hosts.test_doctor import held
 from tests.hosts.typist import Typist
 from tests.launcher.runner import WAITING
 
