@@ -29,7 +29,8 @@ from fabric_train import (
     parse_worker_env,
 )
 
-BATCH = 64
+BATCH = 120
+"""Of all processes together. Equal parts for 1 to 6, 8, 10 and 12 of them."""
 
 
 def main(steps: int) -> None:

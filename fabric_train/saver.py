@@ -52,8 +52,9 @@ from fabric_train.snapshot import (
 if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
 
-GROUP_TIMEOUT_S = 600.0
-"""How long a rank waits for the others' files; a slow disk is not a failure."""
+GROUP_TIMEOUT_S = 86_400.0
+"""How long a rank waits for the others' files: rank 0 may have terabytes to check. A rank that dies
+is noticed by its connection, and one that hangs by the agent."""
 
 
 class Saver:
@@ -79,6 +80,8 @@ class Saver:
     ) -> None:
         self.store = CheckpointStore(folder, keep=keep)
         self.config = dict(config or {})
+        self.may_differ: frozenset[str] = frozenset()
+        """Keys of ``config`` that a resumed run need not share."""
         self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
@@ -159,7 +162,11 @@ class Saver:
 
     def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> Path:
         if found:
-            differences = find_differences(found.manifest.config, self.config)
+            saved, current = (
+                {key: value for key, value in config.items() if key not in self.may_differ}
+                for config in (found.manifest.config, self.config)
+            )
+            differences = find_differences(saved, current)
             differences += find_differences(found.manifest.tensors, shapes)
             if differences:
                 raise InputError(
@@ -308,7 +315,12 @@ class Saver:
         work = Save(self.store, ranks, manifest, as_pieces(staged, snapshot.cuts))
         blocked_s = self._clock() - began_at
 
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
         def run() -> None:
+            if device is not None:
+                # A new thread has the first device, where the writer would make a context.
+                torch.cuda.set_device(device)
             self._outcome = work.run(blocked_s)
 
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)

@@ -109,6 +109,9 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimiz
     }
     if moments:
         set_optimizer_state_dict(model, optimizer, moments, options=_OPTIONS)
+        # torch makes a state of empty dicts for a weight that has had no gradient until then.
+        for weight in [w for w, state in optimizer.state.items() if {} in state.values()]:
+            del optimizer.state[weight]
 
 
 def write_tensors(

@@ -58,7 +58,8 @@ class TrainConfig:
     """Equal parts that every global batch is cut into, each computed as a batch of its own with
     random numbers of its own; processes take whole parts, not all the same number of them. The
     most processes there can ever be. Without it: that of the checkpoint, else 16 for `exact`, else
-    the fewest that the job's largest number of processes can share."""
+    the fewest that the job's largest number of processes can share. Only `fast` takes more where
+    the checkpoint has too few."""
     strategy: str = "ddp"
     """How the processes train one model together; docs/strategies.md says which to choose."""
     strategy_options: dict[str, int | float | bool | str] = dataclasses.field(default_factory=dict)

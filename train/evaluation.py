@@ -46,7 +46,8 @@ def evaluate(
     samples = SumMetric().to(fabric.device)
     strategy.bare.eval()
     with ready_to_save(strategy), torch.no_grad():
-        for inputs, targets, is_own in take_equally(strategy, loader, rounds):
+        spare = [tensor.to(fabric.device) for tensor in test_set[[0]]]
+        for inputs, targets, is_own in take_equally(strategy, loader, rounds, spare):
             with fabric.autocast():
                 outputs = strategy.predict(inputs)
             outputs, targets = strategy.gather_test(outputs.float(), targets, counts=is_own)
@@ -66,15 +67,16 @@ def evaluate(
 
 
 def take_equally(
-    strategy: Strategy, loader: Iterable[Sequence[Tensor]], rounds: int
+    strategy: Strategy, loader: Iterable[Sequence[Tensor]], rounds: int, spare: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Each batch, and that it counts.
 
-    Where a forward pass waits for the other replicas', one with fewer batches repeats its last.
+    Where a forward pass waits for the other replicas', one with fewer batches repeats its last, or
+    ``spare`` if it has none.
     """
     taken = 0
-    for inputs, targets in loader:
-        taken += 1
-        yield inputs, targets, True
+    for batch in loader:
+        taken, spare = taken + 1, batch
+        yield batch[0], batch[1], True
     if strategy.equal_rounds:
-        yield from ((inputs, targets, False) for _ in range(rounds - taken))
+        yield from ((spare[0], spare[1], False) for _ in range(rounds - taken))

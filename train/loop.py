@@ -32,7 +32,7 @@ from train.evaluation import evaluate
 from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
-from train.resume import check_resize, choose_virtual_shards, open_saver
+from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
 
 
 def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> Metrics:
@@ -91,8 +91,11 @@ def train_by(
     earlier = saver.look()
     check_resize(strategy, env, earlier)
     shards = choose_virtual_shards(config, env, strategy, earlier)
+    before = earlier.config.get("virtual_shards") if earlier else None
     run = build(config, env, fabric, saver, ledger, strategy, shards)
     show_hardware(run)
+    if may_replan_shards(config) and before not in (None, shards):
+        run.say(f"each batch is cut into {shards} virtual shards, {before} before")
     if told := strategy.describe():
         run.say(told)
     meter = Meter()

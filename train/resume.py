@@ -22,7 +22,8 @@ def choose_virtual_shards(
 ) -> int:
     """The option, else the checkpoint's number, else as many as the largest world may need.
 
-    Raises InputError if the global batch cannot be cut into so many.
+    Of a checkpoint that has too few for this world, ``fast`` takes more: they decide about random
+    numbers and rounding only. Raises InputError if the global batch cannot be cut into so many.
     """
     replicas = strategy.count_replicas(env.world_size)
     largest_world = max(env.world_size, env.max_world_size or 1)
@@ -31,12 +32,19 @@ def choose_virtual_shards(
         given = replicas
     if given is None and earlier:
         given = earlier.config.get("virtual_shards")
+        if may_replan_shards(config) and given is not None and given < replicas:
+            given = None
     return plan_virtual_shards(
         given,
         global_batch_size=plan_batch_size(config, replicas),
         largest_world=strategy.count_replicas(largest_world),
         exact=config.reduction == "exact",
     )
+
+
+def may_replan_shards(config: TrainConfig) -> bool:
+    """Whether a resumed training may cut its batches into more parts than it began with."""
+    return config.virtual_shards is None and config.reduction == "fast"
 
 
 def check_resize(strategy: Strategy, env: WorkerEnv, earlier: CheckpointManifest | None) -> None:

@@ -7,8 +7,8 @@ every ``sync_interval_ms`` or when the one before has arrived, whichever is late
 When an average arrives depends on the machine, so two runs give different weights. What holds: the
 ranks' mean weights move by the mean of their steps; checkpoints and tests see the mean of all
 ranks; a training that is resumed goes on from there. A rank that has died or hangs ends the others'
-averages with an error, at the latest after ``timeout_s``. ``python -m train`` lets no rank get more
-than a step ahead, because ranks agree on checkpoints after every step; a loop of your own may.
+averages with an error, at the latest after ``timeout_s``. ``python -m train`` lets no rank get
+more than about nine steps ahead, as ranks agree on checkpoints so often; a loop of your own may.
 Gradients are clipped by each rank for itself.
 """
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fabric_train.environment import make_deterministic
+from fabric_train.errors import InputError
 from fabric_train.reduction import ExactReduction, FastReduction
 from fabric_train.strategies.strategy import Strategy
 
@@ -39,6 +40,7 @@ class Ddp(Strategy):
                 world_size=self.place.world_size,
             )
             return model
+        check_sync_batchnorm(model, self.virtual_shards, self.place.world_size)
         wrapped = self.wrap_ddp(model) if self.place.world_size > 1 else model
         self._reduction = FastReduction(
             wrapped, virtual_shards=self.virtual_shards, world_size=self.place.world_size
@@ -60,6 +62,17 @@ class Ddp(Strategy):
 
     def finish(self) -> None:
         self._reduction.finish()
+
+
+def check_sync_batchnorm(model: nn.Module, virtual_shards: int, world_size: int) -> None:
+    """Raises InputError where ranks would make different numbers of passes, and wait for ever."""
+    names = (name for name, part in model.named_modules() if isinstance(part, nn.SyncBatchNorm))
+    if virtual_shards % world_size and (name := next(names, None)):
+        raise InputError(
+            f"{name} is a SyncBatchNorm, which all processes must call equally often: "
+            f"{world_size} processes do not share {virtual_shards} virtual shards equally",
+            "virtual_shards: a multiple of each number of processes, or no SyncBatchNorm",
+        )
 
 
 def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:

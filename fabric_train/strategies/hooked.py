@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fabric_train.reduction import FastReduction
-from fabric_train.strategies.ddp import wrap_ddp
+from fabric_train.strategies.ddp import check_sync_batchnorm, wrap_ddp
 from fabric_train.strategies.strategy import Strategy
 
 
@@ -23,6 +23,7 @@ class HookedDdp(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         place = self.place
+        check_sync_batchnorm(model, self.virtual_shards, place.world_size)
         wrapped: nn.Module = model
         if place.world_size > 1:
             wrapped = ddp = wrap_ddp(model, place.device)

@@ -35,6 +35,7 @@ class PowerSgd(HookedDdp):
     """Sends low-rank gradients, and adds what they left out to the next ones."""
 
     name: ClassVar[str] = "powersgd"
+    has_rows: ClassVar[bool] = True
 
     matrix_approximation_rank: int = 1
     """Columns of the thin matrices: more of them cost more bytes and lose less."""

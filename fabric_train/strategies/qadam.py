@@ -36,6 +36,7 @@ class QAdam(Strategy):
     """Sends the momentum of an Adam or AdamW instead of gradients, after a warm-up."""
 
     name: ClassVar[str] = "bagua:qadam"
+    has_rows: ClassVar[bool] = True
 
     warmup_steps: int = 100
     """Steps of plain Adam before its variance is frozen; a fifth of the training is usual."""

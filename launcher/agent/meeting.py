@@ -129,7 +129,8 @@ class Meeting:
                 handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
                 continue
-            return self._serve(path, handle)
+            if (store := self._serve(path, handle)) is not None:
+                return store
 
     def _newest(self) -> int | None:
         stems = (path.stem.partition("-")[2] for path in self._folder.glob("store-*.json"))
@@ -138,10 +139,14 @@ class Meeting:
     def _path(self, number: int) -> Path:
         return self._folder / STORE_FILE.format(number=number)
 
-    def _serve(self, path: Path, handle: int) -> StoreProcess:
+    def _serve(self, path: Path, handle: int) -> StoreProcess | None:
+        """None where this took so long that others have taken the store for gone."""
         token, own = uuid.uuid4().hex, self._task.node.local_addr
         with os.fdopen(handle, "w") as file:
             store = serve_forked(0, sign=Sign(token=token, file=path))
+            if self._newest() != int(path.stem.partition("-")[2]):
+                store.stop()
+                return None
             others = [text for text in addresses.own_addresses() if text != own]
             first = [] if own == addresses.LOOPBACK else [own]
             announcement = Announcement(

@@ -37,6 +37,9 @@ def check_call(
     for name, value in options.items():
         if name not in known:
             raise InputError(f"run: {name}={value!r}: no such option", _fix(name, value, known))
+        if isinstance(value, list | tuple) and name != "set":
+            text = ",".join(map(str, value))
+            raise InputError(f"run: {name}={value!r}: takes one value", f"{name}={text!r}")
 
 
 def options_known() -> tuple[str, ...]:

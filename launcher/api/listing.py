@@ -15,7 +15,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import TERMINAL_STATES, RunState
-from launcher.follow.loop import fold
+from launcher.follow.loop import fold, is_out_of_sight
 from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
@@ -71,7 +71,8 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
             return "unknown", None
         if outcome is None and not target.goes_on_alone:
             # Of a run that another machine started, its launcher may be there.
-            return (RunState.RUNNING.value if run.is_foreign else ORPHANED), None
+            may_run = run.is_foreign or is_out_of_sight(run, target)
+            return (RunState.RUNNING.value if may_run else ORPHANED), None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
 
 
@@ -269,12 +270,13 @@ def read_output(
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
     """One turn for each look at the files, until no more output can come."""
-    while follow and run.launcher_pid() is not None and run.read_outcome() is None:
+    target = open_target(plan.target, run.path.parent)
+    away = is_out_of_sight(run, target)
+    while follow and (away or run.launcher_pid() is not None) and run.read_outcome() is None:
         yield
         time.sleep(POLL_S)
     if read_outcome_now(run, plan) is None and run.launcher_pid() is None:
         # No launcher here brings what other machines have into the folder, so this process does.
-        target = open_target(plan.target, run.path.parent)
         for _ in target.bring_output(run, plan, follow=follow):
             yield
             time.sleep(POLL_S)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from launcher.api.choose_target import open_target
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import TargetError
 from launcher.contract.reasons import Reason
-from launcher.follow.loop import write_outcome
+from launcher.follow.loop import is_out_of_sight, write_outcome
 from launcher.follow.requests import forget_stop, is_to_be_kept, request_stop
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
@@ -51,6 +52,8 @@ def stop_run(
                 target.stop(run.run_id, 0)  # The launcher gives the job's own grace.
                 is_shorter = False
             clock.sleep(0.1)
+    if is_out_of_sight(run, target) and read_outcome_now(run, plan) is None:
+        return _ask_elsewhere(run, plan, clock, grace_s)
     if keep:
         target.suspend(run.run_id)
         request_stop(run, keep=True)
@@ -62,6 +65,23 @@ def stop_run(
     left = _kept(target.resuming(plan)) if keep else "nothing of it runs any more"
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
+    )
+
+
+def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: float) -> str:
+    """Asks a launcher that is on another machine through the run's folder.
+
+    Raises ``TargetError`` where it does not answer.
+    """
+    request_stop(run)
+    deadline = clock.monotonic() + max(grace_s, plan.stop_grace_s) + MARGIN_S
+    while clock.monotonic() < deadline:
+        if outcome := run.read_outcome():
+            return f"{run.run_id}: {outcome.state}, {outcome.reason}"
+        clock.sleep(0.1)
+    raise TargetError(
+        f"STILL RUNNING: {run.run_id}: its launcher, on another machine, does not answer",
+        f"there: launcher stop {run.run_id}",
     )
 
 

@@ -43,7 +43,7 @@ def list_files(root: Path, run_root: Path) -> list[CodeFile]:
     Raises ``InputError`` beyond ``MAX_BYTES`` or ``MAX_FILES``, or for what cannot be read.
     """
     ignored = _read_ignore_file(root)
-    runs = f"{run_root.absolute()}"
+    runs = os.path.realpath(run_root)  # as the root is, without symbolic links
     files: list[CodeFile] = []
     for name in _names(root, ignored, runs):
         if (file := _look(root, name)) is not None:

@@ -70,6 +70,9 @@ class Command:
         """As that of the parser; argparse calls it on the command that was named."""
         return self.parser.parse_known_args(*given, **more)
 
+    def _check_help(self, action: argparse.Action) -> None:
+        """Python 3.14's argparse calls it on a new command. Help texts are checked by tests."""
+
 
 def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
     """argparse's words, with what to type."""

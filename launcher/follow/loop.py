@@ -24,6 +24,11 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_reason
 from launcher.runs.outcome import Outcome
 
+TOO_MANY_FILES = (
+    "the workers have more output files than may be open here: some are shown when the run ends; "
+    "fix: a higher limit (ulimit -Hn)"
+)
+
 
 def create_run(
     plan: LaunchPlan, target: Target, fill: Callable[[Path], None] | None = None
@@ -35,7 +40,7 @@ def create_run(
     target.check(plan)
     check_folder(Path(plan.run_dir))
     run = RunFolder(Path(plan.run_dir))
-    run.create(plan, target.render(plan).shell(), SystemClock().wall(), fill)
+    run.create(plan, target.render(plan).shell(), SystemClock().wall(), fill, follows=True)
     if plan.agent is None:
         target.notes.append(f"engine: torchrun: a lost node {describe_loss(plan)}")
     return run
@@ -68,6 +73,7 @@ class Follower:
             agents=show_agents,
             keeps_returns=console.keeps_returns,
         )
+        self._told_short = False
         self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         self._outcome: Outcome | None = None
 
@@ -163,6 +169,9 @@ class Follower:
 
     def _show_new(self) -> None:
         self._show(self._tails.poll(self._console.has_room))
+        if self._tails.is_short and not self._told_short:
+            self._told_short = True
+            self._console.note(TOO_MANY_FILES)
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -223,6 +232,11 @@ def write_outcome(
     return outcome
 
 
+def is_out_of_sight(run: RunFolder, target: Target) -> bool:
+    """Whether only another machine, or another container, can tell if the run goes on."""
+    return run.is_elsewhere and not target.sees_other_machines
+
+
 def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
     """The outcome of a run whose launcher is gone; None while a launcher or a node still lives.
 
@@ -232,6 +246,8 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
     if outcome is not None or run.launcher_pid() is not None:
         return outcome
     plan = run.read_plan()
+    if is_out_of_sight(run, target):
+        return None
     if (end := target.find_end(run, plan)) is None:
         return None
     return write_outcome(run, target.as_run(plan), end.reason, end.detail, end.at or now)

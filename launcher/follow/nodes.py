@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from launcher.agent import disk
@@ -145,11 +145,20 @@ class NodeDriver:
         self._withdrawn = beyond
         self._console.note(f"scaling to {count_nodes(nodes)}")
         if go:
-            self._target.stop_nodes(self._run.run_id, tuple(go), self.plan.stop_grace_s)
+            with self._going_on():
+                self._target.stop_nodes(self._run.run_id, tuple(go), self.plan.stop_grace_s)
         for index in sorted(come):
             self._set_plan(plan_replacement(self.plan, index))
         if come:
             self._target.submit(self.plan, tuple(come))
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """A machine that does not answer must not end the run of all others."""
+        try:
+            yield
+        except TargetError as error:
+            self._console.note(f"{error.what}; the run goes on without it")
 
     def _may_replace(self, node_index: int) -> bool:
         pause_s = decide.pause_before_replacing_s(self._replaced[node_index])
@@ -167,7 +176,8 @@ class NodeDriver:
 
     def _restart(self, why: str, left: int) -> None:
         self._console.note(f"{why}; starting all nodes again (at most {left} times)")
-        self._target.stop(self._run.run_id, self.plan.stop_grace_s)
+        with self._going_on():
+            self._target.stop(self._run.run_id, self.plan.stop_grace_s)
         self._show()
         self._console.end_progress()
         self._set_plan(plan_next_attempt(self.plan))

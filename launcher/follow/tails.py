@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ from launcher.runs.folder import RunFolder
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
 """The most that is read of one file before the follower looks at the run again."""
+MOST_FILES = 1 << 16
+"""Files that this process may have open, where the machine allows so many."""
+SPARE_FILES = 128
+"""For all else that a launcher opens."""
 
 Stream = Literal["stdout", "stderr"]
 HasRoom = Callable[[Stream], bool]
@@ -48,6 +53,11 @@ class _Tail:
         self._file = path.open("rb")
         self._splitter = BlockSplitter(keeps_returns=keeps_returns)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether all that is written by now has been read."""
+        return self._file.tell() >= os.fstat(self._file.fileno()).st_size
+
     def poll(self, has_room: HasRoom) -> Iterator[LineBlock]:
         for _ in range(CHUNKS_A_TURN):
             if not has_room(self.stream) or not (data := self._file.read(CHUNK_BYTES)):
@@ -64,6 +74,25 @@ class _Tail:
             if not data:
                 break
         self._file.close()
+
+
+def file_limit() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_file_limit() -> int:
+    """Lets this process open more files, up to the machine's limit; how many there may be then."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if most > file_limit():
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return file_limit()
+
+
+_Key = tuple[Path, int]
 
 
 def _always(stream: Stream) -> bool:
@@ -88,7 +117,11 @@ class RunTails:
         self._run = run
         self._in_consoles, self._agents = workers_in_consoles, agents
         self._keeps_returns = keeps_returns
-        self._tails: dict[tuple[Path, int], _Tail] = {}
+        self._tails: dict[_Key, _Tail] = {}
+        self._done: set[_Key] = set()
+        self._most = max(1, file_limit() - SPARE_FILES)
+        self.is_short = False
+        """Whether there are more files than may be open: the rest is read later, or at the end."""
 
     def poll(self, has_room: HasRoom = _always) -> Iterator[Output]:
         """What was written since the last call, as far as there is room. Does not wait."""
@@ -99,25 +132,50 @@ class RunTails:
 
         ``has_room`` may wait. A stream for which it gives up is not read any further.
         """
-        yield from self._outputs(lambda tail: tail.close(has_room))
-        self._tails = {}
+        is_left = True
+        while is_left:
+            yield from self._outputs(lambda tail: tail.close(has_room))
+            # Files for which there was no room until now.
+            is_left = len(self._tails) >= self._most
+            self._done.update(self._tails)
+            self._tails = {}
 
     def _outputs(self, read: Callable[[_Tail], Iterator[LineBlock]]) -> Iterator[Output]:
-        self._open_new()
+        workers = self._run.worker_logs()
+        self._open_new(workers)
+        if self.is_short:
+            yield from self._close_ended(workers)
+            self._open_new(workers)
         # The agents' own lines first.
         for tail in sorted(self._tails.values(), key=lambda tail: tail.worker is not None):
-            index, worker = tail.node_index, tail.worker
-            for block in read(tail):
-                if worker is None:
-                    yield from self._console_outputs(index, block)
-                else:
-                    yield Output(node_index=index, worker=worker, stream=tail.stream, block=block)
+            yield from self._outputs_of(tail, read(tail))
 
-    def _open_new(self) -> None:
+    def _outputs_of(self, tail: _Tail, blocks: Iterator[LineBlock]) -> Iterator[Output]:
+        index, worker = tail.node_index, tail.worker
+        for block in blocks:
+            if worker is None:
+                yield from self._console_outputs(index, block)
+            else:
+                yield Output(node_index=index, worker=worker, stream=tail.stream, block=block)
+
+    def _close_ended(self, workers: tuple[WorkerLog, ...]) -> Iterator[Output]:
+        """The last lines of workers that others have followed. Not before there is need: files of
+        other machines may come late."""
+        last = {w.node_index: (w.incarnation, w.attempt) for w in workers}
+        for key, tail in [*self._tails.items()]:
+            if (worker := tail.worker) is None or not tail.is_read:
+                continue
+            if (worker.incarnation, worker.attempt) < last.get(worker.node_index, ()):
+                yield from self._outputs_of(tail, tail.close(_always))
+                del self._tails[key]
+                self._done.add(key)
+
+    def _open_new(self, workers: tuple[WorkerLog, ...]) -> None:
+        self.is_short = False
         if self._agents or self._in_consoles:
             for (node_index, _), path in self._run.consoles():
                 self._open(path, node_index, None, "stdout" if self._in_consoles else "stderr")
-        for worker in self._run.worker_logs():
+        for worker in workers:
             for name, stream in zip(worker.streams, _STREAMS, strict=True):
                 path = self._run.path / worker.folder / name
                 self._open(path, worker.node_index, worker, stream)
@@ -128,7 +186,14 @@ class RunTails:
         with contextlib.suppress(OSError):
             # A membership restart makes a worker's path anew: the inode tells them apart.
             key = (path, path.stat().st_ino if worker else 0)
-            if key not in self._tails:
+            if key in self._tails or key in self._done:
+                return
+            if len(self._tails) >= self._most:
+                # Not before: what this process starts inherits its limit.
+                self._most = max(self._most, raise_file_limit() - SPARE_FILES)
+            if len(self._tails) >= self._most:
+                self.is_short = True
+            else:
                 tail = _Tail(path, node_index, worker, stream, keeps_returns=keeps_returns)
                 self._tails[key] = tail
 

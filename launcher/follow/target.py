@@ -145,6 +145,8 @@ class Target(ABC):
     name: ClassVar[str]
     goes_on_alone: ClassVar[bool] = False
     """Whether a run needs no launcher: controllers of the target start and replace its nodes."""
+    sees_other_machines: ClassVar[bool] = True
+    """Whether runs that were started on another machine can be seen from this one."""
     keeps_stopped_runs: ClassVar[bool] = False
     """Whether a run can be stopped and resumed (``suspend``)."""
     own_checkpoints: ClassVar[str] = ""

@@ -268,8 +268,8 @@ class JobSpec(Section):
     and goes on while MIN are left. On one machine, more of them than its cores and memory can
     start are refused."""
     nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
-    """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core;
-    ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
+    """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core, without
+    GPUs; ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
     rdzv: Annotated[RdzvSpec, Later()] = Field(
         default=RdzvSpec.model_construct(),
         examples=[
@@ -348,6 +348,12 @@ class JobSpec(Section):
     @property
     def is_elastic(self) -> bool:
         return self.nnodes.is_elastic
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether workers are to see no GPU, even where there are some."""
+        gpus = self.resources.gpus
+        return gpus == 0 or (gpus is None and self.nproc_per_node == "cpu")
 
     @property
     def uses_agent(self) -> bool:

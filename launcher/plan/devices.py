@@ -39,7 +39,8 @@ def _share(
         workers = cores if wanted == "cpu" else asked or max(1, cores // count)
         workers = wanted if isinstance(wanted, int) else workers
         return (NodeDevices(nproc_per_node=workers, device_ids=()),) * count
-    workers = wanted if isinstance(wanted, int) else asked or len(ids) // count
+    number = machine.cpu_workers if wanted == "cpu" else asked or len(ids) // count
+    workers = wanted if isinstance(wanted, int) else number
     gpus = asked or workers
     if gpus * count > len(ids) or workers == 0:
         what = (

@@ -132,6 +132,8 @@ class NodePlanner:
             (protocol.PROGRESS, "bar" if self._facts.terminal else "lines"),
             *self._env_of_place(interface),
         )
+        if self._job.is_on_cpu and self._facts.accelerator == "cpu":
+            own = (*own, ("CUDA_VISIBLE_DEVICES", ""))
         return _View(
             run_dir=run_dir,
             fence_dir=checkpoint_dir if self._facts.shares_storage else "",

@@ -55,17 +55,27 @@ class RunFolder:
         return self.path.name
 
     def create(
-        self, plan: LaunchPlan, script: str, at: float, fill: Callable[[Path], None] | None = None
+        self,
+        plan: LaunchPlan,
+        script: str,
+        at: float,
+        fill: Callable[[Path], None] | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
         """Makes the folder with the plan and the artifact, and points ``latest`` at it.
 
         ``at`` is the time of submission, seconds since the epoch; ``fill`` writes what else belongs
-        into the folder. Raises ``DiskFullError``. After an error, and Ctrl-C, no folder is left.
+        into the folder; ``follows``: this process will follow the run. Raises ``DiskFullError``.
+        After an error, and Ctrl-C, no folder is left.
         """
         make_folders((str(self.path),))
         try:
             reserve(self.path / protocol.OUTCOME_FILE, OUTCOME_BYTES)
             write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
+            if follows:
+                # Before the plan, by which others find the run: it is not one that has no launcher.
+                self.write_launcher()
             self.write_plan(plan, script)
             if fill is not None:
                 fill(self.path)
@@ -157,6 +167,7 @@ class RunFolder:
         """Records this process as the one that follows the run."""
         start = process_start(os.getpid())
         mark = {"pid": os.getpid(), "start": start, "sees": process_space()}
+        mark["machine"] = name_machine()
         write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
     @property
@@ -175,6 +186,14 @@ class RunFolder:
         start = process_start(mark.get("pid", 0))
         # A pid alone may have been given to another process since.
         return int(mark["pid"]) if start is not None and start == mark.get("start") else None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its launcher ran on another machine, or in another container of this one."""
+        mark, here = _read_object(self.path / LAUNCHER_FILE), process_space()
+        seen, machine = str(mark.get("sees", here)), mark.get("machine", name_machine())
+        is_same_boot = seen.partition(":")[0] == here.partition(":")[0]
+        return seen != here if is_same_boot else machine != name_machine()
 
     def launcher_death(self) -> str:
         """Proof that the launcher died before the run ended; empty if there is none.
@@ -204,6 +223,15 @@ def process_space() -> str:
     with contextlib.suppress(OSError):
         return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"
     return socket.gethostname()
+
+
+def name_machine() -> str:
+    """Tells this machine from others, also after it was started anew."""
+    # Copies of one disk image have the same id, and containers often have none.
+    machine_id = ""
+    with contextlib.suppress(OSError):
+        machine_id = Path("/etc/machine-id").read_text().strip()
+    return f"{socket.gethostname()} {machine_id}"
 
 
 def process_start(pid: int) -> str | None:

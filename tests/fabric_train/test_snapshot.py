@@ -50,6 +50,29 @@ def test_a_restored_state_trains_on_as_if_nothing_had_happened(tmp_path, optimiz
         assert torch.equal(second[0].state_dict()[name], weight), name
 
 
+def test_a_weight_may_get_its_first_gradient_after_a_resume(tmp_path):
+    def build_two() -> tuple[nn.ModuleList, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.ModuleList(nn.Linear(3, 1) for _ in range(2))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(model: nn.ModuleList, optimizer: torch.optim.Optimizer, heads: int) -> None:
+        optimizer.zero_grad()
+        sum(head(torch.ones(3)).sum() for head in model[:heads]).backward()
+        optimizer.step()
+
+    first, expected, second = build_two(), build_two(), build_two()
+    step(*first, heads=1)
+    state = capture(*first)
+    write_tensors(state.tensors, tmp_path, None)
+    restore(type(state)(tensors=read_tensors(tmp_path), values=state.values), *second)
+    step(*second, heads=2)
+    step(*expected, heads=1)
+    step(*expected, heads=2)
+    for name, weight in expected[0].state_dict().items():
+        assert torch.equal(second[0].state_dict()[name], weight), name
+
+
 def test_capturing_before_the_first_step_changes_nothing():
     model, optimizer = build()
     assert not any(name.startswith("optimizer.") for name in capture(model, optimizer).tensors)

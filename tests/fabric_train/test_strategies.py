@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 from fabric_train.errors import InputError
 from fabric_train.strategies import INSTEAD, STRATEGIES, check_name, make_strategy
+from fabric_train.strategies.strategy import Place
 
 KNOWN = {*STRATEGIES, "fsdp", "tp", "fsdp+tp", "pipeline", "powersgd", "fp16", "bf16"}
 KNOWN |= {"local_sgd", "diloco", "bagua"}
@@ -56,3 +59,11 @@ def test_names_are_checked_without_torch():
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", ["ddp", "fp16"])
+def test_a_sync_batchnorm_that_ranks_would_call_unequally_often_is_refused(name):
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    place = Place(device=torch.device("cpu"), world_size=3)
+    with pytest.raises(InputError, match=r"1 is a SyncBatchNorm.*3 processes do not share 4"):
+        make_strategy(name).setup(model, torch.optim.AdamW, place, virtual_shards=4)

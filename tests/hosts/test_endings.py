@@ -12,6 +12,7 @@ import pytest
 
 from launcher.targets.hosts.connection import LEASE_TTL_S
 from tests.hosts.places import Network, wait_until
+from tests.hosts.steps import Steps
 from tests.hosts.test_doctor import held
 from tests.hosts.typist import Typist
 from tests.launcher.runner import WAITING
@@ -160,3 +161,20 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     stopped = elsewhere("stop", run_id)
     assert stopped.returncode == 0, stopped.stderr
     assert elsewhere.outcome["reason"] == "stop-requested"
+
+
+@pytest.mark.slow
+def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist: Typist) -> None:
+    run = Steps(typist, "python")
+    started = typist("run", "job.yaml", "--nnodes", "1:2", "--detach")
+    assert started.returncode == 0, started.stderr
+    run.wait_for(0, 1)
+    typist.network.hosts[1].power_off()
+    try:
+        run.wait_for(0)
+        assert typist("scale", run.run_id, "1").returncode == 0
+        time.sleep(LEASE_TTL_S)
+        run.wait_for(0)
+    finally:
+        typist.network.hosts[1].start()
+    assert typist("stop", "latest").returncode == 0

@@ -155,3 +155,14 @@ def test_the_shell_of_a_step_has_the_allocation_too(site: Site, cluster: Cluster
     assert code == 0, out + err
     assert "2 of its 2 nodes" in out
     assert "sum 2 of node 1" in out
+
+
+@pytest.mark.slow  # the queue is asked twice before a run without a start counts as gone
+def test_first_lines_may_take_long_and_may_fail(site: Site, cluster: Cluster) -> None:
+    site.launcher.write(SUM, JOB)
+    long = "./launcher run job.yaml --set 'slurm.setup=[sleep 20]'; echo code $?"
+    code, out, err = site.finish("salloc", "--nodes=1", "sh", "-c", long)
+    assert "code 0" in out, err
+    failing = "./launcher run job.yaml --set 'slurm.setup=[echo no such module, exit 3]'"
+    code, out, err = site.finish("salloc", "--nodes=1", "sh", "-c", failing)
+    assert (code, "no such module" in err) == (1, True), err

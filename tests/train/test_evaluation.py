@@ -23,26 +23,28 @@ SAMPLES = 2 * charlm.TEST_BATCH_SIZE + 1
 """The first of two ranks has a batch of one sample more."""
 
 
-def score(name: str) -> Scores:
-    scores = score_in_world(name)
+def score(name: str, count: int) -> Scores:
+    scores = score_in_world(name, count)
     leave_world()  # when the model is gone
     return scores
 
 
-def score_in_world(name: str) -> Scores:
+def score_in_world(name: str, count: int) -> Scores:
     env = parse_worker_env(os.environ)
     strategy, config = make_strategy(name), TrainConfig(workload="charlm")
     fabric = launch_fabric(env, accelerator="cpu", strategy=strategy)
     torch.manual_seed(0)
     strategy.setup(charlm.build_model(config), AdamW, find_place(fabric.device, env.world))
-    samples = TensorDataset(*(tensor[:SAMPLES] for tensor in charlm.load(config)[1].tensors))
+    samples = TensorDataset(*(tensor[:count] for tensor in charlm.load(config)[1].tensors))
     return evaluate(fabric, strategy, samples, charlm)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_each_sample_counts_once_where_one_rank_has_a_batch_more(name):
-    (alone,) = run_forked(score, 1, name, group=False)
-    assert alone["test_samples"] == SAMPLES
+@pytest.mark.parametrize(
+    ("name", "count"), [("ddp", SAMPLES), ("fsdp", SAMPLES), ("ddp", 1), ("fsdp", 1)]
+)
+def test_each_sample_counts_once_where_one_rank_has_a_batch_more(name, count):
+    (alone,) = run_forked(score, 1, name, count, group=False)
+    assert alone["test_samples"] == count
     # Under fsdp the second rank would wait for ever for the first's last batch.
-    for scores in run_forked(score, 2, name, group=False):
+    for scores in run_forked(score, 2, name, count, group=False):
         assert scores == pytest.approx(alone, rel=1e-6)

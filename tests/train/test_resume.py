@@ -48,6 +48,19 @@ def test_a_strategy_that_cannot_follow_a_resize_stops_with_the_reason(tmp_path):
     assert run(ROW, 1, tmp_path, steps=4).metrics["resumed_from_step"] == 2
 
 
+def test_a_training_that_began_with_too_few_shards_gets_more_of_them(tmp_path):
+    free = ("--virtual_shards=null",)
+    run(Row(name="tp"), 2, tmp_path, steps=2, options=free)
+    with pytest.raises(ForkedError, match="go on with --strategy ddp"):
+        run(Row(name="tp"), 1, tmp_path, steps=4, options=free)
+    # Two processes of tp were one replica; the fix of its message works.
+    resumed = run(Row(name="ddp"), 3, tmp_path, steps=4, options=free)
+    assert resumed.metrics["resumed_from_step"] == 2
+    with pytest.raises(ForkedError, match="virtual_shards is 8, was 4"):
+        run(Row(name="ddp"), 3, tmp_path, steps=6, options=("--virtual_shards=8",))
+    assert run(Row(name="ddp"), 1, tmp_path, steps=6).metrics["resumed_from_step"] == 4
+
+
 def test_another_strategys_checkpoint_binds_it_to_no_number(tmp_path):
     run(Row(name="ddp"), 1, tmp_path, steps=2)
     assert run(ROW, 2, tmp_path, steps=4).metrics["resumed_from_step"] == 2

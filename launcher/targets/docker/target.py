@@ -51,6 +51,7 @@ TAIL_LINES = 100
 class DockerTarget(Target):
     """Runs each node as a container of the engine that the docker command line would use."""
 
+    sees_other_machines = False
     name = "docker"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
@@ -62,7 +63,7 @@ class DockerTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         info = self._engine.read_info()
-        gpus = read_gpus() if has_nvidia(info) and job.resources.gpus != 0 else ()
+        gpus = read_gpus() if has_nvidia(info) and not job.is_on_cpu else ()
         image = job.image or f"{OWN_IMAGE}:{'cuda' if gpus else 'cpu'}"
         config = self._engine.read_image_config(image)
         labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"

@@ -101,7 +101,7 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         lease_dir=host.lease_dir,
         python=host.python or job.hosts.python,
         ports=ports,
-        gpus=job.resources.gpus != 0,
+        gpus=not job.is_on_cpu,
         runtime=job.hosts.runtime,
         image=job.image or "",
         own_image=OWN_IMAGE,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.errors import ExitCode, LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.requests import render_scale
@@ -378,13 +378,14 @@ class HostsTarget(Target):
             return ()
         found = []
         for run in list_runs(self._run_root):
-            plan = self._plan_of(run.run_id)
-            if plan is None or plan.target != self.name or run.read_outcome() is not None:
-                continue
             try:
+                plan = self._plan_of(run.run_id)
+                if plan is None or plan.target != self.name or run.read_outcome() is not None:
+                    continue
                 states, followed = self._ask(plan)
-            except TargetError:
-                continue  # its own commands tell; a host that is away hides no other run
+            except LauncherError:
+                # Its own commands tell. A host that is away, or a damaged plan, hides no other run.
+                continue
             # Between two attempts no node runs, but the run does.
             running = max(sum(s.state == "running" for s in states.values()), int(followed))
             found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))

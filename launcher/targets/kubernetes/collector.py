@@ -16,6 +16,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError
 from launcher.contract.reasons import NodeState
+from launcher.follow.tails import raise_file_limit
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders
@@ -119,6 +120,8 @@ class PodCollector:
                 lock.close()
                 return False
             self._lock = lock
+            # A connection and a file for each container.
+            raise_file_limit()
         return True
 
     def follow_logs(self) -> None:
@@ -238,6 +241,7 @@ class ConsoleWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._held: IO[bytes] | None = None
+        self._late: list[bytes] = []
         self._is_aligned = False
         with contextlib.suppress(OSError):
             self._held = path.open("rb")
@@ -246,8 +250,11 @@ class ConsoleWriter:
         """Takes the next whole line of the log, from its beginning on."""
         if self._held is not None and self._is_held(self._held, line):
             return
+        self._late.append(line)
+        # What cannot be opened now is tried again with the next line.
         with contextlib.suppress(OSError), self._path.open("ab") as file:
-            file.write(line)
+            lines, self._late = self._late, []
+            file.writelines(lines)
 
     def _is_held(self, held: IO[bytes], line: bytes) -> bool:
         if not self._is_aligned:

@@ -48,6 +48,7 @@ NodeKey = tuple[str, int, int]
 class LocalTarget(Target):
     """Runs each node's agent as a process of this machine."""
 
+    sees_other_machines = False
     name = "local"
 
     def __init__(
@@ -69,7 +70,7 @@ class LocalTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         python, torch_version = find_torch(job.local.python)
-        devices = read_gpus() if job.resources.gpus != 0 else ()
+        devices = read_gpus() if not job.is_on_cpu else ()
         on_linux = sys.platform == "linux"
         cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)

@@ -238,7 +238,7 @@ def decide_end(
     if not failed and len(over) < len(wanted) and not too_few:
         return None
     first = (failed or [start for start in over if start.code] or over)[0]
-    return _end_of(run, first, jobs)
+    return end_of(run, first, jobs)
 
 
 def is_told_why(end: RunEnd, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
@@ -274,14 +274,15 @@ def end_by_queue(
         return RunEnd(reason=reason, detail=f"job {told[0].name}: {detail}")
     last = next((start for start in reversed(starts) if start.code is not None), None)
     if last is not None:
-        return _end_of(run, last, jobs)
+        return end_of(run, last, jobs)
     names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
     words = next((said for start in starts if (said := last_words(run, start))), "")
     ended = f"job {names} has ended without a word" + (f"; its log says: {words}" if words else "")
     return RunEnd(reason=Reason.NODE_LOST, detail=ended)
 
 
-def _end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> RunEnd:
+def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> RunEnd:
+    """How a start has ended: by its request, by the queue's word for it, or by its exit code."""
     if start.stop:
         with contextlib.suppress(ValueError):
             return RunEnd(reason=Reason(start.stop))

@@ -18,9 +18,10 @@ from launcher.job.values import NodeRange
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets import proc
 from launcher.targets.slurm import client
-from launcher.targets.slurm.follow import SlurmDriver
+from launcher.targets.slurm.client import QueuedJob
+from launcher.targets.slurm.follow import SlurmDriver, end_of
 from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
-from launcher.targets.slurm.starts import newest_starts, read_starts
+from launcher.targets.slurm.starts import JobStart, newest_starts, read_starts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -138,14 +139,32 @@ class InsideDriver(SlurmDriver):
     def turn(self) -> RunEnd | None:
         if (end := super().turn()) is not None:
             return end
-        pid = self.pid_of_script() if self.pid_of_script else 0
-        code = proc.poll(pid) if pid else None
-        if code is not None:
-            for start in newest_starts(read_starts(self._run)).values():
-                if start.code is None:
-                    path = self._run.path / JOBS_DIR / f"{start.key}.ended"
-                    write_atomically(path, f"{code or 1} over\n")
+        if (code := self._code_of_script()) is None:
+            return None
+        if not (starts := newest_starts(read_starts(self._run))):
+            # In the lines of slurm.setup, for instance.
+            job = SlurmSettings.of(self.plan).inside
+            return end_of(self._run, JobStart(job=job, element=None, restarts=0, code=code or 1))
+        for start in starts.values():
+            if start.code is None:
+                path = self._run.path / JOBS_DIR / f"{start.key}.ended"
+                write_atomically(path, f"{code or 1} over\n")
         return None
+
+    def _judge_gone(
+        self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
+    ) -> RunEnd | None:
+        """As elsewhere, but a script that lives may still be at its first lines."""
+        lives = self._script() and self._code_of_script() is None
+        return None if lives else super()._judge_gone(starts, jobs)
+
+    def _script(self) -> int:
+        return self.pid_of_script() if self.pid_of_script else 0
+
+    def _code_of_script(self) -> int | None:
+        """None while it runs, and where another launcher has started it."""
+        pid = self._script()
+        return proc.poll(pid) if pid else None
 
 
 def describe_unused(job: JobSpec) -> list[str]:

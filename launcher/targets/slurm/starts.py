@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets.slurm import client
 from launcher.targets.slurm.settings import JOBS_DIR
@@ -97,6 +98,20 @@ def find_unrecorded(run: RunFolder) -> None:
     if not read_jobs(run):
         for job in client.find_jobs(run.run_id):
             write_job(run, job)
+
+
+def find_taken(run: RunFolder, error: client.SlurmError) -> int:
+    """The job that a busy controller has taken though sbatch failed with ``error``.
+
+    Raises ``error``, or ``TargetError`` where Slurm may still take the job.
+    """
+    if not error.is_away:
+        raise error
+    with contextlib.suppress(client.SlurmError):
+        if new := set(client.find_jobs(run.run_id)) - set(read_jobs(run)):
+            return max(new)
+    later = f"if squeue --me shows the job later: launcher stop {run.run_id}"
+    raise TargetError(error.what, f"{error.hint}; {later}") from error
 
 
 def ask_to_stop(run: RunFolder, start: JobStart, reason: str) -> None:

@@ -48,6 +48,7 @@ from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.settings import JOBS_DIR, MEET_DIR, TASK_FILE, SlurmSettings
 from launcher.targets.slurm.starts import (
     ask_to_stop,
+    find_taken,
     find_unrecorded,
     newest_starts,
     read_jobs,
@@ -191,7 +192,11 @@ class SlurmTarget(Target):
         listed = ",".join(map(str, elements))
         options = (f"--array={listed}",) if elements else ()
         script = (run.path / protocol.ARTIFACT_FILE).absolute()
-        job = client.submit_script(script, *options, folder=str(Path.cwd()))
+        try:
+            job = client.submit_script(script, *options, folder=str(Path.cwd()))
+        except client.SlurmError as error:
+            job = find_taken(run, error)
+            self.notes.append(f"{error.what}; but Slurm has taken the job")
         write_job(run, job, listed)
 
     def observe(self, plan: LaunchPlan) -> Observation:
@@ -223,7 +228,7 @@ class SlurmTarget(Target):
             find_unrecorded(run)
             # Those too that scaling has withdrawn, and that may still be ending.
             every = frozenset[int | None]({None, *(n.node_index for n in plan.nodes)})
-            self._end(run, every, grace_s)
+            self._end(run, every, grace_s, whole=True)
 
     def _end_inside(self, run: RunFolder, plan: LaunchPlan, grace_s: float) -> None:
         """Ends the step alone: the job around it is somebody's own."""
@@ -251,40 +256,38 @@ class SlurmTarget(Target):
             self._clock.sleep(LOOK_AT_FILES_S)
         return not live
 
-    def _end(self, run: RunFolder, only: frozenset[int | None], grace_s: float) -> None:
-        jobs = {str(job) for job in read_jobs(run)}
-        every = only >= {start.element for start in read_starts(run)}
-        self._cancel_waiting(run, jobs, only, every=every)
+    def _end(
+        self, run: RunFolder, only: frozenset[int | None], grace_s: float, whole: bool = False
+    ) -> None:
+        """Ends these elements; ``whole``: and all that the run's jobs have besides."""
+        jobs = [str(job) for job in read_jobs(run)]
+        named = sorted(jobs if whole else (f"{job}_{one}" for job in jobs for one in only))
+        self._cancel_waiting(named)
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
                 ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
         self._has_ended(run, only, grace_s + (STOP_SLACK_S if grace_s else 0))
-        names = jobs if every else set(self._live(run, only))
         try:
-            if not self._live(run, only) and not self._queued(run, only):
-                return
-            client.cancel(sorted(names))
+            # Also those that run, and whose scripts have not said so yet.
+            left = {*self._live(run, only), *self._queued(run, only)}
+            client.cancel(named if whole and left else sorted(left))
         except client.SlurmError as error:
-            by_hand = f"scancel {' '.join(sorted(names))}"
+            by_hand = f"scancel {' '.join(named)}"
             raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
-        self._wait_gone(run, only)
+        if left:
+            self._wait_gone(run, only)
 
     def _live(self, run: RunFolder, only: frozenset[int | None]) -> list[str]:
         """Starts whose scripts have not said their last word, as they are typed."""
         newest = newest_starts(read_starts(run)).values()
         return [s.name for s in newest if s.element in only and s.code is None]
 
-    def _queued(self, run: RunFolder, only: frozenset[int | None]) -> bool:
+    def _queued(self, run: RunFolder, only: frozenset[int | None]) -> list[str]:
+        """What the queue has of them, as it is typed."""
         jobs = client.read_queue(read_jobs(run))
-        return any(not job.is_over and job.element in {*only, None} for job in jobs)
+        return [job.name for job in jobs if not job.is_over and job.element in only]
 
-    def _cancel_waiting(
-        self, run: RunFolder, jobs: set[str], only: frozenset[int | None], *, every: bool
-    ) -> None:
-        if every:
-            names = sorted(jobs)
-        else:
-            names = sorted(f"{job}_{element}" for job in jobs for element in only)
+    def _cancel_waiting(self, names: list[str]) -> None:
         try:
             client.cancel(names, "--state=PENDING")
         except client.SlurmError as error:

@@ -62,7 +62,7 @@ class StarterTarget(Target):
             raise InputError(f"--on {TARGET}: somebody else starts its nodes", STARTED_BY)
         python, torch_version = find_torch(job.local.python)
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        gpus = read_gpus() if job.resources.gpus != 0 else ()
+        gpus = read_gpus() if not job.is_on_cpu else ()
         alone = job.nnodes.max == 1
         return plan_facts(
             job,

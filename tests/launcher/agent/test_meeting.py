@@ -299,3 +299,23 @@ def test_a_claim_whose_node_died_before_it_served_is_passed_over(
     pid = int(dict(task.node.rendezvous.conf)["store_pid"])
     StoreProcess(pid=pid, port=task.node.rendezvous.endpoint_port).stop()
     assert (tmp_path / "store-1.json").exists()
+
+
+def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_meanwhile(
+    tmp_path: Path, store: StoreProcess, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow: list[StoreProcess] = []
+
+    def serve_late(port: int, sign: Sign) -> StoreProcess:
+        slow.append(serve_forked(port, sign=sign))
+        said = json.dumps(asdict(said_of(store)))
+        (tmp_path / "store-1.json").write_text(said)
+        return slow[-1]
+
+    (tmp_path / "store-0.json").unlink()
+    monkeypatch.setattr(meeting, "serve_forked", serve_late)
+    task = meeting_of(tmp_path).plan_round({})
+    assert isinstance(task.node.rendezvous, Elastic)
+    assert task.node.rendezvous.endpoint_port == store.port
+    assert not task.node.rendezvous.is_host
+    assert not any(psutil.pid_exists(process.pid) for process in slow)

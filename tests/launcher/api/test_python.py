@@ -227,6 +227,7 @@ def test_what_a_run_cannot_have_is_an_error_of_the_launcher(
             "found ['train.py', 1]",
             "run(Job(command=['train.py', 1]))",
         ),
+        (lambda: run("train.py", hosts=["a", "b"]), "takes one value", "hosts='a,b'"),
         (lambda: run(), "no job", 'run("train.py")'),
         (lambda: run("train.py", again="latest"), "again='latest'", "run(again='latest')"),
         (lambda: run("train.py", args=3), "args=3: found int", 'args=["--lr", 0.1]'),

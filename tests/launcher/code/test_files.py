@@ -235,3 +235,11 @@ class TestRecord:
         write_code(one, code)
         write_code(two, code, one)
         assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)
+
+
+def test_runs_are_no_code_also_where_their_folder_is_named_through_a_link(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    write(root / "t.py")
+    write(root / "runs/a/code.tar.gz")
+    (tmp_path / "link").symlink_to(root)
+    assert [file.name for file in list_files(root, tmp_path / "link/runs")] == ["t.py"]

@@ -140,3 +140,23 @@ main()
         check=False,
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.mount
+def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_from_here(
+    launcher: Runner,
+) -> None:
+    def type_elsewhere(*words: str) -> subprocess.CompletedProcess[str]:
+        """As in a container that has this folder: other processes cannot be seen there."""
+        argv = ["unshare", "--pid", "--fork", "--mount-proc", *launcher.argv(*words)]
+        return subprocess.run(
+            argv, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=60
+        )
+
+    launcher.write(WAITING)
+    run_id = detach(launcher)
+    assert f"{run_id}  local   1      running" in type_elsewhere("ps").stdout
+    assert f"{run_id}: running on local" in type_elsewhere("status").stdout
+    stopped = type_elsewhere("stop")
+    assert (stopped.returncode, stopped.stdout) == (0, f"{run_id}: stopped, stop-requested\n")
+    assert not launcher.processes()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.attempts import Attempts, WorkerPlace
-from launcher.follow.tails import RunTails
+from launcher.follow import tails as tails_module
+from launcher.follow.tails import RunTails, raise_file_limit
 from launcher.plan.torchrun import WorkerLog, parse_worker_folder
 from launcher.runs.folder import RunFolder
 
@@ -133,6 +134,29 @@ def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(
     assert [(o.worker and o.worker.rank, o.block.data) for o in tails.close()] == [(0, b"e\n")]
     quiet = RunTails(run, workers_in_consoles=True, agents=False)
     assert {o.worker and o.worker.rank for o in quiet.poll()} == {0, 1}
+
+
+def test_more_files_than_may_be_open_are_read_one_after_the_other(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails_module, "SPARE_FILES", raise_file_limit() - 4)
+    first = attempts_of(run, tmp_path, 0, 0)
+    for index, worker in enumerate(begin(first, {index: index for index in range(4)})):
+        append(worker.folder / "stdout", f"first {index}\n")
+    tails = RunTails(run)
+    assert shown(tails) == ["0/0 first 0", "0/1 first 1"]
+    assert tails.is_short
+    for index, worker in enumerate(begin(first, {0: 0, 1: 1})):
+        append(worker.folder / "stdout", f"second {index}\nunfinished")
+    # The files of workers that have ended make room.
+    found = shown(tails) + shown(tails) + shown(tails)
+    assert found == ["0/2 first 2", "0/3 first 3", "0/0 second 0", "0/1 second 1"]
+    assert not tails.is_short
+    assert [out.block.data for out in tails.close()] == 2 * [b"unfinished\n"]
+    assert [out.block.data for out in RunTails(run).close()] == [
+        *(f"first {index}\n".encode() for index in range(4)),
+        *(b"second 0\n", b"unfinished\n", b"second 1\n", b"unfinished\n"),
+    ]
 
 
 def test_what_there_is_no_room_for_stays_in_its_file(run: RunFolder, tmp_path: Path) -> None:

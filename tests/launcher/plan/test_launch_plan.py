@@ -124,6 +124,27 @@ def test_more_nodes_than_one_machine_can_start_are_refused_before_they_are_plann
     assert "at most nproc_per_node: 99" in caught.value.hint
 
 
+def test_cpu_counts_cores_also_beside_gpus(make_job: MakeJob) -> None:
+    job = make_job(nproc_per_node="cpu", resources={"gpus": 2})
+    (node,) = plan_devices(job, facts_of(8))
+    assert (node.nproc_per_node, node.device_ids) == (4, ("0", "1"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "hidden"),
+    [
+        ({"nproc_per_node": "cpu"}, True),
+        ({"resources": {"gpus": 0}}, True),
+        ({"nproc_per_node": 2}, False),
+    ],
+)
+def test_workers_that_are_to_see_no_gpu_see_none(
+    make_plan: MakePlan, fields: dict[str, Any], hidden: bool
+) -> None:
+    plan = make_plan(replace(facts_of(0), accelerator="cpu"), **fields)
+    assert (dict(plan.nodes[0].env).get("CUDA_VISIBLE_DEVICES") == "") == hidden
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

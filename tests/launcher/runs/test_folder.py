@@ -143,3 +143,22 @@ def test_a_launchers_death_is_proven_only_where_its_process_could_be_seen(
     for elsewhere in ({**dead, "sees": "another container"}, {"pid": child.pid, "start": "x"}):
         path.write_text(json.dumps(elsewhere))
         assert run.launcher_death() == ""
+
+
+def test_a_launcher_of_another_machine_or_container_is_told_from_one_before_a_reboot(
+    make_run: Callable[..., RunFolder],
+) -> None:
+    run = make_run("a")
+    assert not run.is_elsewhere, "no record"
+    run.write_launcher()
+    assert not run.is_elsewhere
+    path = run.path / LAUNCHER_FILE
+    mark = json.loads(path.read_text())
+    boot = mark["sees"].partition(":")[0]
+    for changed, elsewhere in (
+        ({"sees": "another boot:pid:[1]"}, False),
+        ({"sees": "another boot:pid:[1]", "machine": "another"}, True),
+        ({"sees": f"{boot}:pid:[1]"}, True),
+    ):
+        path.write_text(json.dumps({**mark, **changed}))
+        assert run.is_elsewhere == elsewhere, changed

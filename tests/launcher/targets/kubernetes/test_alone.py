@@ -190,6 +190,14 @@ def test_a_log_is_appended_to_the_part_of_it_that_is_there(
     assert file.read_text().split() == [*whole]
 
 
+def test_lines_whose_file_cannot_be_opened_come_with_the_next_one(tmp_path: Path) -> None:
+    write = ConsoleWriter(tmp_path / "later" / "console")
+    write(b"a\n")
+    (tmp_path / "later").mkdir()
+    write(b"b\n")
+    assert (tmp_path / "later" / "console").read_bytes() == b"a\nb\n"
+
+
 # -- state ----------------------------------------------------------------------------------------
 
 
