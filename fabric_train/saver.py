@@ -127,6 +127,9 @@ class Saver:
         self.newest, self._committed_step = found.path, found.manifest.step
         if sharded:
             live = capture(model, optimizer, whole=True)
+            for name, tensor in live.tensors.items():
+                if name not in found.manifest.tensors:
+                    tensor.zero_()  # the state of a weight that has had no gradient so far
             read_shards(as_pieces(live.tensors, live.cuts), found.path, self.ranks.group)
             tensors = live.tensors
         else:

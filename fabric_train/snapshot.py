@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_optimizer_state_dict,
     get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -108,10 +109,12 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimiz
         for name, value in _below(flat, OPTIMIZER).items()
     }
     if moments:
+        # A weight without a gradient so far has no state: it begins with zeros, as a new one.
+        initial = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+        for name, value in initial.items():
+            if name.startswith("state.") and isinstance(value, torch.Tensor):
+                moments.setdefault(name, torch.zeros_like(value))
         set_optimizer_state_dict(model, optimizer, moments, options=_OPTIONS)
-        # torch makes a state of empty dicts for a weight that has had no gradient until then.
-        for weight in [w for w, state in optimizer.state.items() if {} in state.values()]:
-            del optimizer.state[weight]
 
 
 def write_tensors(

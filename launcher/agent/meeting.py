@@ -131,6 +131,7 @@ class Meeting:
                 continue
             if (store := self._serve(path, handle)) is not None:
                 return store
+            number = self._newest()
 
     def _newest(self) -> int | None:
         stems = (path.stem.partition("-")[2] for path in self._folder.glob("store-*.json"))

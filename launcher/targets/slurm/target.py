@@ -260,9 +260,8 @@ class SlurmTarget(Target):
         self, run: RunFolder, only: frozenset[int | None], grace_s: float, whole: bool = False
     ) -> None:
         """Ends these elements; ``whole``: and all that the run's jobs have besides."""
-        jobs = [str(job) for job in read_jobs(run)]
-        named = sorted(jobs if whole else (f"{job}_{one}" for job in jobs for one in only))
-        self._cancel_waiting(named)
+        jobs = sorted(str(job) for job in read_jobs(run))
+        self._cancel_waiting(run, None if whole else only)
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
                 ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
@@ -270,9 +269,10 @@ class SlurmTarget(Target):
         try:
             # Also those that run, and whose scripts have not said so yet.
             left = {*self._live(run, only), *self._queued(run, only)}
-            client.cancel(named if whole and left else sorted(left))
+            client.cancel(jobs if whole and left else sorted(left))
         except client.SlurmError as error:
-            by_hand = f"scancel {' '.join(named)}"
+            names = jobs if whole else [f"{job}_{one}" for job in jobs for one in only]
+            by_hand = f"scancel {' '.join(names)}"
             raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
         if left:
             self._wait_gone(run, only)
@@ -282,14 +282,18 @@ class SlurmTarget(Target):
         newest = newest_starts(read_starts(run)).values()
         return [s.name for s in newest if s.element in only and s.code is None]
 
-    def _queued(self, run: RunFolder, only: frozenset[int | None]) -> list[str]:
-        """What the queue has of them, as it is typed."""
-        jobs = client.read_queue(read_jobs(run))
-        return [job.name for job in jobs if not job.is_over and job.element in only]
+    def _queued(self, run: RunFolder, only: frozenset[int | None], state: str = "") -> list[str]:
+        """What the queue has of them, or of those in a state, as it is typed."""
+        jobs = [job for job in client.read_queue(read_jobs(run)) if job.element in only]
+        return [job.name for job in jobs if not job.is_over and state in ("", job.state)]
 
-    def _cancel_waiting(self, names: list[str]) -> None:
+    def _cancel_waiting(self, run: RunFolder, only: frozenset[int | None] | None) -> None:
+        """Of the run's jobs what waits: only these elements, or all."""
         try:
-            client.cancel(names, "--state=PENDING")
+            if only is None:
+                client.cancel(map(str, read_jobs(run)), "--state=PENDING")
+            else:  # With --state, Slurm 22.05 cancels the whole of an array that waits.
+                client.cancel(self._queued(run, only, "PENDING"))
         except client.SlurmError as error:
             if error.is_away:
                 # The agents are asked all the same; the queue is told at the end.
