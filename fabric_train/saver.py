@@ -267,6 +267,19 @@ class Saver:
             self._say(f"no checkpoint of step {outcome.step} was written: {outcome.error}; {last}")
         return outcome
 
+    def _stage(self, snapshot: Snapshot) -> Any:
+        """A copy of its tensors in host memory, in the place of the last one."""
+        if self._stager is None:
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=torch.cuda.is_available(),
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=False,
+                )
+            )
+        return self._stager.stage(dict(snapshot.tensors))
+
     def _begin_save(
         self,
         step: int,
@@ -287,16 +300,7 @@ class Saver:
             state = capture(model, optimizer)
             snapshot = replace(state, tensors={**state.tensors, **memory})
         began_at = self._clock()
-        if self._stager is None:
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=torch.cuda.is_available(),
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=False,
-                )
-            )
-        staged: Any = self._stager.stage(dict(snapshot.tensors))
+        staged: Any = self._stage(snapshot)
         manifest = CheckpointManifest(
             step=step,
             # Only rank 0 knows who writes; only its manifest is written.
@@ -317,7 +321,6 @@ class Saver:
         ranks = self.ranks if sharded or rows else Ranks()
         work = Save(self.store, ranks, manifest, as_pieces(staged, snapshot.cuts))
         blocked_s = self._clock() - began_at
-
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
         def run() -> None:

@@ -25,7 +25,7 @@ from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Strategy, find_place
 from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig, fingerprint
-from train.resume import may_replan_shards, plan_interval
+from train.resume import plan_interval
 from train.schedule import Schedule, plan_batch_size, plan_schedule
 from train.workloads import WORKLOADS, Workload
 
@@ -78,7 +78,6 @@ def build(
     virtual_shards: int,
 ) -> Run:
     """Data and a new model, with the same weights on every rank."""
-    saver.may_differ = frozenset({"virtual_shards"} if may_replan_shards(config) else ())
     if config.reduction != "scaled":  # whose shards follow the world
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)

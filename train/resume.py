@@ -66,7 +66,7 @@ def check_resize(strategy: Strategy, env: WorkerEnv, earlier: CheckpointManifest
 def open_saver(config: TrainConfig, env: WorkerEnv, say: Callable[[str], None]) -> Saver:
     """The saver that the options ask for; all ranks must call it."""
     folder = choose_checkpoint_dir(config, env)
-    return Saver(
+    saver = Saver(
         folder,
         keep=Keep(
             last=config.keep_checkpoints,
@@ -79,6 +79,8 @@ def open_saver(config: TrainConfig, env: WorkerEnv, say: Callable[[str], None]) 
         asynchronous=config.checkpoint_async,
         say=say,
     )
+    saver.may_differ = frozenset({"virtual_shards"} if may_replan_shards(config) else ())
+    return saver
 
 
 def plan_interval(config: TrainConfig) -> Interval:

@@ -73,7 +73,7 @@ def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: floa
 
     Raises ``TargetError`` where it does not answer.
     """
-    request_stop(run)
+    request_stop(run, keep=False)
     deadline = clock.monotonic() + max(grace_s, plan.stop_grace_s) + MARGIN_S
     while clock.monotonic() < deadline:
         if outcome := run.read_outcome():

@@ -283,6 +283,25 @@ LAUNCHER = (
         never=by(LOCAL, "test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended"),
     ),
     Row(
+        functions="api.stopping:_ask_elsewhere",
+        who="launcher stop, for a launcher on another machine or in another container",
+        ends="the outcome",
+        limit="the grace and MARGIN_S; then it says where to stop it",
+        well=by(
+            "launcher/commands/test_runs.py::",
+            "test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_from_here",
+        ),
+        badly=by(
+            "launcher/commands/test_runs.py::", "test_a_launcher_elsewhere_that_does_not_answer"
+        ),
+        frozen=by(
+            "launcher/commands/test_runs.py::", "test_a_launcher_elsewhere_that_does_not_answer"
+        ),
+        never=by(
+            "launcher/commands/test_runs.py::", "test_a_launcher_elsewhere_that_does_not_answer"
+        ),
+    ),
+    Row(
         functions="api.scaling:scale_run",
         who="launcher scale, for the launcher that follows the run",
         ends="the request is taken up",

@@ -142,9 +142,9 @@ class InsideDriver(SlurmDriver):
         if (code := self._code_of_script()) is None:
             return None
         if not (starts := newest_starts(read_starts(self._run))):
-            # In the lines of slurm.setup, for instance.
-            job = SlurmSettings.of(self.plan).inside
-            return end_of(self._run, JobStart(job=job, element=None, restarts=0, code=code or 1))
+            # In the lines of slurm.setup, whose codes mean nothing to us.
+            job, code = SlurmSettings.of(self.plan).inside, code if code >= 128 else 1
+            return end_of(self._run, JobStart(job=job, element=None, restarts=0, code=code))
         for start in starts.values():
             if start.code is None:
                 path = self._run.path / JOBS_DIR / f"{start.key}.ended"

@@ -272,8 +272,8 @@ class SlurmTarget(Target):
             client.cancel(jobs if whole and left else sorted(left))
         except client.SlurmError as error:
             names = jobs if whole else [f"{job}_{one}" for job in jobs for one in only]
-            by_hand = f"scancel {' '.join(names)}"
-            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
+            what = f"STILL RUNNING: {run.run_id}: {error.what}"
+            raise TargetError(what, f"scancel {' '.join(names)}") from error
         if left:
             self._wait_gone(run, only)
 
@@ -284,16 +284,15 @@ class SlurmTarget(Target):
 
     def _queued(self, run: RunFolder, only: frozenset[int | None], state: str = "") -> list[str]:
         """What the queue has of them, or of those in a state, as it is typed."""
-        jobs = [job for job in client.read_queue(read_jobs(run)) if job.element in only]
-        return [job.name for job in jobs if not job.is_over and state in ("", job.state)]
+        jobs = (job for job in client.read_queue(read_jobs(run)) if not job.is_over)
+        return [job.name for job in jobs if job.element in only and state in ("", job.state)]
 
     def _cancel_waiting(self, run: RunFolder, only: frozenset[int | None] | None) -> None:
         """Of the run's jobs what waits: only these elements, or all."""
         try:
-            if only is None:
-                client.cancel(map(str, read_jobs(run)), "--state=PENDING")
-            else:  # With --state, Slurm 22.05 cancels the whole of an array that waits.
-                client.cancel(self._queued(run, only, "PENDING"))
+            # With --state and an element, Slurm 22.05 cancels the whole of an array that waits.
+            waiting = read_jobs(run) if only is None else self._queued(run, only, "PENDING")
+            client.cancel(map(str, waiting), *(["--state=PENDING"] if only is None else []))
         except client.SlurmError as error:
             if error.is_away:
                 # The agents are asked all the same; the queue is told at the end.

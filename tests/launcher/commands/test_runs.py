@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api import stopping
 from launcher.api.listing import render_table
+from launcher.contract.errors import TargetError
 from launcher.follow.target import ListedRun
+from launcher.runs.folder import LAUNCHER_FILE, find_run
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
@@ -160,3 +164,18 @@ def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_fro
     stopped = type_elsewhere("stop")
     assert (stopped.returncode, stopped.stdout) == (0, f"{run_id}: stopped, stop-requested\n")
     assert not launcher.processes()
+
+
+def test_a_launcher_elsewhere_that_does_not_answer(
+    launcher: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher.write("print('done')")
+    assert launcher(*LOCAL).returncode == 0
+    run = find_run(launcher.folder / "runs", "latest")
+    (run.path / "outcome.json").unlink()
+    mark = json.loads((run.path / LAUNCHER_FILE).read_text())
+    (run.path / LAUNCHER_FILE).write_text(json.dumps({**mark, "sees": "b:p", "machine": "other"}))
+    monkeypatch.setattr(stopping, "MARGIN_S", -14.0)  # of the grace's 15 s
+    with pytest.raises(TargetError, match="on another machine, does not answer"):
+        stopping.stop_run(run, 0.0)
+    assert run.read_outcome() is None
