@@ -34,7 +34,7 @@ from launcher.targets.hosts.connection import (
 )
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.late_start import BACK_LIMIT_S, LateStarts
+from launcher.targets.hosts.late_start import BACK_LIMIT_S, HostWait, LateStarts
 from launcher.targets.hosts.plan import (
     TARGET,
     comes_back,
@@ -146,7 +146,7 @@ class HostsTarget(Target):
         # Of single nodes the others run, and have their grace.
         self.is_sending = only is None
         try:
-            self._start(plan, artifact, secrets, late=False)
+            self._start(plan, artifact, secrets, None)
         except TargetError as error:
             self.is_sending = False
             if only is None:
@@ -159,7 +159,7 @@ class HostsTarget(Target):
                 # A host that was lost may be back in a minute: its node is started then.
                 self._late.add(
                     artifact.indices,
-                    lambda: self._start(plan, artifact, secrets, late=True),
+                    lambda wait: self._start(plan, artifact, secrets, wait),
                     may_give_up=lambda late: len(plan.nodes) - len(late) < plan.nodes[0].min_nodes,
                     is_final=lambda error: self._is_refused(artifact, error),
                 )
@@ -172,7 +172,11 @@ class HostsTarget(Target):
         return True
 
     def _start(
-        self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str], *, late: bool
+        self,
+        plan: LaunchPlan,
+        artifact: HostsArtifact,
+        secrets: dict[str, str],
+        wait: HostWait | None,
     ) -> None:
         ssh = self._connect()
         with ssh.sessions(node.host.host for node in artifact.nodes) as sessions:
@@ -184,6 +188,11 @@ class HostsTarget(Target):
                 nodes.launch(plan, node, secrets, session)
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
+            def take_back(node: HostNode, session: Session) -> None:
+                # A newer wait needs what is on the host.
+                if node.node.node_index not in self._late.waiting:
+                    nodes.take_back(plan, node, session)
+
             # Leases before anything travels: it may take minutes, and the lines renew them.
             each(lambda node, session: nodes.take(plan, node, session))
             self._open_lines(plan)
@@ -193,12 +202,9 @@ class HostsTarget(Target):
                 image = self._image or read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
             self.is_sending = False
-            with self._late.starting(artifact.indices) as is_wanted:
+            with self._late.starting(artifact.indices, wait) as is_wanted:
                 # No rendezvous clock runs before every host is ready.
-                if is_wanted or not late:
-                    each(launch)
-                else:
-                    each(lambda node, session: nodes.take_back(plan, node, session))
+                each(launch if is_wanted else take_back)
 
     def _read_code(self, plan: LaunchPlan) -> PackedCode | None:
         if self.code is None and plan.code is not None:

@@ -96,7 +96,6 @@ class StartedNode:
         plan, create = make(self._sized, self._target)
         if goes_on:
             self._target.check(plan)
-            set_outcome_aside(run)
             run.write_plan(plan, self._target.render(plan).shell())
         else:
             create()
@@ -125,6 +124,9 @@ class StartedNode:
         check_here(plan.nodes[0], StarterSettings.of(plan).python)
         gpus = read_gpus() if plan.accelerator == "cuda" else ()
         incarnation = claim_incarnation(self.files.run, self.place.index)
+        if self.place.index == 0:
+            # Not before: while all nodes have ended, whoever looks writes the outcome again.
+            set_outcome_aside(self.files.run)
         host, peer = socket.gethostname(), self._environ.get(PEER)
         address = choose_address([peer] if peer else [])
         node = plan_own_node(plan, self.place.index, incarnation, host, address, gpus)

@@ -25,6 +25,7 @@ from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
+from launcher.targets.starter.left_behind import find_left_behind
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
 from launcher.targets.starter.render import NodeProcess, render_node
 from launcher.targets.starter.starts import request_stop
@@ -38,8 +39,6 @@ STOP_MARGIN_S = 15.0
 LOOK_S = 0.5
 FOLLOW_LOOK_S = 2.0
 """Between two looks at whether a run goes on, while its output is followed."""
-LEFT_BEHIND_S = 60.0
-"""How long after another node's last end a node without an outcome counts as alive."""
 STARTED_BY = "srun --ntasks-per-node=1 launcher node train.py (or mpirun -N 1, flux run, ...)"
 
 
@@ -94,16 +93,17 @@ class StarterTarget(Target):
     # -- what the run's folder tells ----------------------------------------------------------
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        run, now = RunFolder(Path(plan.run_dir)), self._clock.wall()
-        current = self.as_run(plan).nodes
-        outcomes = [read_node_outcome(run, node.node_index, node.incarnation) for node in current]
-        ends = [told.finished_at for told in outcomes if told is not None]
-        is_over = bool(ends) and now > max(ends) + plan.stop_grace_s + LEFT_BEHIND_S
+        run, current = RunFolder(Path(plan.run_dir)), self.as_run(plan).nodes
+        incarnations = {node.node_index: node.incarnation for node in current}
+        told = {index: read_node_outcome(run, index, n) for index, n in incarnations.items()}
+        ended = {index: n for index, n in incarnations.items() if told[index] is not None}
+        others = {index: n for index, n in incarnations.items() if index not in ended}
+        left = find_left_behind(run, others, ended, plan.stop_grace_s)
         return Observation(
             run_id=plan.run_id,
             nodes=tuple(
-                _observed(node.node_index, node.incarnation, told, is_over=is_over)
-                for node, told in zip(current, outcomes, strict=True)
+                _observed(index, incarnation, told[index], is_over=index in left)
+                for index, incarnation in incarnations.items()
             ),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, NodeState, Reason
+from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.target_facts import MachineFacts
 from launcher.runs.folder import RunFolder
+from launcher.targets.starter import node as node_module
+from launcher.targets.starter.left_behind import LEFT_BEHIND_S, SILENT_S
+from launcher.targets.starter.node import StartedNode
 from launcher.targets.starter.plan import StarterSettings, plan_facts, plan_own_node, size_job
 from launcher.targets.starter.starters import NodePlace
 from launcher.targets.starter.starts import (
@@ -27,7 +32,7 @@ from launcher.targets.starter.starts import (
     find_files,
     name_run,
 )
-from launcher.targets.starter.target import LEFT_BEHIND_S, StarterTarget
+from launcher.targets.starter.target import StarterTarget
 
 OWN = StarterSettings(python="/opt/python", starter="srun", scheduler="77")
 
@@ -170,22 +175,39 @@ def test_each_node_gets_its_own_index_address_and_gpus(plan: LaunchPlan) -> None
         plan_own_node(plan, 1, 0, "gpu2", "10.0.0.2", ("4",))
 
 
-def end_node(run: RunFolder, index: int, reason: Reason, at: float) -> None:
+def end_node(run: RunFolder, index: int, reason: Reason, incarnation: int = 0) -> Path:
     outcome = NodeOutcome(
         node_index=index,
-        incarnation=0,
+        incarnation=incarnation,
         reason=reason,
         exit_code=int(EXIT_CODE_OF_REASON[reason]),
         detail="",
         attempts=1,
         restarts={},
         started_at=1000.0,
-        finished_at=at,
+        finished_at=1000.0,
         first=None,
         collateral=(),
     )
-    path = run.node_dir(index, 0) / protocol.OUTCOME_FILE
+    path = run.node_dir(index, incarnation) / protocol.OUTCOME_FILE
     path.write_text(outcome.to_json())
+    return path
+
+
+def show_life(run: RunFolder, index: int, incarnation: int = 0) -> Path:
+    """As the node's agent does every few seconds."""
+    path = run.node_dir(index, incarnation) / protocol.ALIVE_FILE
+    path.touch()
+    return path
+
+
+def age(path: Path, seconds: float) -> None:
+    at = path.stat().st_mtime - seconds
+    os.utime(path, (at, at))
+
+
+def read_states(run_root: Path, plan: LaunchPlan) -> list[NodeState]:
+    return [node.state for node in StarterTarget(run_root).observe(plan).nodes]
 
 
 def test_a_node_without_an_outcome_has_ended_once_the_others_have(
@@ -193,17 +215,85 @@ def test_a_node_without_an_outcome_has_ended_once_the_others_have(
 ) -> None:
     for index in (0, 1):
         claim_incarnation(run, index)
-    clock = StepClock()
-    target = StarterTarget(tmp_path, clock=clock)
-    states = lambda: [node.state for node in target.observe(plan).nodes]  # noqa: E731
-    assert states() == [NodeState.RUNNING, NodeState.RUNNING]
-    end_node(run, 0, Reason.PREEMPTED, at=1000.0)
-    assert states() == [NodeState.EXITED, NodeState.RUNNING]
-    assert target.find_end(run, plan) is None
-    clock.now += plan.stop_grace_s + LEFT_BEHIND_S + 1
-    assert states() == [NodeState.EXITED, NodeState.EXITED]
-    end = target.find_end(run, plan)
-    assert end is not None
+    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
+    age(show_life(run, 1), SILENT_S + 1)
+    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
+    told = end_node(run, 0, Reason.PREEMPTED)
+    # It may be about to write its own.
+    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
+    assert StarterTarget(tmp_path).find_end(run, plan) is None
+    age(told, plan.stop_grace_s + LEFT_BEHIND_S + 1)
+    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
+    assert StarterTarget(tmp_path).find_end(run, plan) is not None
+    assert list(run.path.glob(".now-*")) == []
+
+
+def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(
+    run: RunFolder, plan: LaunchPlan, tmp_path: Path
+) -> None:
+    for index in (0, 1):
+        claim_incarnation(run, index)
+    age(end_node(run, 0, Reason.PREEMPTED), plan.stop_grace_s + LEFT_BEHIND_S + 1)
+    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
+    age(run.node_dir(1, 0), SILENT_S + 1)
+    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
+
+
+def test_nodes_that_show_life_go_on_long_after_another_has_left(
+    run: RunFolder, plan: LaunchPlan, tmp_path: Path
+) -> None:
+    for index in (0, 1):
+        claim_incarnation(run, index)
+        show_life(run, index)
+    # A node's clock counts as little as this machine's: it wrote that it ended decades ago.
+    age(end_node(run, 0, Reason.PREEMPTED), 3600)
+    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
+    assert fold(run, StarterTarget(tmp_path), 1000.0) is None
+    assert run.read_outcome() is None
+
+
+@pytest.mark.parametrize("waited_s", [0, SILENT_S + 1])
+def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(
+    run: RunFolder, plan: LaunchPlan, tmp_path: Path, waited_s: float
+) -> None:
+    for index in (0, 1):
+        claim_incarnation(run, index)
+        age(show_life(run, index), 7200)
+        age(end_node(run, index, Reason.PREEMPTED), 7200)
+    claim_incarnation(run, 0)
+    # Its agent may wait for room on a disk before it shows life.
+    age(run.node_dir(0, 1), waited_s)
+    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.EXITED]
+    assert fold(run, StarterTarget(tmp_path), 1000.0) is None
+    assert run.read_outcome() is None
+
+
+def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
+    make_job: Callable[..., JobSpec],
+    run: RunFolder,
+    plan: LaunchPlan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_module, "check_here", lambda node, python: None)
+    monkeypatch.setattr(StarterTarget, "check", lambda self, plan: None)
+    monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1"))
+    for index in (0, 1):
+        claim_incarnation(run, index)
+        end_node(run, index, Reason.PREEMPTED)
+    (run.path / protocol.JOB_FILE).write_text("a job\n")
+    before = fold(run, StarterTarget(tmp_path), 1000.0)
+    assert before is not None
+    environ = {protocol.NODE_INDEX: "0"}
+    job = make_job(nproc_per_node=2, nnodes=2)
+    node = StartedNode(job, tmp_path, environ, run_id=plan.run_id)
+    node.join(lambda sized, target: (plan, lambda: run), "a job\n")
+    assert fold(run, StarterTarget(tmp_path), 2000.0) == before
+    assert list(run.path.glob("outcome-*.json")) == []
+    node.prepare(plan)
+    assert fold(run, StarterTarget(tmp_path), 2000.0) is None
+    assert run.read_outcome() is None
+    assert (run.path / "outcome-0.json").exists()
 
 
 def test_a_stop_that_no_node_answers_says_what_ends_it(

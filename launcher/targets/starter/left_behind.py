@@ -1,0 +1,77 @@
+"""Which nodes of a run ended without a word, though nobody watches them.
+
+Only times of the file system that all nodes share are compared: clocks of machines differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.contract import protocol
+from launcher.runs.folder import RunFolder
+
+LEFT_BEHIND_S = 60.0
+"""How long after another node's last end a node without an outcome counts as alive."""
+SILENT_S = 60.0
+"""How old the last sign of life of a node is that ended. Agents show one every ``ALIVE_S``, and
+clients of network file systems may see it up to a minute late."""
+
+
+def find_left_behind(
+    run: RunFolder, without_outcome: Mapping[int, int], ended: Mapping[int, int], grace_s: float
+) -> frozenset[int]:
+    """The nodes ``without_outcome`` that ended all the same: others did long ago, and they are
+    silent.
+
+    Both arguments give the incarnation of each node. Outcomes of an earlier start of the run do not
+    count as ends, since the nodes of the new one may still be on their way.
+    """
+    newest = max((*without_outcome.values(), *ended.values()), default=0)
+    ends = [
+        _changed_at(run.node_dir(index, incarnation) / protocol.OUTCOME_FILE)
+        for index, incarnation in ended.items()
+        if incarnation == newest
+    ]
+    if not ends or not without_outcome or (now := _read_now(run.path)) is None:
+        return frozenset()
+    if now - max(ends) <= grace_s + LEFT_BEHIND_S:
+        return frozenset()
+    return frozenset(
+        index
+        for index, incarnation in without_outcome.items()
+        if now - _last_sign(run.node_dir(index, incarnation)) > SILENT_S
+    )
+
+
+def _last_sign(node_dir: Path) -> float:
+    """The node's last sign of life: until the agent runs, that its folder was made."""
+    alive = _changed_at(node_dir / protocol.ALIVE_FILE)
+    return alive if alive > float("-inf") else _changed_at(node_dir)
+
+
+def _changed_at(path: Path) -> float:
+    """Opened, as network file systems then ask the server. -inf where there is nothing."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            return os.fstat(handle).st_mtime
+        finally:
+            os.close(handle)
+    return float("-inf")
+
+
+def _read_now(folder: Path) -> float | None:
+    """The file system's own time; None where this process may not write there."""
+    probe = folder / f".now-{uuid.uuid4().hex}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
