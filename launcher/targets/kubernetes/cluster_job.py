@@ -35,7 +35,7 @@ from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: context and namespace, for calls after the current context has changed."""
-CONFLICT, INVALID = 409, 422
+CONFLICT, INVALID, SERVER_ERRORS = 409, 422, 500
 STOP_MARGIN_S = 30.0
 API_OF_KIND = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
@@ -46,6 +46,10 @@ API_OF_KIND = {
 RESIZED_KINDS = ("pytorchjob", "job")
 MAY_PASS = ("exceeded quota", "status unknown for quota")
 """Refusals that end when other pods do, or when a new quota has been counted."""
+
+
+class MayRunError(TargetError):
+    """A submission failed, and the job may run all the same; ``hint`` ends it."""
 
 
 class ClusterJob:
@@ -61,7 +65,10 @@ class ClusterJob:
     # -- submitting ------------------------------------------------------------------------------
 
     def submit(self, objects: Sequence[Object], notes: list[str]) -> None:
-        """As ``Target.submit``; the job is the last of ``objects``. Adds to ``notes``."""
+        """As ``Target.submit``; the job is the last of ``objects``. Adds to ``notes``.
+
+        Raises ``MayRunError`` where the job may run although this failed.
+        """
         cluster = self.cluster
         *others, job = objects
         if (held := cluster.read(self._place)) is not None:
@@ -73,12 +80,15 @@ class ClusterJob:
             notes += self._try_pod()
         finally:
             notes += cluster.warnings
+        asked = False
+        made: Object | None = None
         try:
             # Before anything is made: a later call takes away what a killed launcher leaves.
             make_folders((self.plan.run_dir,))
             write_cluster(Path(self.plan.run_dir), cluster)
             for item in others:
                 cluster.apply(item)
+            asked = True
             made = cluster.create(job)
             owner = {key: made[key] for key in ("apiVersion", "kind")}
             owner |= {key: made["metadata"][key] for key in ("name", "uid")}
@@ -86,27 +96,46 @@ class ClusterJob:
                 # With the job goes what was made for it, also by kubectl delete.
                 cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
         except BaseException as error:
-            held = self._withdraw(others)
+            may_come = asked and made is None and not is_refusal(error)
+            held = self._withdraw(others, error, is_made=made is not None, may_come=may_come)
             if isinstance(error, ApiError) and error.status == CONFLICT:
                 raise self._refuse_taken(held or job) from error
             raise
 
-    def _withdraw(self, others: Sequence[Object]) -> Object | None:
+    def _withdraw(
+        self, others: Sequence[Object], error: BaseException, *, is_made: bool, may_come: bool
+    ) -> Object | None:
         """Deletes what a submission that failed or was interrupted has made.
 
-        Returns a job of that name that is another run's; what has the name may be that one's too.
+        ``may_come``: the server may make the job later, or has and did not say so. Returns a job of
+        that name that is another run's; what has the name may be that one's too. Raises
+        ``MayRunError``, and leaves what the job needs, where the job may run.
         """
-        held = None
-        with contextlib.suppress(TargetError):
+        held, why = None, error if may_come else None
+        try:
             held = self.cluster.read(self._place)
             if held is not None and self._is_own(held):
+                is_made = True
                 self.cluster.delete(self._place)
-                held = None
+                held = why = None
+            elif held is not None:
+                # The server makes no second job of that name.
+                why = None
+        except (TargetError, KeyboardInterrupt) as failure:
+            why = failure if is_made or may_come else None
+        if why is not None:
+            raise self._may_run(why) from error
         for item in others:
             if held is None or item["metadata"]["name"] != self._place.name:
                 with contextlib.suppress(TargetError):
                     self.cluster.delete(ObjectPlace.of(item))
         return held
+
+    def _may_run(self, why: BaseException) -> MayRunError:
+        said = why.what if isinstance(why, TargetError) else str(why) or type(why).__name__
+        said = "interrupted" if isinstance(why, KeyboardInterrupt) else said
+        what = f"STILL RUNNING, perhaps: {self.plan.run_id}: {said}"
+        return MayRunError(what, self.render_by_hand(keep=False))
 
     def _try_pod(self) -> list[str]:
         """Has the server admit one pod of the job and forget it.
@@ -271,6 +300,13 @@ class ClusterJob:
         if self.cluster.context != IN_CLUSTER:
             where += f" --context {shlex.quote(self.cluster.context)}"
         return where
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server has said no. An answer that it or a proxy gave up waiting is none."""
+    if not isinstance(error, ApiError):
+        return False
+    return error.status < SERVER_ERRORS or "webhook" in error.what
 
 
 def read_cluster(run_dir: Path) -> Cluster | None:

@@ -16,7 +16,7 @@ from launcher.follow.target import RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError
-from launcher.targets.kubernetes.cluster_job import ClusterJob
+from launcher.targets.kubernetes.cluster_job import ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
 from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
@@ -151,7 +151,7 @@ class ClusterDriver:
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was made goes on without a launcher."""
         if not submitted:
-            return isinstance(error, LauncherError)
+            return isinstance(error, LauncherError) and not isinstance(error, MayRunError)
         if isinstance(error, KeyboardInterrupt) and not self._is_over:
             raise self._still_running("interrupted") from None
         return isinstance(error, KeyboardInterrupt)

@@ -3,6 +3,9 @@
 Expiry is the file's time of change, counted from the boot; the folder is gone after a reboot. So a
 wrong time of day neither ends nor keeps a lease, and a renewal only touches a file, which works on
 a full disk and cannot bring back a released lease. Releasing the last lease removes the folder.
+
+All users may write to the folder, so a file in it is a lease only under the name that its content
+says, and a run's own lease only if this user has made it. No link is followed, no pipe waited for.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +24,9 @@ from launcher.targets.hosts.program.messages import Lease
 LOCK_LIMIT_S = 10.0
 SUFFIX = ".lease"
 LOCK = "lock"
+MOST_BYTES = 1 << 16
+"""More than any lease: what another user writes must not fill the memory."""
+PLAINLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class HeldError(Exception):
@@ -83,25 +90,36 @@ class LeaseBook:
         """Until the lease expires, negative after that; None where there is none."""
         return next((lease.left_s for lease in self._of(run_id, (node_index,))), None)
 
-    def read(self, beginning: str = "") -> list[Lease]:
-        """All leases whose files are called so."""
-        paths = sorted(self._folder.glob(f"{beginning}*{SUFFIX}"))
-        return [lease for lease in map(_read, paths) if lease is not None]
+    def read(self) -> list[Lease]:
+        """The leases of all users."""
+        found = map(_read, sorted(self._folder.glob(f"*{SUFFIX}")))
+        return [lease for lease in found if lease is not None]
 
     def _of(self, run_id: str, nodes: tuple[int, ...] | None = None) -> list[Lease]:
-        own = [lease for lease in self.read(f"{run_id}.") if lease.run_id == run_id]
-        return [lease for lease in own if nodes is None or lease.node_index in nodes]
+        """A run's leases that this user has made."""
+        if nodes is None:
+            paths = sorted(self._folder.glob(f"{run_id}.*{SUFFIX}"))
+        else:
+            paths = [self._folder / _name(run_id, node_index) for node_index in nodes]
+        found = [_read(path, own=True) for path in paths]
+        return [lease for lease in found if lease is not None and lease.run_id == run_id]
 
     def _path(self, lease: Lease) -> Path:
-        return self._folder / f"{lease.run_id}.{lease.node_index}{SUFFIX}"
+        return self._folder / _name(lease.run_id, lease.node_index)
 
     def _write(self, lease: Lease, ttl_s: float) -> None:
         path = self._path(lease)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(lease.to_json())
-        temporary.chmod(0o644)
-        _set_expiry(temporary, ttl_s)
-        temporary.replace(path)
+        # Under a name that nobody can guess: a link of another user there would be in the way.
+        temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
+        try:
+            with temporary.open("x") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(lease.to_json())
+            _set_expiry(temporary, ttl_s)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def _remove_if_empty(self) -> None:
         """Only for the lock's holder: others that wait for the lock make a new one."""
@@ -157,18 +175,41 @@ class LeaseBook:
                 os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666))
         finally:
             os.umask(usual)
-        return os.open(lock, os.O_RDONLY)
+        return os.open(lock, PLAINLY)
+
+
+def _name(run_id: str, node_index: int) -> str:
+    return f"{run_id}.{node_index}{SUFFIX}"
 
 
 def _set_expiry(path: Path, ttl_s: float) -> None:
     at_ns = time.monotonic_ns() + int(ttl_s * 1e9)
-    os.utime(path, ns=(at_ns, at_ns))
+    os.utime(path, ns=(at_ns, at_ns), follow_symlinks=False)
 
 
-def _read(path: Path) -> Lease | None:
-    with suppress(OSError, ValueError), path.open() as file:
-        lease = Lease.from_json(json.load(file))
-        expires_s = os.fstat(file.fileno()).st_mtime_ns / 1e9
+def _read(path: Path, *, own: bool = False) -> Lease | None:
+    """A lease, with ``own`` only one that this user has made; None for any other file."""
+    # What another user wrote may be anything: deep lists are a ``RecursionError``.
+    wrong = (OSError, ValueError, TypeError, RecursionError)
+    with suppress(*wrong), open(path, "rb", opener=_open) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or (own and found.st_uid != os.getuid()):
+            return None
+        lease = Lease.from_json(json.loads(file.read(MOST_BYTES)))
+        if path.name != _name(lease.run_id, lease.node_index) or not _is_sound(lease):
+            return None
+        expires_s = found.st_mtime_ns / 1e9
         left_s, age_s = expires_s - time.monotonic(), max(0.0, time.time() - lease.taken_at)
         return lease.having(expires_s=expires_s, live=left_s > 0, left_s=left_s, age_s=age_s)
     return None
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | PLAINLY)
+
+
+def _is_sound(lease: Lease) -> bool:
+    """Whether the fields have the types that others rely on."""
+    words = (lease.run_id, lease.owner, lease.launcher, *lease.gpus)
+    numbers = type(lease.node_index) is int and type(lease.slots) is int and lease.slots >= 0
+    return all(type(word) is str for word in words) and numbers and type(lease.taken_at) is float

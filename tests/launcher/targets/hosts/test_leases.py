@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import shutil
+import signal
 import stat
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -134,6 +137,91 @@ def test_of_many_who_take_the_same_gpu_at_once_one_gets_it(tmp_path: Path) -> No
     assert sum(got) == 1
 
 
+# -- files that are no leases ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Ends a test that waits in the kernel."""
+
+    def fail(signum: int, frame: object) -> None:
+        raise AssertionError("it waits")
+
+    usual = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, usual)
+
+
+EARLY = "a.!.lease"
+"""Sorted before every lease of run ``a``."""
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("name", [EARLY, "a.1.lease", LOCK])
+def test_a_pipe_is_no_lease_and_holds_nobody_up(name: str, book: LeaseBook, tmp_path: Path) -> None:
+    book.take(lease("a", "0"), 10, None)
+    (tmp_path / "leases" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "leases" / name)
+    assert (book.seconds_left("a", 0) or 0) > 5
+    assert book.seconds_left("a", 1) is None
+    assert book.renew("a", 20) == 1
+    book.take(lease("b", "1"), 10, None)
+    assert [le.run_id for le in book.read()] == ["a", "b"]
+    book.release("a")
+
+
+def test_a_link_is_no_lease_and_nothing_is_done_to_what_it_names(
+    book: LeaseBook, tmp_path: Path
+) -> None:
+    LeaseBook(str(tmp_path / "own")).take(lease("a", "7", node_index=1), -1, None)
+    target = tmp_path / "own/a.1.lease"
+    before = (target.read_bytes(), target.stat().st_mtime_ns)
+    book.take(lease("a", "0"), 10, None)
+    (tmp_path / "leases/a.1.lease").symlink_to(target)
+    assert book.seconds_left("a", 1) is None
+    assert book.renew("a", 20) == 1
+    book.release("a", (1,))
+    assert [le.node_index for le in book.read()] == [0]
+    assert (target.read_bytes(), target.stat().st_mtime_ns) == before
+
+
+def test_a_lease_is_written_through_no_link(book: LeaseBook, tmp_path: Path) -> None:
+    book.take(lease("a", "0"), 10, None)
+    target = tmp_path / "precious"
+    target.write_text("own")
+    (tmp_path / f"leases/b.0.{os.getpid()}.tmp").symlink_to(target)
+    book.take(lease("b", "1"), 10, None)
+    assert target.read_text() == "own"
+    assert [le.run_id for le in book.read()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 20_000,
+        "7",
+        lease("b").having(taken_at="then").to_json(),
+        lease("b").having(taken_at=10**400).to_json(),
+        lease("b").having(slots="many").to_json(),
+        lease("b").having(slots=-8).to_json(),
+        lease("b").having(gpus=[["0"]]).to_json(),
+        lease("b").having(gpus=0).to_json(),
+        lease("b").having(taken_at=1.0, owner="o" * (1 << 20)).to_json(),
+    ],
+    ids=["deep", "number", "time", "long time", "slots", "debts", "lists", "gpus", "large"],
+)
+def test_nonsense_is_no_lease_and_stops_nobody(
+    content: str, book: LeaseBook, tmp_path: Path
+) -> None:
+    book.take(lease("a", "1"), 10, None)
+    (tmp_path / "leases/b.0.lease").write_text(content)
+    os.utime(tmp_path / "leases/b.0.lease", (4e9, 4e9))
+    book.take(lease("c", "0", slots=0), 10, 1)
+    assert [le.run_id for le in book.read()] == ["a", "c"]
+
+
 # -- two people are two uids ----------------------------------------------------------------------
 
 NOBODY = 65534
@@ -250,3 +338,42 @@ def test_one_who_dies_while_the_lock_is_made_shuts_nobody_out(everybodys: Path) 
     as_nobody(take)
     as_nobody(lambda: book.take(lease("second", "1"), 10, None), uid=NOBODY - 1)
     assert "second" in [le.run_id for le in book.read()]
+
+
+def forge(folder: Path, name: str, **fields: object) -> None:
+    """Another user copies the lease of ``roots``, says that it is over, and changes ``fields``."""
+    copy = folder / name
+    shutil.copy(folder / "roots.0.lease", copy)
+    copy.write_text(json.dumps({**json.loads(copy.read_text()), **fields}))
+    os.utime(copy, (0, 0))
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["roots.!.lease", "roots.00.lease", "roots.-1.lease"])
+def test_a_copy_by_another_user_neither_ends_nor_changes_a_lease(
+    name: str, everybodys: Path
+) -> None:
+    book = LeaseBook(str(everybodys))
+    book.take(lease("roots", "0"), 10, None)
+    own = everybodys / "roots.0.lease"
+    before = own.read_bytes()
+    as_nobody(lambda: forge(everybodys, name, gpus=[]))
+    assert (book.seconds_left("roots", 0) or 0) > 5
+    assert book.renew("roots", 20, (0,)) == 1
+    assert book.renew("roots", 20) == 1
+    assert (book.seconds_left("roots", 0) or 0) > 15
+    assert own.read_bytes() == before
+    with pytest.raises(HeldError):
+        book.take(lease("more", "0"), 10, None)
+
+
+@needs_root
+def test_a_lease_that_another_user_writes_for_a_run_is_not_the_runs(everybodys: Path) -> None:
+    book = LeaseBook(str(everybodys))
+    book.take(lease("roots", "0"), 10, None)
+    as_nobody(lambda: forge(everybodys, "roots.1.lease", node_index=1))
+    assert book.seconds_left("roots", 1) is None
+    assert book.renew("roots", 20) == 1
+    assert [(le.node_index, le.live) for le in book.read()] == [(0, True), (1, False)]
+    book.release("roots")
+    assert [le.node_index for le in book.read()] == [1]
