@@ -159,8 +159,10 @@ class RunTails:
                 yield Output(node_index=index, worker=worker, stream=tail.stream, block=block)
 
     def _close_ended(self, workers: tuple[WorkerLog, ...]) -> Iterator[Output]:
-        """The last lines of workers that others have followed. Not before there is need: files of
-        other machines may come late."""
+        """Closes the files of earlier attempts, and gives their last lines.
+
+        Only where files are short: those of other machines may still grow.
+        """
         last = {w.node_index: (w.incarnation, w.attempt) for w in workers}
         for key, tail in [*self._tails.items()]:
             if (worker := tail.worker) is None or not tail.is_read:

@@ -74,7 +74,7 @@ class RunFolder:
             reserve(self.path / protocol.OUTCOME_FILE, OUTCOME_BYTES)
             write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
             if follows:
-                # Before the plan, by which others find the run: it is not one that has no launcher.
+                # Before the plan: who finds a plan without a launcher takes the run for dead.
                 self.write_launcher()
             self.write_plan(plan, script)
             if fill is not None:
