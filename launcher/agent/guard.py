@@ -61,6 +61,10 @@ def enter_forked(*argv: str) -> None:
         worker.reseed()
 
     _run(argv, preload.SERVER_PID, preload.SYS_PATH, prepare)
+    # The script has succeeded. torch has this process wait for the node's other workers, with the
+    # handlers of the warm process, which do nothing.
+    for signum in signals.ENDING:
+        signal.signal(signum, lambda *_: os._exit(0))
 
 
 def enter_fresh(argv: tuple[str, ...]) -> NoReturn:

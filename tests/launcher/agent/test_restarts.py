@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.agent.place import LIMIT_S, Place
+from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
 STARTS = ["fresh", "fork"]
 COLLECTIVE = """
@@ -227,3 +228,29 @@ def test_logs_of_earlier_attempts_are_never_removed(place: Place) -> None:
     assert place.run() == 0
     assert place.stdout(attempt=3) == "attempt 0\n"
     assert Path(place.rank(attempt=5)).exists()
+
+
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.slow), "fork"])
+def test_the_guard_of_a_worker_that_ended_well_ends_when_it_is_asked_to(
+    place: Place, start: str
+) -> None:
+    place.write(
+        "import os, pathlib, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "pathlib.Path('guard-' + rank).write_text(str(os.getppid()))\n"
+        "while rank == '0' and not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+    )
+    place.plan(nproc=2, start=start)
+    process = place.start()
+    guard = place.pid_in("guard-1")
+    wait_until(lambda: (place.rank(1) / "exit.json").exists())
+    wait_until(lambda: not psutil.pid_exists(guard) or is_signalled(guard))
+    (place.folder / "go").touch()
+    assert process.wait(LIMIT_S) == 0, place.console()
+
+
+def is_signalled(pid: int) -> bool:
+    """Sends SIGTERM; whether the process has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).send_signal(signal.SIGTERM)
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
