@@ -144,6 +144,7 @@ class Attempts:
 
     def _never_began(self) -> tuple[WorkerEnd, ...]:
         """Workers without any record: the process that starts them died or failed."""
+        beats = self.beats()
         return tuple(
             WorkerEnd(
                 attempt=self.number,
@@ -156,6 +157,7 @@ class Attempts:
                 log=os.path.relpath(worker.folder, self._run_dir),
             )
             for worker in self.running()
+            if worker.rank not in beats
         )
 
     def _killed_with_their_guards(self) -> list[ExitRecord]:

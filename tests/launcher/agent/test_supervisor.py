@@ -255,11 +255,13 @@ def test_usr1_reaches_the_scripts(place: Place) -> None:
 def test_usr1_to_all_processes_of_a_node_reaches_the_scripts_alone(
     place: Place, start: str
 ) -> None:
-    """As by ``scancel --signal=USR1``."""
+    """As by ``scancel --signal=USR1``; they may get it from several others."""
     place.write(
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); print('up')\n"
-        "while True: time.sleep(1)\n"
+        "import signal, time\n"
+        "came = []\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: came.append(1)); print('up')\n"
+        "while not came: time.sleep(0.05)\n"
+        "time.sleep(1)\n"
     )
     place.plan(nproc=2, start=start)
     process = place.start()
