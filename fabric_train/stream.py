@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from fabric_train.sampler import plan_rank_shards, plan_shard_size, split_at_epochs
@@ -48,17 +49,19 @@ class StreamShards(IterableDataset[Any]):
         self._source = source
         self._global_batch_size = global_batch_size
         self._shard_size = plan_shard_size(global_batch_size, virtual_shards)
-        self._steps = range(0)
+        # Shared, because persistent worker processes keep their copies of this object.
+        self._span = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def seek(self, *, first_step: int, stop_step: int) -> None:
         """Makes the next iteration cover these steps; earlier samples are not read."""
-        self._steps = range(first_step, stop_step)
+        self._span.copy_(torch.tensor((first_step, stop_step)))
 
     def __iter__(self) -> Iterator[Any]:
         reader = Reader(self._source)
         worker = get_worker_info()
         first, every = (worker.id, worker.num_workers) if worker else (0, 1)
-        places = ((step, shard) for step in self._steps for shard in self.shards)
+        steps = range(*self._span.tolist())
+        places = ((step, shard) for step in steps for shard in self.shards)
         for step, shard in islice(places, first, None, every):
             start = step * self._global_batch_size + shard * self._shard_size
             yield default_collate(reader.read(start, start + self._shard_size))

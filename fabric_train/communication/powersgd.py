@@ -126,7 +126,7 @@ class PowerSgdHook(PhasedHook):
         chosen = []
         for weight, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             rank = self.choose_rank(weight)
-            if rank:
+            if rank and gradient.is_contiguous():  # not in channels_last, which is sent whole
                 name = self._names[id(weight)]
                 chosen.append((name, gradient.view(len(gradient), -1), rank))
             else:

@@ -120,6 +120,7 @@ class Conductor:
         self._queue: dict[str, Handle] = {}
         self._changed = threading.Condition()
         self._presence = Presence.ACTIVE
+        self._device: int | None = None
         self._seen = [Presence.ACTIVE] * channel.size
         self._joining: Handle | None = None
         self._last_joined = channel.rank
@@ -155,8 +156,11 @@ class Conductor:
             self._changed.notify_all()
         return handle
 
-    def join(self) -> int:
-        """Takes part in the others' requests until all have joined; the last rank that did."""
+    def join(self, device: int | None = None) -> int:
+        """Takes part in the others' requests until all have joined; the last rank that did.
+
+        ``device``: the CUDA device of what this rank contributes.
+        """
         if self.channel.size == 1:
             return 0
         with self._changed:
@@ -164,6 +168,7 @@ class Conductor:
                 raise HorovodInternalError(str(self._error))
             self._joining = joining = Handle("join", Collective(kind="barrier"), ())
             self._presence = Presence.JOINED
+            self._device = device
             self._changed.notify_all()
         return int(joining.wait())
 
@@ -251,6 +256,9 @@ class Conductor:
         with self._changed:
             found = self._queue.get(name)
         if self.channel.rank in joined:
+            if self._device is not None:
+                # This thread would otherwise have the first one.
+                torch.cuda.set_device(self._device)
             found = _StandIn(*wanted) if not problem else None
         if found is not None and problem:
             self._drop(found)

@@ -66,10 +66,11 @@ def join(device: int = -1) -> int:
     """Tells the others that this rank has no more data; blocks until all have said so.
 
     Until then this rank contributes zeros to their sums and averages, and no rows to what they
-    gather. Returns the rank that joined last.
+    gather, on ``device``: without it the current CUDA device. Returns the rank that joined last.
     """
     here = context.get()
-    last = here.engine.join()
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    last = here.engine.join(device if device >= 0 else current)
     # The ranks have made different numbers of requests, and count anew from here.
     here.names.clear()
     return last

@@ -57,7 +57,7 @@ class Attempts:
 
     def begin(self, ranks: Mapping[int, int]) -> None:
         """Goes on to a new attempt of ``{local rank: rank}``; ``make`` follows."""
-        (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
+        self.forget_speaker()
         self.number += 1
         self.count += 1
         self._ranks = dict(ranks)
@@ -65,10 +65,18 @@ class Attempts:
 
     def make(self) -> tuple[WorkerPlace, ...]:
         """Makes the folders of the attempt that has begun; again where a disk was full."""
+        before = self.workers
         workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
         self.give_back()
         self.workers, self._hung = workers, set()
+        for worker in set(before) - set(workers):
+            # Signals are passed on to the processes that these name.
+            worker.heartbeat.unlink(missing_ok=True)
         return workers
+
+    def forget_speaker(self) -> None:
+        """The workers that would answer a stop request have ended."""
+        (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
 
     def give_back(self) -> None:
         """Releases the reserves of workers whose guards were killed."""
@@ -136,6 +144,7 @@ class Attempts:
 
     def _never_began(self) -> tuple[WorkerEnd, ...]:
         """Workers without any record: the process that starts them died or failed."""
+        beats = self.beats()
         return tuple(
             WorkerEnd(
                 attempt=self.number,
@@ -148,6 +157,7 @@ class Attempts:
                 log=os.path.relpath(worker.folder, self._run_dir),
             )
             for worker in self.running()
+            if worker.rank not in beats
         )
 
     def _killed_with_their_guards(self) -> list[ExitRecord]:
@@ -184,6 +194,8 @@ def _killed(worker: WorkerPlace, steps: int) -> ExitRecord:
         exit_code=-signal.SIGKILL,
         at=time.time(),
         steps=steps,
+        # One that was asked to end, and that the kernel has kept from it for too long.
+        terminated=worker.asked.exists(),
         full_disk=full_disk,
         message=message,
     )

@@ -169,11 +169,14 @@ def warm_up(task: NodeTask, scratch: Path) -> bool:
         if name in named:
             say(f"preload: {name} cannot be imported ({problem}); going on without it")
     refused = preload.find_refusal(problems)
+    if not refused:
+        try:
+            preload.start_server(scratch / "fork")
+        except OSError as error:  # such as a TMPDIR that is too long for a socket's name
+            refused = f"{scratch}: {error}"
     if refused:
         say(f"start: fork is not possible here ({refused}); starting fresh interpreters")
-        return False
-    preload.start_server(scratch / "fork")
-    return True
+    return not refused
 
 
 def refuse_torch() -> str:

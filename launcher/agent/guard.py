@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,6 +62,23 @@ def enter_forked(*argv: str) -> None:
         worker.reseed()
 
     _run(argv, preload.SERVER_PID, preload.SYS_PATH, prepare)
+    # The script has succeeded. torch has this process wait for the node's other workers, with the
+    # handlers of the warm process, which do nothing.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
+    told = (int(os.environ[PARENT_PID]), preload.SERVER_PID)
+    threading.Thread(target=_end_when_told, args=told, daemon=True).start()
+
+
+def _end_when_told(agent_pid: int, parent_pid: int) -> None:
+    """Ends this process once the agent says so, or has gone.
+
+    Of no other's signal: torch's agent would wait for ever for one that has gone from the event at
+    which it waits.
+    """
+    while True:
+        came = processes.wait_for_sender(frozenset(signals.ENDING), None)
+        if os.getppid() != parent_pid or (came is not None and came[1] == agent_pid):
+            os._exit(0)
 
 
 def enter_fresh(argv: tuple[str, ...]) -> NoReturn:

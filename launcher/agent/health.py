@@ -21,7 +21,7 @@ REQUEST_LIMIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """The node at an instant. ``deadline_s`` is how long its present phase may still take."""
+    """The node at an instant. ``deadline_s``: how long its workers may still be silent."""
 
     healthy: bool
     phase: str
@@ -35,14 +35,16 @@ class Health:
 
 
 def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
-    """Healthy: the workers make steps, or their phase may take as long as it has taken."""
+    """Healthy: the workers make steps, or have been silent for less than ``hang_max_s``.
+
+    What hangs before that the watchdog ends. A probe cannot tell it from a worker that computes.
+    """
     now = clock.monotonic()
     beats = node.attempts.beats()
-    stepping = [beat for beat in beats.values() if beat.steps]
+    running = {worker.rank for worker in node.attempts.running()}
+    stepping = [beat for rank, beat in beats.items() if beat.steps and rank in running]
     ages = [now - beat.at for beat in stepping]
-    deadlines = [
-        max(beat.until, beat.at + book.limit_s(beat.phase)) - now for beat in stepping if book
-    ]
+    deadlines = [max(beat.until, beat.at + book.most_s) - now for beat in stepping if book]
     return Health(
         healthy=node.phase != "run" or not deadlines or max(deadlines) >= 0,
         phase=node.phase,

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from launcher.agent import processes, signals
@@ -81,6 +82,8 @@ def find_refusal(problems: dict[str, str]) -> str:
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         return "an imported module has initialised CUDA"
+    if torch.backends.cuda.is_built() and _is_bad_in_fork(torch):
+        return "an imported module has asked for CUDA devices (torch.cuda.is_available)"
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"an imported module has started threads ({threads - 1})"
@@ -89,6 +92,15 @@ def find_refusal(problems: dict[str, str]) -> str:
     if signature != _KNOWN_SIGNATURE or not all(hasattr(server, name) for name in _SERVER_FIELDS):
         return f"Python {sys.version_info[0]}.{sys.version_info[1]} has another fork server"
     return ""
+
+
+def _is_bad_in_fork(torch: ModuleType) -> bool:
+    """Whether a fork of this process could not use CUDA, which only a fork can tell."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(bool(torch.cuda._is_in_bad_fork()))
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) != 0
 
 
 def start_server(address: Path) -> None:

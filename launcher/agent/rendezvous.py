@@ -125,6 +125,7 @@ class RendezvousWrapper(RendezvousHandler):
         node = self._node
         if self._has_run:
             self._judge_last_attempt()
+            node.attempts.forget_speaker()
             self._admission.new_attempt()
             node.wait_for_gpus()
             node.wait_for_room()

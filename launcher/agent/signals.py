@@ -9,11 +9,13 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Guards pass these on. All else that runs on a node gets them too from ``scancel --signal``."""
 Handler = Callable[[int, FrameType | None], Any]
 
 _told = mmap.mmap(-1, 1)
@@ -49,9 +51,15 @@ def heed_only_supervisor() -> None:
 
     for signum in ENDING:
         signal.signal(signum, heed_supervisor(end))
+    _heed_none_of(FOR_SCRIPTS)
 
 
 def heed_none() -> None:
     """For a helper that the agent ends in another way; forks of it can reset the handlers."""
-    for signum in ENDING:
+    _heed_none_of((*ENDING, *FOR_SCRIPTS))
+
+
+def _heed_none_of(signums: Iterable[signal.Signals]) -> None:
+    """By a handler: what is ignored would stay so in fresh interpreters."""
+    for signum in signums:
         signal.signal(signum, lambda *_: None)

@@ -28,6 +28,8 @@ BUSY_SHARE = 0.05
 """Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
 """A hang is decided by two looks that are at least this far apart and see the same beats."""
+STANDSTILL_S = 5.0
+"""Between two looks. If it was longer, this process stood still, and its workers with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +81,19 @@ class SilenceBook:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
+        self.most_s = settings.hang_max_s
+        """The longest that any phase may be silent."""
         self._longest_s: dict[str, float] = {}
         self._last: dict[int, WorkerBeat] = {}
+        self._awake_since = float("-inf")
 
     def new_attempt(self) -> None:
         """Forgets the beats of the last attempt's workers."""
         self._last.clear()
+
+    def wake(self, now: float) -> None:
+        """The whole node stood still until now, as when it is suspended: nobody could beat."""
+        self._awake_since = now
 
     def limit_s(self, phase: str) -> float:
         """How long this phase may be silent."""
@@ -99,12 +108,10 @@ class SilenceBook:
         for rank, beat in beats.items():
             self._learn(rank, beat)
             limit_s = self.limit_s(beat.phase)
-            allowed_until = max(beat.until, beat.at + limit_s)
+            silent_s = now - max(beat.at, self._awake_since)
             # Before the first step nothing is known yet: data may be loading, a compiler running.
-            if beat.steps and now > allowed_until:
-                found = Silence(
-                    rank=rank, phase=beat.phase, silent_s=now - beat.at, limit_s=limit_s
-                )
+            if beat.steps and now > beat.until and silent_s > limit_s:
+                found = Silence(rank=rank, phase=beat.phase, silent_s=silent_s, limit_s=limit_s)
                 silent.append(found)
         return tuple(silent)
 
@@ -112,7 +119,7 @@ class SilenceBook:
         last = self._last.get(rank)
         self._last[rank] = beat
         if last is not None and last.pid == beat.pid and last.steps and beat.at > last.at:
-            gap_s = beat.at - last.at
+            gap_s = beat.at - max(last.at, self._awake_since)
             self._longest_s[last.phase] = max(self._longest_s.get(last.phase, 0.0), gap_s)
 
 
@@ -145,6 +152,7 @@ class Watchdog:
         self._ended_attempt = -1
         self._has_stepped = False
         self._first: Look | None = None
+        self._looked_at = clock.monotonic()
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -161,6 +169,11 @@ class Watchdog:
 
     def look(self) -> None:
         """One look at the present attempt; kills its workers where they hang."""
+        now = self._clock.monotonic()
+        if now - self._looked_at > STANDSTILL_S:
+            self.book.wake(now)
+            self._first = None
+        self._looked_at = now
         if self._attempts.number != self._attempt:
             self._attempt, self._has_stepped, self._first = self._attempts.number, False, None
             self.book.new_attempt()

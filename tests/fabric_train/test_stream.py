@@ -90,3 +90,13 @@ def test_worker_processes_give_the_same_shards_in_the_same_order(workers):
 def test_more_processes_than_shards_are_refused():
     with pytest.raises(InputError, match="7 processes"):
         build(Numbers(50), world=7)
+
+
+def test_worker_processes_that_stay_go_on_where_they_are_told():
+    stream = build(Numbers(36), batch=6, shards=2)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    found = []
+    for first in (0, 3):
+        stream.seek(first_step=first, stop_step=first + 2)
+        found.append([number for batch in loader for number in batch.tolist()])
+    assert found == [list(range(12)), list(range(18, 30))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from fabric_train.horovod.objects import broadcast_object
 from fabric_train.horovod.operations import Max, allreduce
 from fabric_train.lineage import FencedError
 from fabric_train.manifest import CheckpointManifest, describe_files
-from fabric_train.preemption import Preemption, Wish, finish_before_exit
+from fabric_train.preemption import Preemption, Wish, exit_on_sigterm, finish_before_exit
 from fabric_train.retention import Keep
 from fabric_train.worker_env import WorkerEnv, parse_worker_env
 
@@ -121,6 +122,12 @@ def _read(found: Checkpoint) -> Any:
     return torch.load(found.path / STATE_FILE, map_location="cpu", weights_only=False)
 
 
+def _is_left_to_us(signum: signal.Signals) -> bool:
+    """Whether the script has no handler of its own, and this thread may set one."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signum) is signal.SIG_DFL
+
+
 class Keeper:
     """What ``run`` puts into a state: where commits go, and who asks for them."""
 
@@ -135,6 +142,9 @@ class Keeper:
         )
         self._is_asked = env.node_dir is not None
         self._preemption = Preemption(env.node_dir if here.local_rank == 0 else None)
+        if env.node_dir is not None and _is_left_to_us(signal.SIGTERM):
+            # Slurm sends it to all processes of a node, before the agent has asked for a commit.
+            exit_on_sigterm(env.node_dir)
         if self._folder is not None:
             finish_before_exit(self._folder.flush)
         elif self._leads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -196,7 +197,7 @@ def copy_to_cpu(value: Any) -> Any:
     """A deep copy whose tensors are in CPU memory."""
     if isinstance(value, Tensor):
         return torch.empty_like(value, device="cpu", requires_grad=False).copy_(value.detach())
-    if isinstance(value, dict):
+    if type(value) in (dict, OrderedDict):  # a Counter's constructor would count its items
         return type(value)((key, copy_to_cpu(each)) for key, each in value.items())
     if type(value) in (list, tuple):
         return type(value)(copy_to_cpu(each) for each in value)

@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from launcher.agent import processes
+from launcher.agent import processes, signals
 from launcher.agent.roster import events
 from launcher.agent.roster.membership import Phase, parse_head
 from launcher.agent.roster.view import FINISHED_MARK, HEAD, SEATS, beat_key, status_in
@@ -324,7 +324,7 @@ def _serve(parent: int, host: str, port: int, writer: int, sign: Sign | None) ->
         processes.die_with_parent(parent)
         # The parent's pipes and sockets would otherwise stay open as long as the store lives.
         _close_all_but(writer)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (*signals.ENDING, *signals.FOR_SCRIPTS):
             signal.signal(number, signal.SIG_IGN)
         _raise_descriptor_limit()
         _look_up_no_names()

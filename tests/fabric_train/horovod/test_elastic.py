@@ -15,6 +15,7 @@ from torch import nn
 import fabric_train.horovod as hvd
 from fabric_train.errors import InputError
 from fabric_train.horovod.elastic import keeper, running
+from fabric_train.horovod.elastic.state import copy_to_cpu
 from fabric_train.lineage import FencedError, Lineage
 from fabric_train.preemption import EXIT_PREEMPTED
 from tests.fabric_train.forked import ForkedError, run_forked
@@ -342,3 +343,9 @@ def test_importing_horovod_starts_nothing():
         return [thread.name for thread in threading.enumerate()]
 
     assert "horovod" not in run_forked(look, 1, group=False)[0]
+
+
+def test_a_copy_of_a_schedulers_state_is_equal():
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+    state = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 60]).state_dict()
+    assert copy_to_cpu(state) == state

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.agent import heartbeat
+from launcher.agent import heartbeat, preload
 from launcher.agent.engine import plan_preload, refuse_torch
 from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers, sort_ends
 from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
@@ -307,6 +307,17 @@ def test_a_phase_may_take_as_long_as_the_training_said() -> None:
     assert len(one.find_silent({0: announced}, 101.0)) == 1
 
 
+def test_time_for_which_the_whole_node_stood_still_is_no_silence() -> None:
+    one = SilenceBook(LIMITS)
+    one.find_silent({0: beat(1.0)}, 1.0)
+    one.wake(3600.0)
+    assert one.find_silent({0: beat(1.0)}, 3604.0) == ()
+    (silent,) = one.find_silent({0: beat(1.0)}, 3606.0)
+    assert silent.silent_s == 6.0
+    one.find_silent({0: beat(3607.0)}, 3607.0)
+    assert one.limit_s("step") == 60, "learned from 7 s, and not from an hour"
+
+
 def test_a_watchdog_without_a_limit_never_judges() -> None:
     one = SilenceBook(AgentSettings(hang_factor=10, hang_min_s=0, hang_max_s=60))
     assert one.find_silent({0: beat(0.0)}, 1e6) == ()
@@ -509,3 +520,14 @@ def test_only_imports_are_renamed() -> None:
     )
     with pytest.raises(ValueError, match=r"import launcher\.state"):
         rename("import launcher.state\n")
+
+
+def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``torch.cuda.is_available`` of an imported module is enough for that."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert "has asked for CUDA devices" in preload.find_refusal({})
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
+    assert "CUDA" not in preload.find_refusal({})

@@ -322,3 +322,17 @@ def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(
     assert node.outcome()["reason"] == "disk-full"
     assert f"the disk of {disk.path} is full: 8.0 MiB" in node.outcome()["detail"]
     end(node)
+
+
+def test_a_worker_that_was_asked_to_end_and_took_too_long_has_no_fault(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path / "run/nodes/0/0", tmp_path / "run", tmp_path)
+    attempts.node_dir.mkdir(parents=True)
+    attempts.begin({0: 0})
+    (worker,) = attempts.make()
+    HeartbeatWriter(worker.heartbeat)
+    assert attempts.end()[0].cause == "signal"
+    worker.asked.touch()
+    assert attempts.end()[0].cause == "terminated"
+    attempts.begin({0: 0})
+    attempts.make()
+    assert not worker.heartbeat.exists(), "signals would be passed on to whatever has its pid now"

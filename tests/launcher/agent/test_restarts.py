@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.agent.place import LIMIT_S, Place
+from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
 STARTS = ["fresh", "fork"]
 COLLECTIVE = """
@@ -227,3 +227,25 @@ def test_logs_of_earlier_attempts_are_never_removed(place: Place) -> None:
     assert place.run() == 0
     assert place.stdout(attempt=3) == "attempt 0\n"
     assert Path(place.rank(attempt=5)).exists()
+
+
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.slow), "fork"])
+def test_the_guard_of_a_worker_that_ended_well_does_not_hold_up_a_restart(
+    place: Place, start: str
+) -> None:
+    place.write(
+        "import os, pathlib, sys, time\n"
+        "is_first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "if is_first and os.environ['RANK'] == '0':\n"
+        "    while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+        "    sys.exit(1)\n"
+    )
+    place.plan(nproc=2, start=start)
+    process = place.start()
+    wait_until(lambda: (place.rank(1) / "exit.json").exists())
+    (place.folder / "go").touch()
+    assert process.wait(LIMIT_S) == 0, place.console()
+    began = [event["at"] for event in place.events() if event["event"] == "workers-started"]
+    (failed,) = [event["at"] for event in place.events() if event["event"] == "worker-ended"]
+    # torch kills after 30 s what does not end.
+    assert began[1] - failed < 20

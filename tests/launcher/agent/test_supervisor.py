@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -247,6 +249,39 @@ def test_usr1_reaches_the_scripts(place: Place) -> None:
     wait_until(lambda: "up" in place.stdout() and "up" in place.stdout(1))
     process.send_signal(signal.SIGUSR1)
     assert process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.slow), "fork"])
+def test_usr1_to_all_processes_of_a_node_reaches_the_scripts_alone(
+    place: Place, start: str
+) -> None:
+    """As by ``scancel --signal=USR1``; they may get it from several others."""
+    place.write(
+        "import signal, time\n"
+        "came = []\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: came.append(1)); print('up')\n"
+        "while not came: time.sleep(0.05)\n"
+        "time.sleep(1)\n"
+    )
+    place.plan(nproc=2, start=start)
+    process = place.start()
+    wait_until(lambda: "up" in place.stdout() and "up" in place.stdout(1))
+    for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGUSR1)
+    assert process.wait(LIMIT_S) == 0, place.console()
+
+
+def test_a_folder_that_is_too_long_for_a_socket_s_name_only_makes_workers_start_fresh(
+    place: Place, tmp_path: Path
+) -> None:
+    scratch = tmp_path / ("long" * 20)
+    scratch.mkdir()
+    place.env["TMPDIR"] = str(scratch)
+    place.write("print('trained')")
+    place.plan(start="fork")
+    assert place.run() == 0, place.console()
+    assert "path too long); starting fresh interpreters" in place.console()
 
 
 @pytest.mark.slow
