@@ -228,6 +228,7 @@ def test_on_a_terminal_the_line_about_missed_ones_does_not_tear_the_progress_bar
     terminal.close_writers()
     os.close(terminal.fd)
     rows = screen(seen.decode().replace("\r\n", "\n"))
-    assert MISSED.fullmatch(rows[0])
-    assert all(re.fullmatch(r"line \d+", row) for row in rows[1:-2])
+    told = [row for row in rows[:-2] if MISSED.fullmatch(row)]
+    assert told
+    assert all(re.fullmatch(r"line \d+", row) for row in rows[:-2] if row not in told)
     assert rows[-2:] == ["last", "step 999 of 999"]
