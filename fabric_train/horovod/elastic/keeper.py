@@ -129,15 +129,21 @@ def _is_left_to_us(signum: signal.Signals) -> bool:
 
 
 class Keeper:
-    """What ``run`` puts into a state: where commits go, and who asks for them."""
+    """What ``run`` puts into a state: where commits go, and who asks for them.
+
+    CHECKPOINT_DIR is the first one's: it cannot hold commits of two states.
+    """
+
+    is_taken = False
 
     def __init__(self, environ: dict[str, str] | None = None) -> None:
         env = parse_commit_env(os.environ if environ is None else environ)
         here = context.get().starter
         self._leads = here.rank == 0
+        is_taken, Keeper.is_taken = Keeper.is_taken, True
         self._folder = (
             CommitFolder(env.checkpoint_dir, env.generation)
-            if env.checkpoint_dir is not None and self._leads
+            if env.checkpoint_dir is not None and self._leads and not is_taken
             else None
         )
         self._is_asked = env.node_dir is not None
@@ -147,6 +153,12 @@ class Keeper:
             exit_on_sigterm(env.node_dir)
         if self._folder is not None:
             finish_before_exit(self._folder.flush)
+        elif self._leads and env.checkpoint_dir is not None:
+            print(
+                "horovod: this is the second state of this process, so its commits are kept in "
+                "memory alone: CHECKPOINT_DIR holds those of the first one",
+                flush=True,
+            )
         elif self._leads:
             print(
                 "horovod: CHECKPOINT_DIR is not set, so state.commit() keeps the state in memory "

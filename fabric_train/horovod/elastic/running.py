@@ -32,9 +32,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         context.get()
-        keeper = state._keeper = Keeper()
-        if keeper.open(state.load_commit):
-            state.on_reset()
+        if state._keeper is None:
+            state._keeper = Keeper()
+            if state._keeper.open(state.load_commit):
+                state.on_reset()
+        keeper = state._keeper
         while True:
             try:
                 state.sync()

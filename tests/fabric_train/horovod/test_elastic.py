@@ -171,6 +171,46 @@ def test_another_start_goes_on_from_the_commit_at_another_size(tmp_path):
     assert (tmp_path / "latest").resolve().name == kept[-1]
 
 
+def test_a_second_call_with_the_same_state_goes_on_from_what_is_in_memory(tmp_path):
+    def train_twice() -> Any:
+        state = build()
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState, stop: int) -> None:
+            while state.step < stop:
+                state.commit()
+                take_step(state)
+
+        train(state, 2)
+        train(state, 3)
+        return state.history
+
+    first, second = run(train_twice, 2, environ={"CHECKPOINT_DIR": str(tmp_path)})
+    assert first == second == [1, 2, 3]
+
+
+def test_another_state_of_the_process_does_not_get_the_first_ones_commit(tmp_path, capfd):
+    def train_two() -> list[Any]:
+        first, _ = train_until(2)
+        torch.manual_seed(1)
+        other = hvd.elastic.TorchState(nn.Linear(2, 1), step=0)
+        weight = other.model.weight.tolist()
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState) -> None:
+            state.commit()
+            assert state.step == 0
+            assert state.model.weight.tolist() == weight
+
+        train(other)
+        return first
+
+    (first, _) = run(train_two, 2, environ={"CHECKPOINT_DIR": str(tmp_path)})
+    assert "second state of this process" in capfd.readouterr().out
+    ((again, _),) = run(lambda: train_until(2), 1, environ={"CHECKPOINT_DIR": str(tmp_path)})
+    assert again[0] == first[0], "CHECKPOINT_DIR still holds the first one's"
+
+
 def test_without_a_folder_commits_stay_in_memory_and_that_is_said_once(capfd):
     run(lambda: train_until(3), 2)
     assert capfd.readouterr().out.count("CHECKPOINT_DIR is not set") == 1
