@@ -117,7 +117,8 @@ class Attempts:
 
     def running(self) -> tuple[WorkerPlace, ...]:
         """The workers that have not ended."""
-        return tuple(w for w in self.workers if not w.exit_file.exists())
+        # os.path, because a storage that fails for a moment must not end the threads that look.
+        return tuple(w for w in self.workers if not os.path.exists(w.exit_file))
 
     def have_succeeded(self) -> bool:
         """Whether all workers ended well, and none of them because it was asked to end."""

@@ -23,6 +23,7 @@ from launcher.agent import disk, processes, signals, worker
 from launcher.agent.atomic_write import release, write_atomically
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.report import ExitRecord, read_tail
+from launcher.agent.roster.settings import IDENTICAL
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 
@@ -30,7 +31,7 @@ WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""
 EXIT_GRACE_S = "LAUNCHER_EXIT_GRACE_S"
 PARENT_PID = "LAUNCHER_PARENT_PID"
-PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID)
+PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID, IDENTICAL)
 """Not for the script to see."""
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)

@@ -23,6 +23,7 @@ from launcher.agent.disk import CAUSE, is_full
 from launcher.agent.gpu import GpuBusyError
 from launcher.agent.node import Node
 from launcher.agent.rendezvous import NodeEnding, register_wrapper
+from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import FENCED_OUT
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER, NodeTask
@@ -109,6 +110,7 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
             "node_index": str(plan.node_index),
             "max_restarts": str(plan.max_restarts),
             "hold_newcomers": "1",
+            "workers": str(plan.nproc_per_node),
         }
     return configs
 
@@ -140,6 +142,8 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             return Reason.GPU_BUSY, str(error)
         case DiskFullError():
             return Reason.DISK_FULL, str(error)
+        case ReplacedError():
+            return Reason.RENDEZVOUS_CLOSED, str(error)
         case rdzv.RendezvousClosedError():
             return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
         case rdzv.RendezvousTimeoutError():

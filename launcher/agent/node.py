@@ -11,6 +11,7 @@ from launcher.agent.attempts import Attempts, WorkerPlace
 from launcher.agent.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.gpu import GpuGate
 from launcher.agent.report import AgentLedger
+from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 from launcher.contract.reasons import Reason
@@ -100,6 +101,9 @@ class Node:
         """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False
         self.enter("restart")
+        # Nobody is left to answer what the old workers were asked.
+        self.attempts.forget_speaker()
+        StopFiles(self.attempts.node_dir).forget_resize()
         self.ledger.write("store-lost", detail=detail)
         say(f"{reason.value}; starting again ({times})")
 

@@ -82,11 +82,11 @@ def find_refusal(problems: dict[str, str]) -> str:
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         return "an imported module has initialised CUDA"
+    if torch.backends.cuda.is_built() and _is_bad_in_fork(torch):
+        return "an imported module has asked for CUDA devices (torch.cuda.is_available)"
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"an imported module has started threads ({threads - 1})"
-    if torch.backends.cuda.is_built() and _is_bad_in_fork(torch):
-        return "an imported module has asked for CUDA devices (torch.cuda.is_available)"
     server = vars(forkserver).get("_forkserver")
     signature = list(inspect.signature(forkserver.main).parameters)
     if signature != _KNOWN_SIGNATURE or not all(hasattr(server, name) for name in _SERVER_FIELDS):

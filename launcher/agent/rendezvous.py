@@ -135,8 +135,9 @@ class RendezvousWrapper(RendezvousHandler):
         except RendezvousClosedError:
             self._raise_verdict()
             raise
+        finally:
+            self._tell_losses()
         self._regroups = False
-        self._tell_losses()
         self._tell_lost_peer()
         node.on_rendezvous(info.rank, info.world_size)
         if self._roster is None and (give_up := self._faults.share(info)):
@@ -261,7 +262,7 @@ class Admission:
         self._asked_at: float | None = None
 
     def new_attempt(self) -> None:
-        """The workers were started anew; forgets what the old ones were asked."""
+        """Forgets what the workers were asked: they were started anew, or nobody waits now."""
         if self._asked_at is not None:
             self._asked_at = None
             self._files.forget_resize()
@@ -272,7 +273,11 @@ class Admission:
         Called many times a second, and never blocks. A training that does not speak the protocol is
         not asked.
         """
-        if self._roster is None or self._roster.head.newcomers == 0:
+        if self._roster is None:
+            return
+        if self._roster.head.newcomers == 0:
+            # They have gone again. A later stop must not take that answer for its own.
+            self.new_attempt()
             return
         now = self._clock.monotonic()
         if not self._files.training_speaks():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause
 
-TAIL_BYTES = 4096
+TAIL_BYTES = 32 * 1024
 _FATAL = "Fatal Python error: "
+_THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+what\(\): *(.*)")
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -189,7 +191,11 @@ def _read_message(folder: Path, exit_code: int) -> str:
     told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition(_FATAL)
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     last = lines[-1][:500] if lines else ""
-    return last if exit_code == -6 or disk.says_full(last) else ""
+    if exit_code == -6:
+        # An exception of C++ that nobody caught, as NCCL's watchdog throws: frames follow it.
+        thrown = _THROWN.findall(told)
+        return ": ".join(thrown[-1])[:500] if thrown else last
+    return last if disk.says_full(last) else ""
 
 
 def read_error(folder: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -87,7 +88,10 @@ class StopRequest:
 
 
 class StopFiles:
-    """The three files of the conversation, in the node's folder."""
+    """The three files of the conversation, in the node's folder.
+
+    One that a failing storage does not show counts as absent.
+    """
 
     def __init__(self, node_dir: Path) -> None:
         self._request = node_dir / protocol.STOP_REQUEST_FILE
@@ -104,11 +108,13 @@ class StopFiles:
         """Writes the request, if that is possible; times are seconds since the epoch."""
         request = StopRequest(reason=reason, at=at, deadline=deadline)
         with contextlib.suppress(OSError):
+            # Else the answer to an earlier request would be taken for this one's.
+            self._answer.unlink(missing_ok=True)
             write_atomically(self._request, json.dumps(asdict(request)))
 
     def is_asked(self) -> bool:
         """Whether a request is there, of any reason."""
-        return self._request.exists()
+        return os.path.exists(self._request)
 
     def read_request(self) -> StopRequest | None:
         """The present request; None where there is none."""
@@ -128,15 +134,15 @@ class StopFiles:
         """Withdraws such a request, and its answer."""
         if self.is_for_resize():
             self._request.unlink(missing_ok=True)
-        self._answer.unlink(missing_ok=True)
+            self._answer.unlink(missing_ok=True)
 
     def training_speaks(self) -> bool:
         """Whether the training said that it will answer."""
-        return self._ready.exists()
+        return os.path.exists(self._ready)
 
     def has_answer(self) -> bool:
         """Whether the training has answered."""
-        return self._answer.exists()
+        return os.path.exists(self._answer)
 
     def read_answer(self) -> Mapping[str, object] | None:
         """What the training committed; None before it did."""

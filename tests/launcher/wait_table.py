@@ -51,7 +51,7 @@ IN_THE_NODE = (
         never=by(FROZEN, "test_an_agent_that_outlives_sigkill_is_left_behind"),
     ),
     Row(
-        functions="agent.guard:_run agent.guard:_Watch.wait",
+        functions="agent.guard:_run agent.guard:_Watch.wait agent.guard:_end_when_told",
         who="the guard, for its script",
         ends="the script's end; its agent's end; after a signal the exit grace, then SIGKILL",
         limit="none before a signal: the watchdog judges scripts",
@@ -65,7 +65,8 @@ IN_THE_NODE = (
         never=by(ENDINGS, "test_a_guard_whose_agent_has_gone_ends_its_script"),
     ),
     Row(
-        functions="agent.processes:end_children agent.processes:reap agent.preload:_check_running",
+        functions="""agent.processes:end_children agent.processes:reap agent.preload:_check_running
+            agent.preload:_is_bad_in_fork""",
         who="supervisor and guard, for what is left below them",
         ends="no child is left",
         limit="10 s: uninterruptible sleep outlives SIGKILL; looking (WNOHANG) waits for nobody",

@@ -1,8 +1,4 @@
-"""Makes the backend ``roster`` known to torch: ``LaunchConfig(rdzv_backend="roster", ...)``.
-
-Set TORCH_ELASTIC_WORKER_IDENTICAL=1 in the agent's environment: torch then numbers the workers
-without the store, in which it would wait for a node that is lost at that moment.
-"""
+"""Makes the backend ``roster`` known to torch: ``LaunchConfig(rdzv_backend="roster", ...)``."""
 
 from __future__ import annotations
 

@@ -127,23 +127,25 @@ def _reopened(state: State, head: Head, now: float) -> Head | None:
     if state.leads:
         # Once a member has finished, the others are near their end too and are not restarted.
         ending = not frozenset(head.finished).isdisjoint(state.members)
-        newcomers = 0 if ending else min(_room(state) - head.nodes, len(waiters(state)))
+        # Told only then, because it has the training commit and end for them.
+        calm = head.newcomers or now - state.grown_at >= state.rules.growth_pause_s
+        most = min(_room(state) - head.nodes, len(waiters(state)))
+        newcomers = most if calm and not ending else 0
         return head.next(newcomers=newcomers) if newcomers != head.newcomers else None
     return None
 
 
 def _may_admit(state: State, head: Head, now: float) -> bool:
-    """Newcomers come in together, not too often, when the group allows it or has had its time."""
+    """Newcomers come in together, when the group allows it or has had its time."""
     if state.admitted == head.epoch:
         return True
     if not state.leads:
         return False
     rules = state.rules
-    calm = now - state.grown_at >= rules.growth_pause_s
     patience = (
         rules.admit_limit_s if rules.hold_newcomers else min(rules.last_call_s, rules.interval_s)
     )
-    return calm and now - state.waiters_at >= patience
+    return now - state.waiters_at >= patience
 
 
 def waiters(state: State) -> tuple[str, ...]:

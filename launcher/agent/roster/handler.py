@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -33,10 +34,11 @@ from launcher.agent.roster.membership import (
     Head,
     Membership,
     Phase,
+    are_identical,
     format_card,
     format_members,
 )
-from launcher.agent.roster.settings import Rules
+from launcher.agent.roster.settings import IDENTICAL, Rules
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess
 from launcher.agent.roster.thread import RosterThread
 from launcher.agent.roster.view import may_form, nodes_waiting
@@ -56,11 +58,15 @@ class RestartsExhaustedError(rdzv.RendezvousClosedError):
     """The job has used up its restarts by worker faults."""
 
 
+class ReplacedError(rdzv.RendezvousClosedError):
+    """Another node came with this node's index, and is a member in its place."""
+
+
 REFUSALS: Mapping[str, type[Exception]] = {
     "closed": rdzv.RendezvousClosedError,
     "exhausted": RestartsExhaustedError,
     "timeout": rdzv.RendezvousTimeoutError,
-    "state": rdzv.RendezvousStateError,
+    "replaced": ReplacedError,
 }
 
 
@@ -115,15 +121,16 @@ class RosterHandler(rdzv.RendezvousHandler):
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
 
-        ``RendezvousClosedError`` (``RestartsExhaustedError`` when that is why),
-        ``RendezvousTimeoutError``, ``RendezvousStateError`` (also when another node has this
-        ``node_index``, or the fence cannot be written), ``RendezvousConnectionError``.
+        ``RendezvousClosedError`` (``RestartsExhaustedError`` and ``ReplacedError`` where that is
+        why), ``RendezvousTimeoutError``, ``RendezvousStateError`` (also where the fence cannot be
+        written), ``RendezvousConnectionError``.
         """
         self._thread.check()
         if not nodes_waiting(self._thread.state):
             # Workers have failed while the group was whole, for all that is known yet.
             self._thread.ask_nodes()
-        card = format_card(self._addr, self._port.hold(), lifeline_of(self._addr))
+        port, lifeline = self._port.hold(), lifeline_of(self._addr)
+        card = format_card(self._addr, port, lifeline, self._rules.workers)
         self._thread.ask(events.Join(card))
         while True:
             match self._thread.next_notice():
@@ -288,6 +295,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             len(membership.members),
             membership.cause.value,
         )
+        _number_workers_here(are_identical(membership.members))
         assert self._caller is not None
         return rdzv.RendezvousInfo(
             AgentStore(
@@ -323,8 +331,10 @@ class RosterHandler(rdzv.RendezvousHandler):
             return
         self._fence_looked_at = now
         head = state.head
-        if head and head.phase is Phase.SEALED and (newest := self._overtaken_by(head)):
-            self._thread.post(events.Fenced(newest.origin != head.origin))
+        # A storage that fails for a moment is looked at again.
+        with contextlib.suppress(OSError):
+            if head and head.phase is Phase.SEALED and (newest := self._overtaken_by(head)):
+                self._thread.post(events.Fenced(newest.origin != head.origin))
 
     def _overtaken_by(self, head: Head) -> TakenGeneration | None:
         """A later generation than that of the last membership here; a new store has none."""
@@ -341,6 +351,14 @@ class RosterHandler(rdzv.RendezvousHandler):
             with contextlib.suppress(rdzv.RendezvousConnectionError):
                 assert self._caller is not None
                 wait_for_the_others(self._caller, self._thread.state, self._clock)
+
+
+def _number_workers_here(is_possible: bool) -> None:
+    """Tells torch's agent whether to number the workers without asking the store."""
+    if is_possible:
+        os.environ[IDENTICAL] = "1"
+    else:
+        os.environ.pop(IDENTICAL, None)
 
 
 class _HeldPort:

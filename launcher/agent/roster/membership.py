@@ -91,13 +91,14 @@ class Member(NamedTuple):
     """One node of a sealed membership. Every node makes one for each of them.
 
     ``port`` is where its rank 0 may listen, ``lifeline`` where its agent answers (see
-    ``answering.py``), empty where it does not.
+    ``answering.py``), empty where it does not; ``workers`` how many it has, 0 where unknown.
     """
 
     seat: str
     addr: str
     port: int
     lifeline: str = ""
+    workers: int = 0
 
 
 class Ring(tuple[Member, ...]):
@@ -146,30 +147,34 @@ def parse_head(text: str) -> Head:
         raise HeadError(f"the roster's head cannot be read: {text[:200]}") from error
 
 
+def are_identical(members: tuple[Member, ...]) -> bool:
+    """Whether all nodes have said that they have the same number of workers."""
+    numbers = {member.workers for member in members}
+    return len(numbers) == 1 and 0 not in numbers
+
+
 def format_members(members: tuple[Member, ...]) -> str:
-    return json.dumps(
-        [[m.seat, m.addr, m.port, m.lifeline] for m in members], separators=(",", ":")
-    )
+    return json.dumps(members, separators=(",", ":"))
 
 
 def parse_members(text: str) -> Ring:
     """The inverse of ``format_members``; raises ``HeadError`` for any other text."""
     try:
         return Ring(
-            Member(seat, addr, int(port), lifeline)
-            for seat, addr, port, lifeline in json.loads(text)
+            Member(seat, addr, int(port), lifeline, int(workers))
+            for seat, addr, port, lifeline, workers in json.loads(text)
         )
     except (TypeError, ValueError) as error:
         raise HeadError(f"the roster's members cannot be read: {text[:200]}") from error
 
 
-def format_card(addr: str, port: int, lifeline: str = "") -> str:
-    return json.dumps([addr, port, lifeline])
+def format_card(addr: str, port: int, lifeline: str = "", workers: int = 0) -> str:
+    return json.dumps([addr, port, lifeline, workers])
 
 
 def parse_card(seat: str, text: str) -> Member:
-    addr, port, lifeline = json.loads(text)
-    return Member(seat=seat, addr=addr, port=int(port), lifeline=lifeline)
+    addr, port, lifeline, workers = json.loads(text)
+    return Member(seat, addr, int(port), lifeline, int(workers))
 
 
 def index_of(seat: str) -> int:

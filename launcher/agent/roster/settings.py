@@ -10,6 +10,8 @@ from launcher.contract import protocol
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
 """Keys that torch's ``LaunchConfig`` and torchrun add."""
+IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
+"""torch's variable: all nodes have equally many workers. Scripts do not see it."""
 BEATS_PER_S = 4000
 """Of all nodes of a run together, at most: they keep the store busy for an eighth of a core."""
 
@@ -46,6 +48,9 @@ class RosterSettings:
     """Newcomers wait until ``admit()`` is called on some node: after a commit."""
     admit_limit_s: float = 120.0
     """With ``hold_newcomers``, how long at most."""
+    workers: int = 0
+    """How many workers this node has. Where all nodes say the same number, torch numbers them
+    without the store, in which it would wait for a node that dies at that moment."""
     watched: int = 2
     """How many successors each node watches."""
     max_restarts: int = -1
@@ -135,7 +140,7 @@ _BOOLS = {
     **dict.fromkeys(("0", "false", "f", "no", "n"), False),
 }
 _LEAST = {
-    "node_index": 0,
+    **dict.fromkeys(("node_index", "workers"), 0),
     "detection_limit_s": 0.5,
     "watched": 1,
     **dict.fromkeys(("last_call_s", "join_timeout_s", "regroup_limit_s", "connect_timeout_s"), 0),

@@ -120,7 +120,7 @@ def _refusal(state: State) -> events.Refuse | None:
         return events.Refuse(kind, f"the run is closed: {head.closed}")
     if head.gone.get(state.seat) == heads.REPLACED:
         text = f"another node came with node_index {state.index}: each node needs its own"
-        return events.Refuse("state", text)
+        return events.Refuse("replaced", text)
     if state.waited_s >= _join_limit_s(state):
         return events.Refuse("timeout", _why_not(state))
     return None

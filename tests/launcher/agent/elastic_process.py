@@ -22,7 +22,7 @@ def launch(
     told: str, port: int, nnodes: tuple[int, int], script: str, conf: dict[str, Any]
 ) -> None:
     """One node: ``elastic_launch`` without a single restart to spend, and how it ended."""
-    os.environ |= {"TORCH_ELASTIC_WORKER_IDENTICAL": "1", "TOLD": told}
+    os.environ["TOLD"] = told
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry

@@ -7,6 +7,8 @@ import json
 import urllib.request
 import zipfile
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,10 @@ from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
 from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.identity import SOURCES, identify
-from launcher.agent.stopping import Step, Stop
+from launcher.agent.rendezvous import Admission
+from launcher.agent.report import ExitRecord, read_ends
+from launcher.agent.roster.membership import Head
+from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.takeover import may_go_on, plan_round
 from launcher.agent.watchdog import Silence, SilenceBook, decide_hung
 from launcher.contract import protocol
@@ -531,3 +536,39 @@ def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(
     assert "has asked for CUDA devices" in preload.find_refusal({})
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
     assert "CUDA" not in preload.find_refusal({})
+
+
+def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) -> None:
+    """Its frames follow; the last of them would not say that another rank is gone."""
+    said = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread "
+        "terminated with exception: NCCL error: NCCLUtils.cpp:77, unhandled system error\n"
+    )
+    frames = "".join(f"frame #{n}: <unknown function> + 0x43 (libc.so)\n" for n in range(300))
+    folder = tmp_path / protocol.RANK_FOLDER.format(rank=1)
+    folder.mkdir()
+    (folder / protocol.STDERR_FILE).write_text(said + frames)
+    record = ExitRecord(rank=1, local_rank=0, exit_code=-6, at=1.0, steps=3)
+    (folder / protocol.EXIT_FILE).write_text(record.to_json())
+    (found,) = read_ends(tmp_path, 0, run_dir=tmp_path, hung=frozenset(), out_of_memory=False)
+    assert found.message.startswith("c10::DistBackendError: [PG ID 0")
+    assert found.is_collateral
+
+
+def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path: Path) -> None:
+    files, clock = StopFiles(tmp_path), Ticking()
+    roster = SimpleNamespace(head=Head(origin="", leader="", newcomers=1), admit=lambda: None)
+    admission = Admission(files, roster, clock)  # type: ignore[arg-type]
+    (tmp_path / protocol.STOP_READY_FILE).touch()
+    admission.look()
+    assert files.is_for_resize()
+    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 3}')
+    roster.head = roster.head.next(newcomers=0)
+    admission.look()
+    assert not files.is_asked()
+    files.ask("preempted", at=1.0, deadline=2.0)
+    assert not files.has_answer(), "a stop waits for an answer of its own"
+    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 4}')
+    admission.look()
+    assert files.read_answer() == {"step": 4}

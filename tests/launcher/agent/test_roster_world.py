@@ -220,6 +220,25 @@ def test_newcomers_that_come_and_go_cannot_keep_the_group_from_training() -> Non
     assert world.counts().get("joined", 0) <= 3
 
 
+def test_held_newcomers_that_come_one_by_one_come_in_together_after_the_pause() -> None:
+    rules = limited(
+        min_nodes=1, max_nodes=8, fence_dir="shared", hold_newcomers=True, growth_pause_s=30
+    )
+    world, nodes = formed(rules, 0, 1)
+    for index in range(2, 8):
+        nodes.append(world.add(index))
+        for _ in range(30):
+            world.run(0.1)
+            # As for a training that is not asked for a commit.
+            if (head := nodes[0].state.head) and head.newcomers:
+                nodes[0].admit()
+    assert world.counts() == {"joined": 1}, "the first one's"
+    world.until(lambda: bool(nodes[0].state.head and nodes[0].state.head.newcomers), 31)
+    nodes[0].admit()
+    world.until(lambda: world.together(*nodes), 5)
+    assert world.counts() == {"joined": 2}
+
+
 def test_held_newcomers_wait_for_the_commit_but_not_for_ever() -> None:
     rules = limited(
         min_nodes=1, max_nodes=4, fence_dir="shared", hold_newcomers=True, admit_limit_s=30
@@ -260,7 +279,7 @@ def test_a_woken_node_whose_place_was_taken_stops_with_the_reason() -> None:
     nodes[1].wake()
     world.until(lambda: nodes[1].refused is not None, 5)
     assert nodes[1].refused is not None
-    assert nodes[1].refused.kind == "state"
+    assert nodes[1].refused.kind == "replaced"
     assert "node_index 1" in nodes[1].refused.text
     world.run(10)
     assert world.together(nodes[0], instead)
