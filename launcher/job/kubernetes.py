@@ -86,6 +86,10 @@ class KubernetesSpec(Section):
     the job's name and ``-secrets``."""
     image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), examples=[["registry"]])
     """Secrets with which the nodes pull the image."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When a node pulls the image. ``Always``: before each start, so that an image that was pushed
+    again under the same tag is used. Left out, Kubernetes' default: ``Always`` for the tag
+    ``latest`` or none, else ``IfNotPresent``."""
     service_account: Annotated[ObjectName | None, Field(examples=["training"])] = None
     """The pods' service account. They never get its token. Left out: the namespace's default."""
     run_as_user: Annotated[int, Field(strict=True, ge=1, examples=[1000])] = 1000

@@ -118,7 +118,19 @@ def test_a_pod_whose_image_has_another_agent_says_so_and_ends_for_good(
     assert told in done.stderr
     assert read_agent_version() in done.stderr
     assert "fix: build the image again" in done.stderr
+    assert "kubernetes.image_pull_policy: Always" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("policy", [None, "Always", "IfNotPresent", "Never"])
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
+def test_every_container_pulls_its_image_as_the_job_says(kind: str, policy: str | None) -> None:
+    fields = TABLE[f"{kind}-code"]
+    section = {**fields["kubernetes"], "image_pull_policy": policy}
+    objects = manifest_of(**{**fields, "kubernetes": section}).objects
+    (pod,) = pod_specs(list(objects))
+    containers = pod["initContainers"] + pod["containers"]
+    assert [one.get("imagePullPolicy") for one in containers] == [policy, policy]
 
 
 def test_a_pod_whose_image_has_that_agent_becomes_it(tmp_path: Path) -> None:
