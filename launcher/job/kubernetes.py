@@ -51,8 +51,9 @@ class TolerationSpec(Section):
 
     key: Annotated[Text | None, Field(examples=["dedicated"])] = None
     """The taint's key. Left out: any."""
-    operator: Literal["Exists", "Equal"] = "Exists"
-    """``Exists``: whatever the taint's value is. ``Equal``: only with ``value``."""
+    operator: Literal["Exists", "Equal"] | None = None
+    """``Exists``: whatever the taint's value is. ``Equal``: only with ``value``. Left out:
+    ``Equal`` where ``value`` is given, else ``Exists``."""
     value: Annotated[Text | None, Field(examples=["training"])] = None
     """The taint's value, with ``Equal``."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -101,7 +102,7 @@ class KubernetesSpec(Section):
     )
     """Labels that a node must have."""
     tolerations: tuple[Annotated[TolerationSpec, Later()], ...] = Field(
-        default=(), examples=[[{"key": "dedicated", "operator": "Equal", "value": "training"}]]
+        default=(), examples=[[{"key": "dedicated", "value": "training"}]]
     )
     """Taints that the pods put up with; that of NVIDIA's GPUs is added where GPUs are asked for."""
     whole_node: Annotated[Flag, Field(examples=[True])] = False

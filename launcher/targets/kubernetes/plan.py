@@ -111,7 +111,12 @@ def plan_pods(job: JobSpec) -> PodSettings:
     checkpoint = _plan_checkpoint(job)
     _check(job)
     tolerations = tuple(
-        Toleration(key=one.key, operator=one.operator, value=one.value, effect=one.effect)
+        Toleration(
+            key=one.key,
+            operator=one.operator or ("Equal" if one.value else "Exists"),
+            value=one.value,
+            effect=one.effect,
+        )
         for one in spec.tolerations
     )
     gpus = job.resources.gpus or 0

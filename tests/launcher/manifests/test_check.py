@@ -43,6 +43,12 @@ RESTRICTED = """              image: example/train:1
                 seccompProfile: {type: RuntimeDefault}
 """
 SECCOMP = "          volumes:\n"
+
+
+def tolerating(one: str) -> str:
+    return f"          tolerations: [{one}]\n{SECCOMP}"
+
+
 CASES = [
     case(Rule.UNKNOWN_FIELD, "elastic", "cleanPodPolicy", "cleanPodPolcy"),
     case(Rule.UNKNOWN_FIELD, "elastic", "  nprocPerNode:", "  nProcPerNode:"),
@@ -64,6 +70,14 @@ CASES = [
     case(Rule.SHM_SMALL, "elastic", "mountPath: /dev/shm", "mountPath: /shm"),
     case(Rule.SHM_UNBOUNDED, "elastic", ", sizeLimit: 1Gi", "", ", sizeLimit: 500M"),
     case(Rule.SHM_OVER_MEMORY, "elastic", "memory: 2Gi", "memory: 1024Mi", "memory: 1025Mi"),
+    *(
+        case(Rule.TOLERATION, "elastic", SECCOMP, tolerating(bad), tolerating(good))
+        for bad, good in (
+            ("{key: a, operator: Exists, value: b}", "{key: a, value: b}"),
+            ("{value: b}", "{operator: Exists}"),
+            ("{operator: Equal}", "{key: a, operator: Equal}"),
+        )
+    ),
     case(
         Rule.HOST_NETWORK_DNS,
         "elastic",
