@@ -23,6 +23,7 @@ from launcher.targets.agent_archive import (
     render_agent_archive,
 )
 from launcher.targets.kubernetes.plan import parse_kept_plan
+from launcher.targets.kubernetes.render import RenderedManifest
 from tests.k8s.manifests_table import (
     TABLE,
     main_object,
@@ -78,6 +79,24 @@ def test_the_config_map_holds_the_task_and_the_plan_as_planned(name: str) -> Non
     # The folder of the code is this machine's own.
     kept = replace(plan, code=plan.code and replace(plan.code, root=""))
     assert parse_kept_plan(text, plan.run_dir) == kept
+
+
+def test_texts_that_kubectl_reads_as_something_else_are_quoted() -> None:
+    texts = ["y", "n", "Y", "N", "1e3", "12e5", "-1E+3", ".5e3", "1.e3", "1_0e3", "09", "0o17"]
+    texts += ["0X1F", "0B1", "yes", "off", "true", "null", "~", "1.5", "017", "0x1f"]
+    item = {"values": texts, "labels": {text: text for text in texts}}
+    manifest = RenderedManifest(opening=(), objects=(item,), namespace="default")
+    assert yaml.safe_load(manifest.yaml()) == item
+    events = yaml.parse(manifest.yaml())
+    scalars = [event for event in events if isinstance(event, yaml.ScalarEvent)]
+    assert [one.value for one in scalars if one.style is None] == ["values", "labels"]
+
+
+def test_numbers_truth_values_and_other_texts_are_written_plainly() -> None:
+    item = {"a": 3, "b": 1.5, "c": 1e20, "d": True, "e": None, "f": -7, "g": "e3", "h": "1e3x"}
+    manifest = RenderedManifest(opening=(), objects=(item,), namespace="default")
+    assert yaml.safe_load(manifest.yaml()) == item
+    assert not {"'", '"'} & set(manifest.yaml())
 
 
 def test_an_image_of_others_gets_the_whole_archive_by_the_config_map() -> None:
