@@ -42,11 +42,15 @@ def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
 
 
 def check_job(item: Value, together: Together) -> Breaches:
-    """A Job; if its pods do not work together, only the rules for pods apply."""
+    """A Job; if its pods do not work together, only the rules for pods apply.
+
+    Indexed Jobs with more completions than pods at a time work through a list of tasks.
+    """
     spec, pod = item["spec"], item["spec"]["template"]["spec"]
     pods = spec["parallelism"].number or 1
     indexed = spec["completionMode"].text == "Indexed"
-    is_gang = pods > 1 and (indexed or bool(pod["subdomain"]))
+    at_once = indexed and spec["completions"].number in (None, pods)
+    is_gang = pods > 1 and (at_once or bool(pod["subdomain"]))
     yield from check_pod(pod, training=is_gang)
     if not is_gang:
         return

@@ -253,6 +253,16 @@ def test_a_service_that_comes_after_its_job_is_found() -> None:
     assert Rule.SERVICE_LATE.id in rules_of(f"{job}---\n{service}")
 
 
+@pytest.mark.parametrize("completions", ["100", "3"])
+def test_an_indexed_job_that_works_through_a_list_needs_no_names(completions: str) -> None:
+    _, job = read("job").split("---\n")
+    queue = job.replace("      subdomain: digits\n", "").replace("restartPolicy: Never", "x: y")
+    queue = queue.replace("action: Ignore", "action: Count")
+    gang = {"job-counts", "job-subdomain", "job-restart-policy", "job-disruption"}
+    assert not gang & rules_of(queue.replace("completions: 2", f"completions: {completions}"))
+    assert gang - {"job-counts"} <= rules_of(queue)
+
+
 def test_a_definition_too_large_for_kubectl_apply_is_found() -> None:
     crd = "kind: CustomResourceDefinition\nmetadata: {name: x}\nspec: {text: %s}\n"
     assert Rule.LARGE_CRD.id in rules_of(crd % ("x" * 300_000))
