@@ -34,7 +34,7 @@ class Surroundings:
 
     def contents(self, kind: str, name: str) -> dict[str, bytes]:
         """What a ConfigMap or Secret holds; empty where it is not in these files."""
-        item = self.together.find(kind, name)
+        item = self.together.find(kind, name, self.namespace)
         if item is None:
             return {}
         plain, coded = ("stringData", "data") if kind == "Secret" else ("data", "binaryData")
@@ -56,9 +56,11 @@ class Surroundings:
 
     def check_there(self, reference: Value, kind: str, name: str) -> None:
         """Raises ``InputError`` for an object that a pod in a cluster would wait for."""
-        if self.together.find(kind, name) is None and reference["optional"].data is not True:
+        is_there = self.together.find(kind, name, self.namespace) is not None
+        if not is_there and reference["optional"].data is not True:
             raise InputError(
-                f"{reference.where}: {kind} {name} is not in these files",
+                f"{reference.where}: {kind} {name} of namespace {self.namespace} is not in these "
+                "files",
                 f"name the file that holds the {kind} too: launcher play JOB.yaml FILE.yaml",
             )
 

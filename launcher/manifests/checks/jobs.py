@@ -9,7 +9,7 @@ from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.pods import check_env, check_pod
 from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import DNS_1035
-from launcher.manifests.source import Together, Value, object_name
+from launcher.manifests.source import Together, Value, object_name, object_namespace
 
 MAX_LABEL = 63
 JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
@@ -90,9 +90,10 @@ def _check_counts(spec: Value, pods: int) -> Breaches:
 
 def _check_service(item: Value, together: Together) -> Breaches:
     subdomain = item["spec"]["template"]["spec"]["subdomain"]
-    service = together.find("Service", subdomain.text)
+    namespace = object_namespace(item)
+    service = together.find("Service", subdomain.text, namespace)
     if service is None:
-        what = f"no Service {subdomain.text} in what is checked"
+        what = f"no Service {subdomain.text} of namespace {namespace} in what is checked"
         yield hit(Rule.SERVICE_ABSENT, subdomain, what, "a headless Service of that name")
         return
     spec = service["spec"]

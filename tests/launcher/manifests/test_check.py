@@ -253,6 +253,31 @@ def test_a_service_that_comes_after_its_job_is_found() -> None:
     assert Rule.SERVICE_LATE.id in rules_of(f"{job}---\n{service}")
 
 
+def test_a_service_of_another_namespace_is_not_the_jobs() -> None:
+    for service, job, expected in [
+        ("other", "team", True),
+        ("other", "", True),
+        ("team", "team", False),
+        ("", "team", False),
+        ("default", "", False),
+    ]:
+        text = ""
+        for one, namespace in zip(read("job").split("---\n"), (service, job), strict=True):
+            place = f"\n  namespace: {namespace}" if namespace else ""
+            text += one.replace("  name: digits", f"  name: digits{place}", 1) + "---\n"
+        found = rules_of(text.removesuffix("---\n"))
+        assert (Rule.SERVICE_ABSENT.id in found) is expected, (service, job)
+
+
+def test_of_two_services_that_of_the_jobs_namespace_counts() -> None:
+    service, job = read("job").split("---\n")
+    wrong = service.replace("  name: digits", "  name: digits\n  namespace: other")
+    wrong = wrong.replace("  clusterIP: None\n", "")
+    text = f"{wrong}---\n{service}---\n{job}"
+    assert not rules_of(text)
+    assert Rule.SERVICE_NOT_HEADLESS.id in rules_of(text.replace("\n  namespace: other", ""))
+
+
 @pytest.mark.parametrize("completions", ["100", "3"])
 def test_an_indexed_job_that_works_through_a_list_needs_no_names(completions: str) -> None:
     _, job = read("job").split("---\n")

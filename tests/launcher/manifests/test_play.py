@@ -240,6 +240,16 @@ def test_values_come_from_where_the_manifest_says(static: Play) -> None:
     assert "NOT" not in env
 
 
+def test_a_config_map_of_another_namespace_is_not_the_pods() -> None:
+    other = "{name: settings, namespace: other}"
+    text = JOB.replace("metadata: {name: settings}", f"metadata: {other}")
+    with pytest.raises(InputError, match="ConfigMap settings of namespace team is not in these"):
+        plan(text)
+    own = "{name: settings, namespace: team}"
+    text += f"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {own}\ndata: {{lr: '9'}}\n"
+    assert dict(plan(text).pods[0].env)["LR"] == "9"
+
+
 def test_values_of_secrets_are_not_shown(static: Play) -> None:
     assert "hello" not in repr(static)
     assert "from-here" not in repr(MACHINE)
@@ -287,13 +297,21 @@ def test_what_is_not_honoured_is_said_a_line_each(static: Play) -> None:
     ("old", "new", "told"),
     [
         ("name: settings, key: lr", "name: other, key: lr", "LR comes from ConfigMap other"),
-        ("configMap: {name: settings}", "configMap: {name: other}", "other is not in these files"),
+        (
+            "configMap: {name: settings}",
+            "configMap: {name: other}",
+            "other of namespace team is not",
+        ),
         (
             "configMapRef: {name: settings}",
             "configMapRef: {name: x}",
-            "ConfigMap x is not in these",
+            "ConfigMap x of namespace team is not in these",
         ),
-        ("configMapRef: {name: settings}", "secretRef: {name: x}", "Secret x is not in these"),
+        (
+            "configMapRef: {name: settings}",
+            "secretRef: {name: x}",
+            "Secret x of namespace team is",
+        ),
         (
             "configMap: {name: settings}",
             "configMap: {name: settings, items: [{key: x, path: x}]}",
