@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,19 @@ def test_the_default_base_is_read_from_the_dockerfile(
 ) -> None:
     base = build_script.parse_default_base((ROOT / "images/Dockerfile").read_text(), flavor)
     assert base in {"debian:bookworm-slim", "nvidia/cuda:13.0.2-base-ubuntu24.04"}
+
+
+def test_root_installs_whatever_the_base_s_user_and_the_image_ends_with_a_number() -> None:
+    text = (ROOT / "images/Dockerfile").read_text()
+    stages = {part.split("\n")[0].split(" AS ")[-1]: part for part in text.split("\nFROM ")[1:]}
+    users = {name: re.findall(r"^USER (.+)$", part, re.MULTILINE) for name, part in stages.items()}
+    assert stages["python"].index("USER root") < stages["python"].index("RUN")
+    assert {name: own for name, own in users.items() if own} == {
+        "python": ["root"],
+        "smoke-dependencies": ["54321:54321"],
+        "smoke": ["54321:54321"],
+        "image": ["${UID}:${GID}"],
+    }
 
 
 def test_the_default_cuda_base_is_of_the_cuda_that_torch_is_built_for(
