@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,22 @@ def test_if_possible_never_fails_and_leaves_the_reason_for_the_launcher(project)
     assert done.stdout.startswith("image: not built: ")
     (reason,) = (project.root / ".image/cpu.reason").read_text().splitlines()
     assert "; fix: " in reason
+
+
+def test_proxies_of_the_environment_reach_the_build_and_their_values_no_log(
+    project, tmp_path: Path
+) -> None:
+    client = fake_docker(tmp_path / "bin", "28.2.2", buildx=True)
+    client.write_text('#!/bin/sh\n[ "$1" = image ] && echo sha256:0\nexit 0\n')
+    variables = {"http_proxy": "http://me:password@proxy:1", "NO_PROXY": "localhost"}
+    done = project.build(PATH=str(client.parent), **variables)
+    assert done.returncode == 0, done.stderr
+    command = project.log().splitlines()[0]
+    assert "--build-arg http_proxy --build-arg" in command
+    assert "--build-arg NO_PROXY --" in command
+    assert "password" not in project.log()
+    given = [word for word in command.split() if word.lower().endswith("_proxy")]
+    assert set(variables) <= set(given) <= set(os.environ) | set(variables)
 
 
 @pytest.mark.docker
