@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.contract.errors import InputError
+from launcher.job.quantity import divide_quantity
 from launcher.manifests.source import Together, Value
 
 REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
@@ -96,8 +97,7 @@ def _value_from(variable: Value, container: Value, around: Surroundings) -> str 
     if path := source["fieldRef"]["fieldPath"].text:
         return _field(path, around)
     if resource := source["resourceFieldRef"]["resource"].text:
-        section, _, wanted = resource.partition(".")
-        return container["resources"][section][wanted].text or None
+        return _resource(source["resourceFieldRef"], resource, container)
     for field_name, kind in KINDS.items():
         if reference := source[f"{field_name}KeyRef"]:
             if name in around.environ and kind == "Secret":
@@ -112,6 +112,19 @@ def _value_from(variable: Value, container: Value, around: Surroundings) -> str 
                 )
             return found
     return None
+
+
+def _resource(reference: Value, resource: str, container: Value) -> str | None:
+    """A limit or request as the kubelet tells it: a whole number, in units of ``divisor``."""
+    section, _, name = resource.partition(".")
+    quantity, divisor = container["resources"][section][name].text, reference["divisor"].text
+    if not quantity:
+        return None
+    try:
+        # An API server takes a divisor of 0 for one that is left out.
+        return str(divide_quantity(quantity, "1" if divisor in ("", "0") else divisor))
+    except ValueError as error:
+        raise InputError(f"{reference.where}: {error}", "512Mi, 1.5G or 500m") from error
 
 
 def _field(path: str, around: Surroundings) -> str:
