@@ -171,3 +171,18 @@ def _kubernetes(raw: Raw) -> Iterator[Conflict]:
     elif gang is None and queue is not None:
         accepted = "nothing, because kubernetes.gang is not set"
         yield Conflict(path, queue, accepted, "remove it, or write kubernetes.gang: kueue")
+    for index, one in enumerate(_list(section, "tolerations")):
+        if isinstance(one, Mapping):
+            yield from _toleration(one, ("kubernetes", "tolerations", index))
+
+
+def _toleration(one: Raw, path: tuple[str | int, ...]) -> Iterator[Conflict]:
+    """What an API server refuses, at the earliest in the pods."""
+    key, operator, value = (one.get(name) for name in ("key", "operator", "value"))
+    if operator == "Exists" and value is not None:
+        accepted = f"Equal, because value is {value}"
+        yield Conflict((*path, "operator"), operator, accepted, "remove operator, or remove value")
+    elif key is None and (operator == "Equal" or (operator is None and value is not None)):
+        accepted = "the key of a taint, because operator is Equal"
+        fix = "write the key, or only operator: Exists, for any key and value"
+        yield Conflict((*path, "key"), "nothing", accepted, fix)

@@ -51,8 +51,9 @@ class TolerationSpec(Section):
 
     key: Annotated[Text | None, Field(examples=["dedicated"])] = None
     """The taint's key. Left out: any."""
-    operator: Literal["Exists", "Equal"] = "Exists"
-    """``Exists``: whatever the taint's value is. ``Equal``: only with ``value``."""
+    operator: Literal["Exists", "Equal"] | None = None
+    """``Exists``: whatever the taint's value is. ``Equal``: only with ``value``. Left out:
+    ``Equal`` where ``value`` is given, else ``Exists``."""
     value: Annotated[Text | None, Field(examples=["training"])] = None
     """The taint's value, with ``Equal``."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -86,6 +87,10 @@ class KubernetesSpec(Section):
     the job's name and ``-secrets``."""
     image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), examples=[["registry"]])
     """Secrets with which the nodes pull the image."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When a node pulls the image. ``Always``: before each start, so that an image that was pushed
+    again under the same tag is used. Left out, Kubernetes' default: ``Always`` for the tag
+    ``latest`` or none, else ``IfNotPresent``."""
     service_account: Annotated[ObjectName | None, Field(examples=["training"])] = None
     """The pods' service account. They never get its token. Left out: the namespace's default."""
     run_as_user: Annotated[int, Field(strict=True, ge=1, examples=[1000])] = 1000
@@ -97,7 +102,7 @@ class KubernetesSpec(Section):
     )
     """Labels that a node must have."""
     tolerations: tuple[Annotated[TolerationSpec, Later()], ...] = Field(
-        default=(), examples=[[{"key": "dedicated", "operator": "Equal", "value": "training"}]]
+        default=(), examples=[[{"key": "dedicated", "value": "training"}]]
     )
     """Taints that the pods put up with; that of NVIDIA's GPUs is added where GPUs are asked for."""
     whole_node: Annotated[Flag, Field(examples=[True])] = False

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.contract.errors import InputError
+from launcher.job.quantity import divide_quantity
 from launcher.manifests.source import Together, Value
 
 REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
@@ -34,7 +35,7 @@ class Surroundings:
 
     def contents(self, kind: str, name: str) -> dict[str, bytes]:
         """What a ConfigMap or Secret holds; empty where it is not in these files."""
-        item = self.together.find(kind, name)
+        item = self.together.find(kind, name, self.namespace)
         if item is None:
             return {}
         plain, coded = ("stringData", "data") if kind == "Secret" else ("data", "binaryData")
@@ -56,9 +57,11 @@ class Surroundings:
 
     def check_there(self, reference: Value, kind: str, name: str) -> None:
         """Raises ``InputError`` for an object that a pod in a cluster would wait for."""
-        if self.together.find(kind, name) is None and reference["optional"].data is not True:
+        is_there = self.together.find(kind, name, self.namespace) is not None
+        if not is_there and reference["optional"].data is not True:
             raise InputError(
-                f"{reference.where}: {kind} {name} is not in these files",
+                f"{reference.where}: {kind} {name} of namespace {self.namespace} is not in these "
+                "files",
                 f"name the file that holds the {kind} too: launcher play JOB.yaml FILE.yaml",
             )
 
@@ -94,8 +97,7 @@ def _value_from(variable: Value, container: Value, around: Surroundings) -> str 
     if path := source["fieldRef"]["fieldPath"].text:
         return _field(path, around)
     if resource := source["resourceFieldRef"]["resource"].text:
-        section, _, wanted = resource.partition(".")
-        return container["resources"][section][wanted].text or None
+        return _resource(source["resourceFieldRef"], resource, container)
     for field_name, kind in KINDS.items():
         if reference := source[f"{field_name}KeyRef"]:
             if name in around.environ and kind == "Secret":
@@ -110,6 +112,19 @@ def _value_from(variable: Value, container: Value, around: Surroundings) -> str 
                 )
             return found
     return None
+
+
+def _resource(reference: Value, resource: str, container: Value) -> str | None:
+    """A limit or request as the kubelet tells it: a whole number, in units of ``divisor``."""
+    section, _, name = resource.partition(".")
+    quantity, divisor = container["resources"][section][name].text, reference["divisor"].text
+    if not quantity:
+        return None
+    try:
+        # An API server takes a divisor of 0 for one that is left out.
+        return str(divide_quantity(quantity, "1" if divisor in ("", "0") else divisor))
+    except ValueError as error:
+        raise InputError(f"{reference.where}: {error}", "512Mi, 1.5G or 500m") from error
 
 
 def _field(path: str, around: Surroundings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.contract.node_plan import Env
-from launcher.manifests.source import Value, object_name
+from launcher.manifests.source import Value, object_name, object_namespace
 
 MASTER = "Master"
 WORKER = "Worker"
@@ -44,7 +44,7 @@ class PyTorchJob:
 
     def __init__(self, item: Value) -> None:
         self.name = object_name(item)
-        self.namespace = item["metadata"]["namespace"].text or "default"
+        self.namespace = object_namespace(item)
         self.spec = item["spec"]
         self.elastic, self.run_policy = self.spec["elasticPolicy"], self.spec["runPolicy"]
         self.clean_pod_policy = self.run_policy["cleanPodPolicy"].text or "None"

@@ -98,24 +98,36 @@ class Together:
     objects: tuple[Value, ...]
 
     @cached_property
-    def _positions(self) -> dict[tuple[str, str], int]:
-        names = [(item["kind"].text, object_name(item)) for item in self.objects]
-        return {name: i for i, name in reversed(list(enumerate(names)))}
+    def _positions(self) -> dict[tuple[str, str, str], int]:
+        places = [_place_of(item) for item in self.objects]
+        return {place: i for i, place in reversed(list(enumerate(places)))}
 
-    def find(self, kind: str, name: str) -> Value | None:
-        """The first object of that kind and name."""
-        position = self._positions.get((kind, name))
-        return None if position is None else self.objects[position]
+    def find(self, kind: str, name: str, namespace: str = "") -> Value | None:
+        """The first object of that kind, name and namespace, else one that names no namespace.
+
+        kubectl puts that one where its user says. Kinds outside of namespaces have none.
+        """
+        places = ((kind, name, place) for place in (namespace, ""))
+        found = (self._positions[place] for place in places if place in self._positions)
+        return next((self.objects[position] for position in found), None)
 
     def is_later(self, first: Value, second: Value) -> bool:
         """Whether ``first`` comes after ``second``; both are of these objects."""
-        places = [self._positions[item["kind"].text, object_name(item)] for item in (first, second)]
-        return places[0] > places[1]
+        return self._positions[_place_of(first)] > self._positions[_place_of(second)]
+
+
+def _place_of(item: Value) -> tuple[str, str, str]:
+    return item["kind"].text, object_name(item), item["metadata"]["namespace"].text
 
 
 def object_name(item: Value) -> str:
     """``metadata.name``; empty where it is not written."""
     return item["metadata"]["name"].text
+
+
+def object_namespace(item: Value) -> str:
+    """``metadata.namespace``, else that of a kubectl whose context names none."""
+    return item["metadata"]["namespace"].text or "default"
 
 
 def count_gpus(container: Value) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,22 @@ def test_if_possible_never_fails_and_leaves_the_reason_for_the_launcher(project)
     assert done.stdout.startswith("image: not built: ")
     (reason,) = (project.root / ".image/cpu.reason").read_text().splitlines()
     assert "; fix: " in reason
+
+
+def test_proxies_of_the_environment_reach_the_build_and_their_values_no_log(
+    project, tmp_path: Path
+) -> None:
+    client = fake_docker(tmp_path / "bin", "28.2.2", buildx=True)
+    client.write_text('#!/bin/sh\n[ "$1" = image ] && echo sha256:0\nexit 0\n')
+    variables = {"http_proxy": "http://me:password@proxy:1", "NO_PROXY": "localhost"}
+    done = project.build(PATH=str(client.parent), **variables)
+    assert done.returncode == 0, done.stderr
+    command = project.log().splitlines()[0]
+    assert "--build-arg http_proxy --build-arg" in command
+    assert "--build-arg NO_PROXY --" in command
+    assert "password" not in project.log()
+    given = [word for word in command.split() if word.lower().endswith("_proxy")]
+    assert set(variables) <= set(given) <= set(os.environ) | set(variables)
 
 
 @pytest.mark.docker
@@ -140,6 +158,19 @@ def test_the_default_base_is_read_from_the_dockerfile(
 ) -> None:
     base = build_script.parse_default_base((ROOT / "images/Dockerfile").read_text(), flavor)
     assert base in {"debian:bookworm-slim", "nvidia/cuda:13.0.2-base-ubuntu24.04"}
+
+
+def test_root_installs_whatever_the_base_s_user_and_the_image_ends_with_a_number() -> None:
+    text = (ROOT / "images/Dockerfile").read_text()
+    stages = {part.split("\n")[0].split(" AS ")[-1]: part for part in text.split("\nFROM ")[1:]}
+    users = {name: re.findall(r"^USER (.+)$", part, re.MULTILINE) for name, part in stages.items()}
+    assert stages["python"].index("USER root") < stages["python"].index("RUN")
+    assert {name: own for name, own in users.items() if own} == {
+        "python": ["root"],
+        "smoke-dependencies": ["54321:54321"],
+        "smoke": ["54321:54321"],
+        "image": ["${UID}:${GID}"],
+    }
 
 
 def test_the_default_cuda_base_is_of_the_cuda_that_torch_is_built_for(

@@ -36,6 +36,7 @@ PLACED: Fields = {
     "volumes": ["pvc/datasets/imagenet:/data:ro", "pvc/fabric-train:/all"],
     "secret": "wandb",
     "image_pull_secrets": ["registry"],
+    "image_pull_policy": "Always",
     "service_account": "trainer",
     "run_as_user": 2000,
     "priority_class": "high",

@@ -23,6 +23,7 @@ from launcher.targets.agent_archive import (
     render_agent_archive,
 )
 from launcher.targets.kubernetes.plan import parse_kept_plan
+from launcher.targets.kubernetes.render import RenderedManifest
 from tests.k8s.manifests_table import (
     TABLE,
     main_object,
@@ -80,6 +81,24 @@ def test_the_config_map_holds_the_task_and_the_plan_as_planned(name: str) -> Non
     assert parse_kept_plan(text, plan.run_dir) == kept
 
 
+def test_texts_that_kubectl_reads_as_something_else_are_quoted() -> None:
+    texts = ["y", "n", "Y", "N", "1e3", "12e5", "-1E+3", ".5e3", "1.e3", "1_0e3", "09", "0o17"]
+    texts += ["0X1F", "0B1", "yes", "off", "true", "null", "~", "1.5", "017", "0x1f"]
+    item = {"values": texts, "labels": {text: text for text in texts}}
+    manifest = RenderedManifest(opening=(), objects=(item,), namespace="default")
+    assert yaml.safe_load(manifest.yaml()) == item
+    events = yaml.parse(manifest.yaml())
+    scalars = [event for event in events if isinstance(event, yaml.ScalarEvent)]
+    assert [one.value for one in scalars if one.style is None] == ["values", "labels"]
+
+
+def test_numbers_truth_values_and_other_texts_are_written_plainly() -> None:
+    item = {"a": 3, "b": 1.5, "c": 1e20, "d": True, "e": None, "f": -7, "g": "e3", "h": "1e3x"}
+    manifest = RenderedManifest(opening=(), objects=(item,), namespace="default")
+    assert yaml.safe_load(manifest.yaml()) == item
+    assert not {"'", '"'} & set(manifest.yaml())
+
+
 def test_an_image_of_others_gets_the_whole_archive_by_the_config_map() -> None:
     fields = {**TABLE["pytorchjob-elastic"], "image": "pytorch/pytorch:2.13.0"}
     manifest = manifest_of(**fields)
@@ -118,7 +137,19 @@ def test_a_pod_whose_image_has_another_agent_says_so_and_ends_for_good(
     assert told in done.stderr
     assert read_agent_version() in done.stderr
     assert "fix: build the image again" in done.stderr
+    assert "kubernetes.image_pull_policy: Always" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("policy", [None, "Always", "IfNotPresent", "Never"])
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
+def test_every_container_pulls_its_image_as_the_job_says(kind: str, policy: str | None) -> None:
+    fields = TABLE[f"{kind}-code"]
+    section = {**fields["kubernetes"], "image_pull_policy": policy}
+    objects = manifest_of(**{**fields, "kubernetes": section}).objects
+    (pod,) = pod_specs(list(objects))
+    containers = pod["initContainers"] + pod["containers"]
+    assert [one.get("imagePullPolicy") for one in containers] == [policy, policy]
 
 
 def test_a_pod_whose_image_has_that_agent_becomes_it(tmp_path: Path) -> None:

@@ -194,6 +194,22 @@ def test_gpus_bring_the_toleration_of_their_taint() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "operator"),
+    [
+        ({"key": "dedicated", "value": "training", "effect": "NoSchedule"}, "Equal"),
+        ({"key": "dedicated"}, "Exists"),
+        ({}, "Exists"),
+        ({"key": "dedicated", "operator": "Equal"}, "Equal"),
+    ],
+)
+def test_a_toleration_with_a_value_is_of_that_value_alone(
+    given: dict[str, str], operator: str
+) -> None:
+    fields = {**FIXED, "kubernetes": {**FIXED["kubernetes"], "tolerations": [given]}}
+    assert pod_of(**fields)["tolerations"] == [{**given, "operator": operator}]
+
+
 # -- recovery ---------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.pods import check_env, check_pod
 from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import DNS_1035
-from launcher.manifests.source import Together, Value, object_name
+from launcher.manifests.source import Together, Value, object_name, object_namespace
 
 MAX_LABEL = 63
 JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
@@ -42,11 +42,15 @@ def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
 
 
 def check_job(item: Value, together: Together) -> Breaches:
-    """A Job; if its pods do not work together, only the rules for pods apply."""
+    """A Job; if its pods do not work together, only the rules for pods apply.
+
+    Indexed Jobs with more completions than pods at a time work through a list of tasks.
+    """
     spec, pod = item["spec"], item["spec"]["template"]["spec"]
     pods = spec["parallelism"].number or 1
     indexed = spec["completionMode"].text == "Indexed"
-    is_gang = pods > 1 and (indexed or bool(pod["subdomain"]))
+    at_once = indexed and spec["completions"].number in (None, pods)
+    is_gang = pods > 1 and (at_once or bool(pod["subdomain"]))
     yield from check_pod(pod, training=is_gang)
     if not is_gang:
         return
@@ -86,9 +90,10 @@ def _check_counts(spec: Value, pods: int) -> Breaches:
 
 def _check_service(item: Value, together: Together) -> Breaches:
     subdomain = item["spec"]["template"]["spec"]["subdomain"]
-    service = together.find("Service", subdomain.text)
+    namespace = object_namespace(item)
+    service = together.find("Service", subdomain.text, namespace)
     if service is None:
-        what = f"no Service {subdomain.text} in what is checked"
+        what = f"no Service {subdomain.text} of namespace {namespace} in what is checked"
         yield hit(Rule.SERVICE_ABSENT, subdomain, what, "a headless Service of that name")
         return
     spec = service["spec"]

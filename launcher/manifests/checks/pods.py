@@ -27,12 +27,24 @@ def check_pod(pod: Value, *, training: bool = True) -> Breaches:
             f"hostNetwork with dnsPolicy {pod['dnsPolicy'].text or 'ClusterFirst'}",
             "dnsPolicy: ClusterFirstWithHostNet",
         )
+    for toleration in pod["tolerations"]:
+        yield from _check_toleration(toleration)
     for kind in ("containers", "initContainers"):
         for container in pod[kind]:
             yield from check_env(container)
             yield from _check_gpus(container)
     for container in list(pod["containers"])[:1] if training else ():
         yield from _check_shm(pod, container)
+
+
+def _check_toleration(toleration: Value) -> Breaches:
+    key, operator, value = (toleration[name] for name in ("key", "operator", "value"))
+    if operator.text == "Exists" and value.text:
+        what = f"operator Exists with value {value.text}"
+        yield hit(Rule.TOLERATION, operator, what, "operator: Equal, or no value")
+    elif operator.text != "Exists" and not key.text:
+        what = f"operator {operator.text or 'Equal (its default)'} without a key"
+        yield hit(Rule.TOLERATION, toleration, what, "a key, or operator: Exists")
 
 
 def check_env(container: Value) -> Breaches:

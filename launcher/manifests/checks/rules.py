@@ -40,6 +40,7 @@ class Rule(AnyRule):
     SHM_SMALL = WARNING, "/dev/shm is 64 MB: data loader workers and NCCL die of a bus error"
     SHM_UNBOUNDED = WARNING, "without a sizeLimit it may grow to half of the node's memory"
     SHM_OVER_MEMORY = ERROR, "it counts against the memory limit: filling it gets the pod killed"
+    TOLERATION = ERROR, "the pod is refused, but an operator's object that describes it is not"
     HOST_NETWORK_DNS = ERROR, "the host's name servers do not resolve names of pods and services"
     JOB_NAME = ERROR, "names of pods and services are made from it; they have at most 63 characters"
     REPLICA_SPECS = ERROR, "the webhook refuses a job without replicas"

@@ -103,7 +103,9 @@ def render_code_map(metadata: Object, code: PackedCode) -> Object:
     }
 
 
-def render_unpacking(plan: LaunchPlan, security: Object, resources: Object) -> Object:
+def render_unpacking(
+    plan: LaunchPlan, image: Object, security: Object, resources: Object
+) -> Object:
     """The init container. It uses the job's image, which is there anyway and has Python."""
     assert plan.code is not None, "asked for jobs that take code along"
     # The image's variables and the current folder shall not matter, nor its locale.
@@ -112,7 +114,7 @@ def render_unpacking(plan: LaunchPlan, security: Object, resources: Object) -> O
     archive = f"{protocol.CONTAINER_CODE}.tar.gz"
     return {
         "name": "code",
-        "image": plan.image,
+        **image,
         "command": [*python, archive, protocol.CONTAINER_CODE, inner],
         # A namespace may demand them of every container. A pod takes the larger of both.
         **({"resources": resources} if resources else {}),

@@ -85,6 +85,7 @@ class PodSettings(TargetSettings):
     volumes: tuple[Volume, ...] = ()
     secret: str
     image_pull_secrets: tuple[str, ...] = ()
+    image_pull_policy: str | None = None
     service_account: str | None = None
     uid: int = 1000
     priority_class: str | None = None
@@ -110,7 +111,12 @@ def plan_pods(job: JobSpec) -> PodSettings:
     checkpoint = _plan_checkpoint(job)
     _check(job)
     tolerations = tuple(
-        Toleration(key=one.key, operator=one.operator, value=one.value, effect=one.effect)
+        Toleration(
+            key=one.key,
+            operator=one.operator or ("Equal" if one.value else "Exists"),
+            value=one.value,
+            effect=one.effect,
+        )
         for one in spec.tolerations
     )
     gpus = job.resources.gpus or 0
@@ -127,6 +133,7 @@ def plan_pods(job: JobSpec) -> PodSettings:
         volumes=_plan_volumes(job),
         secret=spec.secret or f"{job.name}-secrets",
         image_pull_secrets=spec.image_pull_secrets,
+        image_pull_policy=spec.image_pull_policy,
         service_account=spec.service_account,
         uid=spec.run_as_user,
         priority_class=spec.priority_class,

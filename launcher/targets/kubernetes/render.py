@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ CONTROLLERS = {
     "job": "no operator; Kubernetes 1.31 or newer, for podFailurePolicy",
 }
 """What each kind needs in the cluster."""
+TRUTH = re.compile(r"[yYnN]$")
+NUMBER = re.compile(
+    r"[-+]?(0[xXoObB][0-9a-fA-F_]+|(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?)$"
+)
+"""What kubectl, which reads YAML 1.1 by Go's rules, takes for no text; PyYAML does not know all."""
 WIDTH = 88
 """Columns of a mapping or list that is written on one line."""
 
@@ -183,4 +189,7 @@ def _dump(one: Object) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
+    # A text that looks like one of these gets quotes; truth values and numbers stay plain.
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", TRUTH, list("yYnN"))
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
     return str(yaml.dump(one, Dumper=Dumper, sort_keys=False, width=10_000_000, allow_unicode=True))

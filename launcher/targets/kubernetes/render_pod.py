@@ -14,7 +14,6 @@ from launcher.contract.node_plan import Env
 from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
-from launcher.targets.agent_files import OTHER_AGENT_FIX
 from launcher.targets.docker_options import PYTHON
 from launcher.targets.kubernetes.code import (
     render_code_mount,
@@ -36,6 +35,11 @@ GPU_RESOURCE = "nvidia.com/gpu"
 HOST_KEY = "kubernetes.io/hostname"
 MANAGED_BY: Env = (("app.kubernetes.io/managed-by", "launcher"),)
 
+AGENT_FIX = (
+    "build the image again (make image, make push) under a new tag, or with "
+    "kubernetes.image_pull_policy: Always; or --set agent.in_image=false"
+)
+"""Under the same tag a node that holds the image would not pull it."""
 CHECK = """\
 read -r agent <{file} || agent=none
 [ "$agent" = {version} ] && exec {agent}
@@ -174,7 +178,7 @@ def _placement(plan: LaunchPlan, pods: PodSettings) -> Object:
 def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) -> Object:
     return {
         "name": name,
-        "image": plan.image,
+        **_image(plan, pods),
         "command": _command(plan),
         "env": _env(plan, pods, env),
         **given(workingDir=plan.nodes[0].workdir, resources=_resources(plan, pods)),
@@ -194,7 +198,11 @@ def _init_containers(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
         for kind, wanted in _resources(plan, pods).items()
         if (left := {name: amount for name, amount in wanted.items() if name not in devices})
     }
-    return [render_unpacking(plan, _security(), resources)]
+    return [render_unpacking(plan, _image(plan, pods), _security(), resources)]
+
+
+def _image(plan: LaunchPlan, pods: PodSettings) -> Object:
+    return {"image": plan.image, **given(imagePullPolicy=pods.image_pull_policy)}
 
 
 def _security(**capabilities: list[str] | None) -> Object:
@@ -211,7 +219,7 @@ def _command(plan: LaunchPlan) -> list[str]:
     check = CHECK.format(
         file=protocol.CONTAINER_AGENT_VERSION,
         version=read_agent_version(),
-        fix=OTHER_AGENT_FIX,
+        fix=AGENT_FIX,
         agent=" ".join(agent),
     )
     return ["sh", "-c", check]

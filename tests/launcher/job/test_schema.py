@@ -41,7 +41,8 @@ ONLY_THE_READER_KNOWS = {
     "a version of one number", "not a number of cores", "endless cores",
     "torchrun in front", "python in front", "torchrun as a module", "torchrun's options",
     "no module", "blank text", "open quotes", "line break", "kueue without a queue",
-    "a queue without a gang",
+    "a queue without a gang", "a toleration of any value and of one",
+    "a toleration of a value without a key",
 }  # fmt: skip
 
 

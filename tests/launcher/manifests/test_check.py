@@ -43,6 +43,12 @@ RESTRICTED = """              image: example/train:1
                 seccompProfile: {type: RuntimeDefault}
 """
 SECCOMP = "          volumes:\n"
+
+
+def tolerating(one: str) -> str:
+    return f"          tolerations: [{one}]\n{SECCOMP}"
+
+
 CASES = [
     case(Rule.UNKNOWN_FIELD, "elastic", "cleanPodPolicy", "cleanPodPolcy"),
     case(Rule.UNKNOWN_FIELD, "elastic", "  nprocPerNode:", "  nProcPerNode:"),
@@ -64,6 +70,14 @@ CASES = [
     case(Rule.SHM_SMALL, "elastic", "mountPath: /dev/shm", "mountPath: /shm"),
     case(Rule.SHM_UNBOUNDED, "elastic", ", sizeLimit: 1Gi", "", ", sizeLimit: 500M"),
     case(Rule.SHM_OVER_MEMORY, "elastic", "memory: 2Gi", "memory: 1024Mi", "memory: 1025Mi"),
+    *(
+        case(Rule.TOLERATION, "elastic", SECCOMP, tolerating(bad), tolerating(good))
+        for bad, good in (
+            ("{key: a, operator: Exists, value: b}", "{key: a, value: b}"),
+            ("{value: b}", "{operator: Exists}"),
+            ("{operator: Equal}", "{key: a, operator: Equal}"),
+        )
+    ),
     case(
         Rule.HOST_NETWORK_DNS,
         "elastic",
@@ -237,6 +251,41 @@ def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
 def test_a_service_that_comes_after_its_job_is_found() -> None:
     service, job = read("job").split("---\n")
     assert Rule.SERVICE_LATE.id in rules_of(f"{job}---\n{service}")
+
+
+def test_a_service_of_another_namespace_is_not_the_jobs() -> None:
+    for service, job, expected in [
+        ("other", "team", True),
+        ("other", "", True),
+        ("team", "team", False),
+        ("", "team", False),
+        ("default", "", False),
+    ]:
+        text = ""
+        for one, namespace in zip(read("job").split("---\n"), (service, job), strict=True):
+            place = f"\n  namespace: {namespace}" if namespace else ""
+            text += one.replace("  name: digits", f"  name: digits{place}", 1) + "---\n"
+        found = rules_of(text.removesuffix("---\n"))
+        assert (Rule.SERVICE_ABSENT.id in found) is expected, (service, job)
+
+
+def test_of_two_services_that_of_the_jobs_namespace_counts() -> None:
+    service, job = read("job").split("---\n")
+    wrong = service.replace("  name: digits", "  name: digits\n  namespace: other")
+    wrong = wrong.replace("  clusterIP: None\n", "")
+    text = f"{wrong}---\n{service}---\n{job}"
+    assert not rules_of(text)
+    assert Rule.SERVICE_NOT_HEADLESS.id in rules_of(text.replace("\n  namespace: other", ""))
+
+
+@pytest.mark.parametrize("completions", ["100", "3"])
+def test_an_indexed_job_that_works_through_a_list_needs_no_names(completions: str) -> None:
+    _, job = read("job").split("---\n")
+    queue = job.replace("      subdomain: digits\n", "").replace("restartPolicy: Never", "x: y")
+    queue = queue.replace("action: Ignore", "action: Count")
+    gang = {"job-counts", "job-subdomain", "job-restart-policy", "job-disruption"}
+    assert not gang & rules_of(queue.replace("completions: 2", f"completions: {completions}"))
+    assert gang - {"job-counts"} <= rules_of(queue)
 
 
 def test_a_definition_too_large_for_kubectl_apply_is_found() -> None:

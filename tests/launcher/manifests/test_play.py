@@ -230,7 +230,7 @@ def test_values_come_from_where_the_manifest_says(static: Play) -> None:
         "POD": "mnist-worker-0",
         "NS": "team",
         "APP": "mnist",
-        "MEM": "2Gi",
+        "MEM": str(2 * 2**30),
         "LR": "0.1",
         "TOKEN": "from-here",
         "KEY": "hello",
@@ -238,6 +238,32 @@ def test_values_come_from_where_the_manifest_says(static: Play) -> None:
     }
     assert {name: env.get(name) for name in wanted} == wanted
     assert "NOT" not in env
+
+
+@pytest.mark.parametrize(
+    ("reference", "value"),
+    [
+        ("resource: limits.memory", "2147483648"),
+        ("resource: limits.memory, divisor: 1Mi", "2048"),
+        ("resource: limits.memory, divisor: '0'", "2147483648"),
+        ("resource: limits.cpu", "1"),
+        ("resource: limits.cpu, divisor: 1m", "500"),
+        ("resource: limits.ephemeral-storage", None),
+    ],
+)
+def test_a_limit_is_told_as_a_number_of_units_rounded_up(reference: str, value: str | None) -> None:
+    text = JOB.replace("resource: limits.memory", reference)
+    assert dict(plan(text).pods[0].env).get("MEM") == value
+
+
+def test_a_config_map_of_another_namespace_is_not_the_pods() -> None:
+    other = "{name: settings, namespace: other}"
+    text = JOB.replace("metadata: {name: settings}", f"metadata: {other}")
+    with pytest.raises(InputError, match="ConfigMap settings of namespace team is not in these"):
+        plan(text)
+    own = "{name: settings, namespace: team}"
+    text += f"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {own}\ndata: {{lr: '9'}}\n"
+    assert dict(plan(text).pods[0].env)["LR"] == "9"
 
 
 def test_values_of_secrets_are_not_shown(static: Play) -> None:
@@ -287,13 +313,22 @@ def test_what_is_not_honoured_is_said_a_line_each(static: Play) -> None:
     ("old", "new", "told"),
     [
         ("name: settings, key: lr", "name: other, key: lr", "LR comes from ConfigMap other"),
-        ("configMap: {name: settings}", "configMap: {name: other}", "other is not in these files"),
+        ("resource: limits.memory", "resource: limits.cpu, divisor: 1MB", "'1MB' is no quantity"),
+        (
+            "configMap: {name: settings}",
+            "configMap: {name: other}",
+            "other of namespace team is not",
+        ),
         (
             "configMapRef: {name: settings}",
             "configMapRef: {name: x}",
-            "ConfigMap x is not in these",
+            "ConfigMap x of namespace team is not in these",
         ),
-        ("configMapRef: {name: settings}", "secretRef: {name: x}", "Secret x is not in these"),
+        (
+            "configMapRef: {name: settings}",
+            "secretRef: {name: x}",
+            "Secret x of namespace team is",
+        ),
         (
             "configMap: {name: settings}",
             "configMap: {name: settings, items: [{key: x, path: x}]}",
