@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fabric_train.durable import (
     STAGING_PREFIX,
+    reading,
     remove_folder,
     staging_path,
     sync_folder,
@@ -92,17 +93,19 @@ class CheckpointStore:
     def read_newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest undamaged checkpoint of the history, and a note on each that was skipped.
 
-        Reads every byte of it. Raises InputError for one of another format.
+        Reads every byte of it. Raises InputError for one of another format, and OSError if the
+        storage fails: a start that went on from an older one would lose the newer for good.
         """
         skipped: list[str] = []
         starts = self.read_starts()
         for commit, path in sorted(self._committed(), key=_age, reverse=True):
             try:
-                manifest = read_manifest(path)
-                if reason := find_stranger(commit, starts):
-                    skipped.append(f"skips the stale checkpoint {path}: {reason}")
-                    continue
-                check_files(path, manifest)
+                with reading(path, "start again when the storage answers, or move it away"):
+                    manifest = read_manifest(path)
+                    if reason := find_stranger(commit, starts):
+                        skipped.append(f"skips the stale checkpoint {path}: {reason}")
+                        continue
+                    check_files(path, manifest)
             except DamagedError as error:
                 skipped.append(f"skips the damaged checkpoint {path}: {error}")
                 continue
@@ -192,7 +195,7 @@ class CheckpointStore:
             # Strangers and damaged ones are kept for people, and do not count as kept checkpoints.
             if commit.step > newest.step or find_stranger(commit, starts):
                 continue
-            with contextlib.suppress(DamagedError, InputError):
+            with contextlib.suppress(DamagedError, InputError, OSError):
                 paths[commit] = path
                 found.append(Scored(commit=commit, score=read_manifest(path).score))
         for commit in decide_removals(found, self._keep):

@@ -6,10 +6,11 @@ does not sync the bytes to the disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,6 +49,16 @@ def remove_folder(path: Path) -> None:
     except FileNotFoundError:
         return
     shutil.rmtree(doomed)
+
+
+@contextlib.contextmanager
+def reading(path: Path, fix: str) -> Iterator[None]:
+    """Makes an OSError say what could not be read, and what to do: a failed read names no file."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{path} cannot be read: {error.strerror}; {fix}"
+        raise OSError(error.errno, text) from error
 
 
 def staging_path(path: Path) -> Path:

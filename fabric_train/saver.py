@@ -121,7 +121,10 @@ class Saver:
         has_rows = strategy is not None and strategy.has_rows
         if sharded or has_rows or find_rows(name_memory(strategy)):
             self.ranks.check_shared(note)
-        self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
+        mtbf_s = self.ranks.from_rank_zero(
+            lambda: observe_mtbf_s(self.store.read_starts(), time.time())
+        )
+        self._timer = Timer(self._interval, mtbf_s, self._clock)
         if found is None:
             return None
         self.newest, self._committed_step = found.path, found.manifest.step
@@ -178,9 +181,6 @@ class Saver:
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
         return self.store.note_of(self.store.begin(self._generation, found))
-
-    def _observe_mtbf_s(self) -> float:
-        return observe_mtbf_s(self.store.read_starts() if self._leads else (), time.time())
 
     # -- saving --------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -109,6 +110,29 @@ def test_a_damaged_newest_is_skipped_by_name(store, damage):
     assert found.manifest.step == 1
     assert len(skipped) == 1
     assert str(path) in skipped[0]
+
+
+def fail_to_read(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Lets the storage fail where a file of this name is read, as NFS does for a while."""
+    opened = Path.open
+
+    def open_or_fail(self: Path, *arguments, **options):
+        if self.name == name:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return opened(self, *arguments, **options)
+
+    patch.setattr(Path, "open", open_or_fail)
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, WEIGHTS, "00000001-0000.json"])
+def test_a_storage_that_fails_for_a_moment_costs_no_checkpoint(store, monkeypatch, name):
+    save(store, 1)
+    with monkeypatch.context() as patch:
+        fail_to_read(patch, name)
+        with pytest.raises(OSError, match=rf"{store.folder}.*Stale file handle; start again"):
+            reopen(store.folder)
+    _, found, skipped = reopen(store.folder)
+    assert (found.manifest.step, skipped) == (1, [])
 
 
 def test_a_damaged_later_checkpoint_neither_pushes_out_good_ones_nor_comes_back(store):
