@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from fabric_train.checkpoint import CheckpointStore
 from fabric_train.lineage import FencedError
-from fabric_train.manifest import CheckpointManifest, FileEntry, describe_files
-from fabric_train.ranks import Ranks, attempt
-from fabric_train.snapshot import write_tensors
+from fabric_train.manifest import CheckpointManifest, describe_files
+from fabric_train.ranks import Ranks
+from fabric_train.snapshot import list_own_files, write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +65,12 @@ class Save:
         try:
             # Otherwise each node would write its ranks' files into a folder of its own.
             self.ranks.check_shared(staging)
-            names = write_tensors(self.tensors, staging, self.ranks.group)
-            parts = self.ranks.gather(attempt(lambda: describe_files(staging, names)))
-            files: dict[str, FileEntry] = {}
-            for part in parts:
-                if isinstance(part, Exception):
-                    raise part  # on all ranks
-                files |= part
+            group = self.ranks.group
+            write_tensors(self.tensors, staging, group)
+            parts = self.ranks.gather_done(
+                lambda: describe_files(staging, list_own_files(staging, group))
+            )
+            files = {name: entry for part in parts for name, entry in part.items()}
             manifest = replace(self.merge_manifests(), files=files)
             path = self.ranks.from_rank_zero(lambda: self.store.commit(staging, manifest))
         except BaseException:
