@@ -147,12 +147,13 @@ class CheckpointStore:
         staging.mkdir()
         return staging
 
-    def commit(self, staging: Path, manifest: CheckpointManifest) -> Path:
+    def commit(self, staging: Path, manifest: CheckpointManifest) -> tuple[Path, str]:
         """Makes a staged folder the newest checkpoint and deletes those not kept; blocks.
 
-        The files must be on the disk already. The earlier checkpoint stays readable throughout,
-        even after a power cut. Raises FencedError, and OSError for a disk error, and deletes the
-        staged folder then.
+        Returns its path, and what failed afterwards, "" if nothing did: the checkpoint is there
+        then. The files must be on the disk already. The earlier checkpoint stays readable
+        throughout, even after a power cut. Raises FencedError, and OSError for a disk error, and
+        deletes the staged folder then.
         """
         path = self.path_of(manifest.step)
         try:
@@ -164,10 +165,14 @@ class CheckpointStore:
         except BaseException:
             self.discard(staging)
             raise
-        sync_folder(self.folder)
-        self._point_latest_at(path)
-        self._remove_old(manifest)
-        return path
+        try:
+            # First, because a power cut could take the new checkpoint, and the old are then needed.
+            sync_folder(self.folder)
+            self._point_latest_at(path)
+            self._remove_old(manifest)
+        except OSError as error:
+            return path, f"old checkpoints stay: {error}"
+        return path, ""
 
     def discard(self, staging: Path) -> None:
         """Deletes a staged folder; never raises."""

@@ -7,6 +7,7 @@ does not sync the bytes to the disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -67,9 +68,15 @@ def staging_path(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in ``folder`` are on the disk; a rename alone does not."""
+    """Waits until the names in ``folder`` are on the disk; a rename alone does not.
+
+    Does nothing on a file system that cannot sync a folder, such as 9p and older CIFS.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

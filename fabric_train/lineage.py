@@ -165,9 +165,7 @@ def _create(path: Path, content: Mapping[str, Any]) -> bool:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
-    # File systems that refuse to sync a folder keep names in order by themselves.
-    with contextlib.suppress(OSError):
-        sync_folder(path.parent)
+    sync_folder(path.parent)
     return True
 
 

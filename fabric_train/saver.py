@@ -260,6 +260,8 @@ class Saver:
             raise outcome
         if outcome is not None and outcome.path:
             self.newest, self._committed_step = outcome.path, outcome.step
+            if outcome.error and self._leads:
+                self._say(f"the checkpoint of step {outcome.step} was written, but {outcome.error}")
         elif outcome is not None and self._leads:
             last = (
                 f"the last good one is {self.newest}" if self.newest else "there is no earlier one"

@@ -33,7 +33,7 @@ def reopen(folder: Path, **keep: int) -> tuple[CheckpointStore, Checkpoint | Non
 def save(store: CheckpointStore, step: int) -> Path:
     staging = store.stage(step)
     write_synced(staging / WEIGHTS, lambda file: file.write(b"weights of %10d" % step * 9))
-    return store.commit(
+    path, error = store.commit(
         staging,
         CheckpointManifest(
             step=step,
@@ -43,6 +43,8 @@ def save(store: CheckpointStore, step: int) -> Path:
             files=describe_files(staging, [WEIGHTS]),
         ),
     )
+    assert not error
+    return path
 
 
 @pytest.fixture
@@ -110,6 +112,42 @@ def test_a_damaged_newest_is_skipped_by_name(store, damage):
     assert found.manifest.step == 1
     assert len(skipped) == 1
     assert str(path) in skipped[0]
+
+
+@pytest.fixture
+def refuse_to_sync(monkeypatch):
+    """Lets fsync of a folder, or of this one, fail with an error number."""
+
+    def refuse(number: int, folder: Path | None = None) -> None:
+        fsync = os.fsync
+
+        def fsync_or_fail(descriptor: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.is_dir() and folder in (None, path):
+                raise OSError(number, os.strerror(number))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync_or_fail)
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EBADF, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_folders_keeps_checkpoints(tmp_path, refuse_to_sync, number):
+    refuse_to_sync(number)
+    store, _, _ = reopen(tmp_path, last=1)
+    for step in (1, 2):
+        save(store, step)
+    assert (steps(store), newest_step(store)) == ([2], 2)
+
+
+def test_an_error_after_the_rename_keeps_the_commit_and_the_old_checkpoints(store, refuse_to_sync):
+    for step in (1, 2):
+        save(store, step)
+    refuse_to_sync(errno.EIO, store.folder)
+    with pytest.raises(AssertionError, match="old checkpoints stay:.*Input/output error"):
+        save(store, 3)
+    assert (steps(store), newest_step(store)) == ([1, 2, 3], 3)
 
 
 def fail_to_read(patch: pytest.MonkeyPatch, name: str) -> None:

@@ -122,6 +122,19 @@ def test_a_disk_that_refuses_is_told_and_the_last_good_checkpoint_stays(
     assert Training(tmp_path).step == 3
 
 
+def test_an_error_behind_a_commit_is_told_and_the_save_counts(training, monkeypatch):
+    def refuse(manifest):
+        raise OSError(errno.EIO, "the disk refuses")
+
+    monkeypatch.setattr(training.saver.store, "_remove_old", refuse)
+    result = training.save(block=True)
+    assert result.path == training.saver.newest
+    assert training.said == [
+        "the checkpoint of step 1 was written, but "
+        "old checkpoints stay: [Errno 5] the disk refuses"
+    ]
+
+
 def test_a_disk_that_is_really_full_is_told_by_its_reason(training):
     full = Path("/dev/full")
     if not full.exists():

@@ -106,10 +106,13 @@ class CommitFolder:
                 config=CONFIG,
                 versions={"torch": torch.__version__, "python": platform.python_version()},
             )
-            return self._store.commit(staging, manifest)
+            path, error = self._store.commit(staging, manifest)
         except BaseException:
             self._store.discard(staging)
             raise
+        if error:
+            print(f"commit {number} was written, but {error}", flush=True)
+        return path
 
 
 def _read(found: Checkpoint) -> Any:
