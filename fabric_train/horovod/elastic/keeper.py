@@ -175,7 +175,7 @@ class Keeper:
         content = None
         try:
             content = self._folder.open() if self._folder is not None else None
-        except (InputError, FencedError) as error:
+        except (InputError, FencedError, OSError) as error:
             problem = error
         problem, found = broadcast_object((problem, content is not None))
         if problem is not None:
