@@ -13,6 +13,7 @@ saver.save(step, model, optimizer, block=True)
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
 import time
@@ -88,6 +89,7 @@ class Saver:
         self.ranks = Ranks.of_world(GROUP_TIMEOUT_S)
         self._leads = self.ranks.leads
         self._stager: DefaultStager | None = None
+        self._pins = False
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
         self._thread: threading.Thread | None = None
         self._outcome: SaveResult | BaseException | None = None
@@ -271,16 +273,20 @@ class Saver:
 
     def _stage(self, snapshot: Snapshot) -> Any:
         """A copy of its tensors in host memory, in the place of the last one."""
+        tensors = dict(snapshot.tensors)
         if self._stager is None:
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=torch.cuda.is_available(),
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=False,
-                )
-            )
-        return self._stager.stage(dict(snapshot.tensors))
+            # Pinning makes a CUDA context, which a training on the CPU does not need.
+            self._pins = any(tensor.is_cuda for tensor in tensors.values())
+            self._stager = open_stager(pinned=self._pins)
+        try:
+            return self._stager.stage(tensors)
+        except RuntimeError:
+            # Some virtual machines refuse to pin, and not all memory can be pinned.
+            if not self._pins:
+                raise
+            clear_cuda_error()
+        self._pins, self._stager = False, open_stager(pinned=False)
+        return self._stager.stage(tensors)
 
     def _begin_save(
         self,
@@ -334,3 +340,21 @@ class Saver:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
         return True
+
+
+def open_stager(*, pinned: bool) -> DefaultStager:
+    """What copies tensors into host memory that it reuses; ``pinned`` copies faster from a GPU."""
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=pinned,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
+
+
+def clear_cuda_error() -> None:
+    """Runs a kernel, because the first one after a refused pinning raises the error of that."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")

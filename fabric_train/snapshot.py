@@ -126,7 +126,8 @@ def write_tensors(
     """
     save(
         dict(tensors),
-        storage_writer=FileSystemWriter(folder, overwrite=False),
+        # Nothing is copied ahead: torch would wait for the training's own stream with each tensor.
+        storage_writer=FileSystemWriter(folder, overwrite=False, per_thread_copy_ahead=0),
         process_group=group,
         no_dist=group is None,
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fabric_train import commit
+from fabric_train import commit, saver
 from fabric_train.errors import InputError
 from fabric_train.lineage import FencedError
 from fabric_train.retention import Interval, Keep
@@ -194,6 +194,30 @@ def test_a_synchronous_saver_has_committed_when_save_returns(tmp_path):
     training.train()
     assert training.saver.is_due(1)
     assert training.save().path.is_dir()
+
+
+def test_a_training_on_the_cpu_pins_no_memory_beside_a_gpu(training, monkeypatch):
+    asked = []
+    open_stager = saver.open_stager
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        saver, "open_stager", lambda *, pinned: asked.append(pinned) or open_stager(pinned=pinned)
+    )
+    assert training.save(block=True).path
+    assert asked == [False]
+
+
+def test_memory_that_cannot_be_pinned_is_used_as_it_is(training, monkeypatch, tmp_path):
+    class Refuses:
+        def stage(self, tensors):
+            raise RuntimeError("Registering memory failed with cudaError: 801")
+
+    monkeypatch.setattr(saver, "clear_cuda_error", lambda: None)
+    training.saver._stager, training.saver._pins = Refuses(), True
+    for _ in range(2):
+        assert training.save(block=True).path
+        training.train()
+    assert Training(tmp_path).step == 2
 
 
 # -- several ranks ---------------------------------------------------------------------------
