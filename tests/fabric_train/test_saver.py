@@ -130,8 +130,7 @@ def test_an_error_behind_a_commit_is_told_and_the_save_counts(training, monkeypa
     result = training.save(block=True)
     assert result.path == training.saver.newest
     assert training.said == [
-        "the checkpoint of step 1 was written, but "
-        "old checkpoints stay: [Errno 5] the disk refuses"
+        "the checkpoint of step 1 was written, but old checkpoints stay: [Errno 5] the disk refuses"
     ]
 
 
