@@ -43,7 +43,7 @@ def save(store: CheckpointStore, step: int) -> Path:
             files=describe_files(staging, [WEIGHTS]),
         ),
     )
-    assert not error
+    assert not error, error
     return path
 
 
@@ -145,7 +145,7 @@ def test_an_error_after_the_rename_keeps_the_commit_and_the_old_checkpoints(stor
     for step in (1, 2):
         save(store, step)
     refuse_to_sync(errno.EIO, store.folder)
-    with pytest.raises(AssertionError, match="old checkpoints stay:.*Input/output error"):
+    with pytest.raises(AssertionError, match=r"old checkpoints stay:.*Input/output error"):
         save(store, 3)
     assert (steps(store), newest_step(store)) == ([1, 2, 3], 3)
 

@@ -197,7 +197,7 @@ def test_a_last_step_that_spoils_the_weights_leaves_a_good_newest_checkpoint(env
 def test_a_test_loss_without_a_number_is_an_error_in_every_start(env):
     # One step's loss is finite, and so are the huge weights that it makes.
     for _ in range(2):
-        with pytest.raises(DivergedError, match="the test loss is (nan|inf)"):
+        with pytest.raises(DivergedError, match=r"the test loss is (nan|inf)"):
             train(TrainConfig(max_steps=1, lr=1e30, warmup_steps=0), env)
 
 
