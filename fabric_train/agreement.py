@@ -59,6 +59,14 @@ class Agreement:
         agreed, self._agreed = self._agreed, self._nothing
         return agreed
 
+    def hold_on_all(self, holds: bool) -> bool:
+        """Whether it holds on all ranks; blocks, and all ranks must call it."""
+        if self._group is None:
+            return holds
+        answer = torch.tensor(int(holds))
+        dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group)
+        return bool(answer)
+
     def _plan_next(self) -> int:
         """With how many proposals from now the next exchange should be, as this rank sees it."""
         now = self._clock()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fabric_train.durable import (
     STAGING_PREFIX,
+    reading,
     remove_folder,
     staging_path,
     sync_folder,
@@ -92,17 +93,19 @@ class CheckpointStore:
     def read_newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest undamaged checkpoint of the history, and a note on each that was skipped.
 
-        Reads every byte of it. Raises InputError for one of another format.
+        Reads every byte of it. Raises InputError for one of another format, and OSError if the
+        storage fails: a start that went on from an older one would lose the newer for good.
         """
         skipped: list[str] = []
         starts = self.read_starts()
         for commit, path in sorted(self._committed(), key=_age, reverse=True):
             try:
-                manifest = read_manifest(path)
-                if reason := find_stranger(commit, starts):
-                    skipped.append(f"skips the stale checkpoint {path}: {reason}")
-                    continue
-                check_files(path, manifest)
+                with reading(path, "start again when the storage answers, or move it away"):
+                    manifest = read_manifest(path)
+                    if reason := find_stranger(commit, starts):
+                        skipped.append(f"skips the stale checkpoint {path}: {reason}")
+                        continue
+                    check_files(path, manifest)
             except DamagedError as error:
                 skipped.append(f"skips the damaged checkpoint {path}: {error}")
                 continue
@@ -144,12 +147,13 @@ class CheckpointStore:
         staging.mkdir()
         return staging
 
-    def commit(self, staging: Path, manifest: CheckpointManifest) -> Path:
+    def commit(self, staging: Path, manifest: CheckpointManifest) -> tuple[Path, str]:
         """Makes a staged folder the newest checkpoint and deletes those not kept; blocks.
 
-        The files must be on the disk already. The earlier checkpoint stays readable throughout,
-        even after a power cut. Raises FencedError, and OSError for a disk error, and deletes the
-        staged folder then.
+        Returns its path, and what failed afterwards, "" if nothing did: the checkpoint is there
+        then. The files must be on the disk already. The earlier checkpoint stays readable
+        throughout, even after a power cut. Raises FencedError, and OSError for a disk error, and
+        deletes the staged folder then.
         """
         path = self.path_of(manifest.step)
         try:
@@ -161,10 +165,14 @@ class CheckpointStore:
         except BaseException:
             self.discard(staging)
             raise
-        sync_folder(self.folder)
-        self._point_latest_at(path)
-        self._remove_old(manifest)
-        return path
+        try:
+            # First, because a power cut could take the new checkpoint, and the old are then needed.
+            sync_folder(self.folder)
+            self._point_latest_at(path)
+            self._remove_old(manifest)
+        except OSError as error:
+            return path, f"old checkpoints stay: {error}"
+        return path, ""
 
     def discard(self, staging: Path) -> None:
         """Deletes a staged folder; never raises."""
@@ -192,7 +200,7 @@ class CheckpointStore:
             # Strangers and damaged ones are kept for people, and do not count as kept checkpoints.
             if commit.step > newest.step or find_stranger(commit, starts):
                 continue
-            with contextlib.suppress(DamagedError, InputError):
+            with contextlib.suppress(DamagedError, InputError, OSError):
                 paths[commit] = path
                 found.append(Scored(commit=commit, score=read_manifest(path).score))
         for commit in decide_removals(found, self._keep):

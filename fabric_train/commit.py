@@ -12,14 +12,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from fabric_train.checkpoint import CheckpointStore
 from fabric_train.lineage import FencedError
-from fabric_train.manifest import CheckpointManifest, FileEntry, describe_files
-from fabric_train.ranks import Ranks, attempt
-from fabric_train.snapshot import write_tensors
+from fabric_train.manifest import CheckpointManifest, describe_files
+from fabric_train.ranks import Ranks
+from fabric_train.snapshot import list_own_files, write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveResult:
     """How a save ended; if it failed, ``path`` is None and ``error`` says why.
+
+    With a ``path``, ``error`` says what failed once the checkpoint was there.
 
     ``blocked_s``: how long it blocked the training; ``write_s``: how long it ran beside it.
     """
@@ -46,7 +48,7 @@ class Save:
         began_at = time.monotonic()
         step = self.manifest.step
         try:
-            path, total_bytes = self._write()
+            path, error_after, total_bytes = self._write()
         except FencedError as error:
             return error
         except (Exception, CheckpointException) as error:
@@ -55,30 +57,30 @@ class Save:
         return SaveResult(
             step=step,
             path=path,
+            error=error_after,
             blocked_s=blocked_s,
             write_s=time.monotonic() - began_at,
             total_bytes=total_bytes,
         )
 
-    def _write(self) -> tuple[Path, int]:
+    def _write(self) -> tuple[Path, str, int]:
         staging = self.ranks.from_rank_zero(lambda: self.store.stage(self.manifest.step))
         try:
             # Otherwise each node would write its ranks' files into a folder of its own.
             self.ranks.check_shared(staging)
-            names = write_tensors(self.tensors, staging, self.ranks.group)
-            parts = self.ranks.gather(attempt(lambda: describe_files(staging, names)))
-            files: dict[str, FileEntry] = {}
-            for part in parts:
-                if isinstance(part, Exception):
-                    raise part  # on all ranks
-                files |= part
+            group = self.ranks.group
+            write_tensors(self.tensors, staging, group)
+            parts = self.ranks.gather_done(
+                lambda: describe_files(staging, list_own_files(staging, group))
+            )
+            files = {name: entry for part in parts for name, entry in part.items()}
             manifest = replace(self.merge_manifests(), files=files)
-            path = self.ranks.from_rank_zero(lambda: self.store.commit(staging, manifest))
+            path, error = self.ranks.from_rank_zero(lambda: self.store.commit(staging, manifest))
         except BaseException:
             if self.ranks.leads:
                 self.store.discard(staging)
             raise
-        return path, manifest.total_bytes
+        return path, error, manifest.total_bytes
 
     def merge_manifests(self) -> CheckpointManifest:
         """This rank's manifest with all ranks' names, of which those of a pipeline know a part."""

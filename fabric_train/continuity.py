@@ -13,7 +13,7 @@ from fabric_train.errors import DivergedError
 from fabric_train.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
 from fabric_train.preemption import Preemption, Wish, finish_before_exit
 from fabric_train.saver import Saver
-from fabric_train.state import TrainState
+from fabric_train.state import TrainState, has_finite_weights
 from fabric_train.worker_env import WorkerEnv
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ AGREE_EVERY_S = 0.25
 or that a checkpoint is due."""
 CLOSE_LIMIT_S = 10.0
 """What a save in flight gets when the training ends with an error."""
+
+REMEDY = (
+    ", so no checkpoint of it was written. "
+    "Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
+)
 
 
 class Continuity:
@@ -83,9 +88,16 @@ class Continuity:
             self.save(score=self._state.train_loss)
 
     def save(self, *, score: float | None = None, block: bool = False) -> None:
-        """Begins to save the present state; raises DivergedError if its loss is not finite."""
+        """Begins to save the present state.
+
+        Raises DivergedError, on all ranks, if its loss or a weight of any rank is not finite: a
+        start that went on from it would fail in the same way.
+        """
         state = self._state
         check_finite(state.epoch_loss, state.step)
+        # The last loss was computed before the last step, which may have spoilt the weights.
+        if not self._agreement.hold_on_all(has_finite_weights(state.model)):
+            raise DivergedError(f"a weight is not a finite number after step {state.step}{REMEDY}")
         result = self.saver.save(
             state.step,
             state.model,
@@ -139,8 +151,5 @@ class Continuity:
 def check_finite(loss: float, step: int) -> float:
     """The loss; raises DivergedError if it is not finite."""
     if not math.isfinite(loss):
-        raise DivergedError(
-            f"the training loss is {loss} after step {step}, so no checkpoint of it was written. "
-            "Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
-        )
+        raise DivergedError(f"the training loss is {loss} after step {step}{REMEDY}")
     return loss

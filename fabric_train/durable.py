@@ -6,10 +6,12 @@ does not sync the bytes to the disk.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,15 +52,31 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
+@contextlib.contextmanager
+def reading(path: Path, fix: str) -> Iterator[None]:
+    """Makes an OSError say what could not be read, and what to do: a failed read names no file."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{path} cannot be read: {error.strerror}; {fix}"
+        raise OSError(error.errno, text) from error
+
+
 def staging_path(path: Path) -> Path:
     """A new name beside ``path``: a rename is atomic only within one file system."""
     return path.with_name(f"{STAGING_PREFIX}{path.name}-{uuid.uuid4().hex}")
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in ``folder`` are on the disk; a rename alone does not."""
+    """Waits until the names in ``folder`` are on the disk; a rename alone does not.
+
+    Does nothing on a file system that cannot sync a folder, such as 9p and older CIFS.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

@@ -28,4 +28,4 @@ class WorldMismatchError(RuntimeError):
 
 
 class DivergedError(RuntimeError):
-    """The training loss is not a finite number; raised before a checkpoint records it."""
+    """A loss or a weight is not a finite number; raised before a checkpoint records it."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fabric_train.durable import sync_folder
+from fabric_train.durable import reading, sync_folder
 
 GENERATIONS_DIR = "generations"
 """Below the checkpoint folder; ``<8 digits>.json``, made by the node agent or by us."""
@@ -66,10 +66,16 @@ class Lineage:
         self._notes = folder / LINEAGE_DIR
 
     def read_starts(self) -> tuple[Start, ...]:
-        """All notes, oldest writer first; skips damaged ones, whose writers committed nothing."""
+        """All notes, oldest writer first; skips damaged ones, whose writers committed nothing.
+
+        Raises OSError if the storage fails: without a note the history would be another.
+        """
         found = []
         for path in self._list(self._notes):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with (
+                contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError),
+                reading(path, "start again when the storage answers"),
+            ):
                 found.append(_parse_start(json.loads(path.read_bytes())))
         return tuple(sorted(found, key=lambda start: start.writer))
 
@@ -159,9 +165,7 @@ def _create(path: Path, content: Mapping[str, Any]) -> bool:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
-    # File systems that refuse to sync a folder keep names in order by themselves.
-    with contextlib.suppress(OSError):
-        sync_folder(path.parent)
+    sync_folder(path.parent)
     return True
 
 

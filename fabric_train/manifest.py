@@ -72,13 +72,13 @@ def render_manifest(manifest: CheckpointManifest) -> bytes:
 def read_manifest(folder: Path) -> CheckpointManifest:
     """The manifest of a checkpoint, without a look at its files.
 
-    Raises DamagedError if it cannot be read, and InputError for another format: skipping such a
-    checkpoint would silently repeat its training.
+    Raises DamagedError if it is missing or no manifest, OSError if the storage fails, and
+    InputError for another format: skipping such a checkpoint would silently repeat its training.
     """
     try:
         content = json.loads((folder / MANIFEST_FILE).read_bytes())
         found_format = content.pop("format")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST_FILE} cannot be read") from error
     if found_format != FORMAT:
         raise InputError(
@@ -103,7 +103,8 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, FileEntry]:
 def check_files(folder: Path, manifest: CheckpointManifest) -> None:
     """Compares every byte with the manifest; raises DamagedError that names the first bad file.
 
-    The digest finds flipped bits, which torch would load without an error.
+    The digest finds flipped bits, which torch would load without an error. Raises OSError if the
+    storage fails, because the bytes may be good then.
     """
     for name, entry in manifest.files.items():
         path = folder / name
@@ -113,7 +114,7 @@ def check_files(folder: Path, manifest: CheckpointManifest) -> None:
                 raise DamagedError(f"{name} has {size} bytes, not {entry['bytes']}")
             if digest(path) != entry["sha256"]:
                 raise DamagedError(f"{name} does not match {MANIFEST_FILE}")
-        except OSError as error:
+        except FileNotFoundError as error:
             raise DamagedError(f"{name}: {error.strerror}") from error
 
 

@@ -40,6 +40,17 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def gather_done(self, act: Callable[[], T]) -> list[T]:
+        """What ``act`` returns on every rank; what it raises on one, it raises on all.
+
+        All ranks must call it. Otherwise the others would wait for the rank that failed.
+        """
+        results = self.gather(attempt(act))
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results  # type: ignore[return-value]
+
     def merge(self, values: Mapping[str, T]) -> dict[str, T]:
         """All ranks' values by name; all ranks must call it."""
         return {name: value for part in self.gather(values) for name, value in part.items()}
@@ -80,8 +91,11 @@ class Ranks:
         return tensors
 
     def check_shared(self, path: Path) -> None:
-        """Raises InputError, on all ranks, unless all see ``path``, which rank 0 has made."""
-        seen = self.gather(path.exists())
+        """Raises InputError, on all ranks, unless all see ``path``, which rank 0 has made.
+
+        Raises OSError, on all ranks, where the storage of one fails.
+        """
+        seen = self.gather_done(path.exists)
         if not all(seen):
             raise InputError(
                 f"rank {seen.index(False)} does not see {path}, but all ranks read and write parts "

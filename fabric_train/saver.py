@@ -13,6 +13,7 @@ saver.save(step, model, optimizer, block=True)
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
 import time
@@ -88,6 +89,7 @@ class Saver:
         self.ranks = Ranks.of_world(GROUP_TIMEOUT_S)
         self._leads = self.ranks.leads
         self._stager: DefaultStager | None = None
+        self._pins = False
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
         self._thread: threading.Thread | None = None
         self._outcome: SaveResult | BaseException | None = None
@@ -121,7 +123,10 @@ class Saver:
         has_rows = strategy is not None and strategy.has_rows
         if sharded or has_rows or find_rows(name_memory(strategy)):
             self.ranks.check_shared(note)
-        self._timer = Timer(self._interval, self._observe_mtbf_s(), self._clock)
+        mtbf_s = self.ranks.from_rank_zero(
+            lambda: observe_mtbf_s(self.store.read_starts(), time.time())
+        )
+        self._timer = Timer(self._interval, mtbf_s, self._clock)
         if found is None:
             return None
         self.newest, self._committed_step = found.path, found.manifest.step
@@ -178,9 +183,6 @@ class Saver:
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
         return self.store.note_of(self.store.begin(self._generation, found))
-
-    def _observe_mtbf_s(self) -> float:
-        return observe_mtbf_s(self.store.read_starts() if self._leads else (), time.time())
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -260,6 +262,8 @@ class Saver:
             raise outcome
         if outcome is not None and outcome.path:
             self.newest, self._committed_step = outcome.path, outcome.step
+            if outcome.error and self._leads:
+                self._say(f"the checkpoint of step {outcome.step} was written, but {outcome.error}")
         elif outcome is not None and self._leads:
             last = (
                 f"the last good one is {self.newest}" if self.newest else "there is no earlier one"
@@ -269,16 +273,20 @@ class Saver:
 
     def _stage(self, snapshot: Snapshot) -> Any:
         """A copy of its tensors in host memory, in the place of the last one."""
+        tensors = dict(snapshot.tensors)
         if self._stager is None:
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=torch.cuda.is_available(),
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=False,
-                )
-            )
-        return self._stager.stage(dict(snapshot.tensors))
+            # Pinning makes a CUDA context, which a training on the CPU does not need.
+            self._pins = any(tensor.is_cuda for tensor in tensors.values())
+            self._stager = open_stager(pinned=self._pins)
+        try:
+            return self._stager.stage(tensors)
+        except RuntimeError:
+            # Some virtual machines refuse to pin, and not all memory can be pinned.
+            if not self._pins:
+                raise
+            clear_cuda_error()
+        self._pins, self._stager = False, open_stager(pinned=False)
+        return self._stager.stage(tensors)
 
     def _begin_save(
         self,
@@ -332,3 +340,21 @@ class Saver:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
         return True
+
+
+def open_stager(*, pinned: bool) -> DefaultStager:
+    """What copies tensors into host memory that it reuses; ``pinned`` copies faster from a GPU."""
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=pinned,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
+
+
+def clear_cuda_error() -> None:
+    """Runs a kernel, because the first one after a refused pinning raises the error of that."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")

@@ -119,23 +119,28 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimiz
 
 def write_tensors(
     tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None
-) -> list[str]:
-    """Writes a state's files, waits for the disk, and returns the names of this rank's files.
+) -> None:
+    """Writes a state's files into a new folder, and waits for the disk.
 
     ``group``: the CPU group of all ranks that hold shards; None if one rank holds the whole state.
     """
-    before = set(folder.iterdir()) if group is None else set()
     save(
         dict(tensors),
-        storage_writer=FileSystemWriter(folder, overwrite=False),
+        # Nothing is copied ahead: torch would wait for the training's own stream with each tensor.
+        storage_writer=FileSystemWriter(folder, overwrite=False, per_thread_copy_ahead=0),
         process_group=group,
         no_dist=group is None,
     )
+
+
+def list_own_files(folder: Path, group: dist.ProcessGroup | None) -> list[str]:
+    """The names of the files that ``write_tensors`` wrote on this rank."""
+    names = sorted(path.name for path in folder.iterdir())
     if group is None:
-        return sorted(path.name for path in set(folder.iterdir()) - before)
+        return names
     rank = dist.get_rank(group)
-    mine = [path.name for path in folder.iterdir() if path.name.startswith(f"__{rank}_")]
-    return sorted(mine + ([".metadata"] if rank == 0 else []))
+    mine = [name for name in names if name.startswith(f"__{rank}_")]
+    return mine + ([".metadata"] if rank == 0 else [])
 
 
 def read_tensors(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(kw_only=True)
@@ -45,6 +46,22 @@ class TrainState:
         self.train_loss = math.nan if loss is None else loss
         self.sample, self.epoch_loss = values["sample"], values["epoch_loss"]
         self.epoch_steps = values["epoch_steps"]
+
+
+def has_finite_weights(model: nn.Module) -> bool:
+    """Whether this rank's part of every weight is finite; waits for the device once."""
+    parts = (
+        weight.to_local() if isinstance(weight, DTensor) else weight
+        for weight in model.parameters()
+    )
+    # Of the largest magnitude, because isfinite of a weight takes memory for a copy of it.
+    finite = [
+        torch.linalg.vector_norm(part.detach(), math.inf).isfinite()
+        for part in parts
+        if part.is_floating_point() and part.numel()
+    ]
+    # Layers may lie on several devices.
+    return not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all())
 
 
 def digest_weights(model: nn.Module | Mapping[str, torch.Tensor]) -> str:

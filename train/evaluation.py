@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from fabric_train.errors import DivergedError
 from fabric_train.memory import ready_to_save
 from fabric_train.sampler import ShardSampler
 from fabric_train.strategies.strategy import Strategy
@@ -25,7 +27,7 @@ def evaluate(
 ) -> Scores:
     """Accuracy and loss over the whole test set; each sample counts once over all ranks.
 
-    All ranks must call it.
+    All ranks must call it. Raises DivergedError, on all ranks, if the loss is not finite.
     """
     share = ShardSampler(
         size=len(test_set),
@@ -42,7 +44,8 @@ def evaluate(
         ),
     )
     accuracy = MulticlassAccuracy(workload.NUM_CLASSES, average="micro").to(fabric.device)
-    loss = MeanMetric().to(fabric.device)
+    # By default it leaves out a batch without a number.
+    loss = MeanMetric(nan_strategy=math.nan).to(fabric.device)
     samples = SumMetric().to(fabric.device)
     strategy.bare.eval()
     with ready_to_save(strategy), torch.no_grad():
@@ -58,6 +61,11 @@ def evaluate(
             loss.update(cross_entropy(outputs, labels), weight=len(labels))
             samples.update(len(targets))
     test_loss = loss.compute().item()
+    if not math.isfinite(test_loss):
+        raise DivergedError(
+            f"the test loss is {test_loss}: the weights are finite, but the model's outputs are "
+            "not. Start anew with another --checkpoint_dir and a lower learning rate (--lr)"
+        )
     return {
         "test_accuracy": accuracy.compute().item(),
         "test_loss": test_loss,

@@ -109,7 +109,7 @@ def train_by(
 
     metrics: Metrics = {
         **scores,
-        "train_loss": run.state.train_loss,
+        "train_loss": run.state.to_json()["train_loss"],
         "duration_s": time.monotonic() - began_at,
         "fit_s": meter.elapsed_s,
         "samples_per_s": meter.steps_per_s * run.schedule.batch_size,

@@ -25,9 +25,12 @@ class Scores(Measures):
 
 
 class Metrics(Scores):
-    """The content of metrics.json; losses are means, times are in seconds."""
+    """The content of metrics.json; losses are means, times are in seconds.
 
-    train_loss: float
+    ``train_loss``: of the last whole epoch, or up to the last step; None where neither is known.
+    """
+
+    train_loss: float | None
     duration_s: float
     fit_s: float
     samples_per_s: float

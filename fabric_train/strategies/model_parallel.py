@@ -274,9 +274,11 @@ def find_neighbour(
 
 def mover(device: torch.device) -> Callable[[Any], Any]:
     """Moves a tensor, and leaves everything else as it is."""
+    # A copy to the CPU that does not block returns before the numbers are there.
+    non_blocking = device.type == "cuda"
 
     def move(value: Any) -> Any:
-        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        return value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
 
     return move
 

@@ -55,3 +55,15 @@ def test_a_step_that_takes_no_time_is_not_divided_by():
 
     (heard, _) = run_forked(agree, 2)
     assert [step for (step,) in heard if step] == [1, 9, 17]
+
+
+def test_what_does_not_hold_on_one_rank_does_not_hold_on_any():
+    def ask() -> tuple[bool, bool]:
+        agreement = Agreement(1)
+        # Beside an exchange, which it must not disturb.
+        agreement.propose((dist.get_rank(),))
+        held = agreement.hold_on_all(dist.get_rank() == 0), agreement.hold_on_all(True)
+        assert agreement.settle() == (1,)
+        return held
+
+    assert run_forked(ask, 2) == [(False, True)] * 2

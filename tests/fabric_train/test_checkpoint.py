@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ def reopen(folder: Path, **keep: int) -> tuple[CheckpointStore, Checkpoint | Non
 def save(store: CheckpointStore, step: int) -> Path:
     staging = store.stage(step)
     write_synced(staging / WEIGHTS, lambda file: file.write(b"weights of %10d" % step * 9))
-    return store.commit(
+    path, error = store.commit(
         staging,
         CheckpointManifest(
             step=step,
@@ -42,6 +43,8 @@ def save(store: CheckpointStore, step: int) -> Path:
             files=describe_files(staging, [WEIGHTS]),
         ),
     )
+    assert not error, error
+    return path
 
 
 @pytest.fixture
@@ -109,6 +112,65 @@ def test_a_damaged_newest_is_skipped_by_name(store, damage):
     assert found.manifest.step == 1
     assert len(skipped) == 1
     assert str(path) in skipped[0]
+
+
+@pytest.fixture
+def refuse_to_sync(monkeypatch):
+    """Lets fsync of a folder, or of this one, fail with an error number."""
+
+    def refuse(number: int, folder: Path | None = None) -> None:
+        fsync = os.fsync
+
+        def fsync_or_fail(descriptor: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.is_dir() and folder in (None, path):
+                raise OSError(number, os.strerror(number))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync_or_fail)
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EBADF, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_folders_keeps_checkpoints(tmp_path, refuse_to_sync, number):
+    refuse_to_sync(number)
+    store, _, _ = reopen(tmp_path, last=1)
+    for step in (1, 2):
+        save(store, step)
+    assert (steps(store), newest_step(store)) == ([2], 2)
+
+
+def test_an_error_after_the_rename_keeps_the_commit_and_the_old_checkpoints(store, refuse_to_sync):
+    for step in (1, 2):
+        save(store, step)
+    refuse_to_sync(errno.EIO, store.folder)
+    with pytest.raises(AssertionError, match=r"old checkpoints stay:.*Input/output error"):
+        save(store, 3)
+    assert (steps(store), newest_step(store)) == ([1, 2, 3], 3)
+
+
+def fail_to_read(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Lets the storage fail where a file of this name is read, as NFS does for a while."""
+    opened = Path.open
+
+    def open_or_fail(self: Path, *arguments, **options):
+        if self.name == name:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return opened(self, *arguments, **options)
+
+    patch.setattr(Path, "open", open_or_fail)
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, WEIGHTS, "00000001-0000.json"])
+def test_a_storage_that_fails_for_a_moment_costs_no_checkpoint(store, monkeypatch, name):
+    save(store, 1)
+    with monkeypatch.context() as patch:
+        fail_to_read(patch, name)
+        with pytest.raises(OSError, match=rf"{store.folder}.*Stale file handle; start again"):
+            reopen(store.folder)
+    _, found, skipped = reopen(store.folder)
+    assert (found.manifest.step, skipped) == (1, [])
 
 
 def test_a_damaged_later_checkpoint_neither_pushes_out_good_ones_nor_comes_back(store):

@@ -40,3 +40,24 @@ def test_ranks_draw_different_numbers_and_repeat_their_own():
         drawn.append(draw())
     assert drawn[0] == drawn[2]
     assert not set(drawn[0]) & set(drawn[1])
+
+
+def seed_devices(monkeypatch, number: int) -> list[float]:
+    """What each of so many devices draws after a seeding; CPU generators stand for theirs."""
+    generators = tuple(torch.Generator() for _ in range(number))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    monkeypatch.setattr(torch.cuda, "manual_seed", generators[0].manual_seed)
+    seed_generators(4, 2)
+    return [torch.rand(1, generator=generator).item() for generator in generators]
+
+
+def test_every_device_of_a_process_draws_numbers_of_its_own_and_repeats_them(monkeypatch):
+    drawn = seed_devices(monkeypatch, 3)
+    assert drawn == seed_devices(monkeypatch, 3)
+    assert len(set(drawn)) == 3
+
+
+def test_other_devices_do_not_change_what_the_current_one_draws(monkeypatch):
+    assert seed_devices(monkeypatch, 3)[0] == seed_devices(monkeypatch, 1)[0]

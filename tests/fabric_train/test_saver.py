@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fabric_train import commit
+from fabric_train import commit, saver
 from fabric_train.errors import InputError
 from fabric_train.lineage import FencedError
 from fabric_train.retention import Interval, Keep
@@ -81,9 +81,8 @@ def test_at_most_one_save_is_in_flight(training, monkeypatch):
     def count(*arguments):
         running.append(1)
         most.append(len(running))
-        names = write(*arguments)
+        write(*arguments)
         running.pop()
-        return names
 
     monkeypatch.setattr(commit, "write_tensors", count)
     for _ in range(4):
@@ -121,6 +120,18 @@ def test_a_disk_that_refuses_is_told_and_the_last_good_checkpoint_stays(
     training.train()
     assert training.save(block=True).path
     assert Training(tmp_path).step == 3
+
+
+def test_an_error_behind_a_commit_is_told_and_the_save_counts(training, monkeypatch):
+    def refuse(manifest):
+        raise OSError(errno.EIO, "the disk refuses")
+
+    monkeypatch.setattr(training.saver.store, "_remove_old", refuse)
+    result = training.save(block=True)
+    assert result.path == training.saver.newest
+    assert training.said == [
+        "the checkpoint of step 1 was written, but old checkpoints stay: [Errno 5] the disk refuses"
+    ]
 
 
 def test_a_disk_that_is_really_full_is_told_by_its_reason(training):
@@ -182,6 +193,30 @@ def test_a_synchronous_saver_has_committed_when_save_returns(tmp_path):
     training.train()
     assert training.saver.is_due(1)
     assert training.save().path.is_dir()
+
+
+def test_a_training_on_the_cpu_pins_no_memory_beside_a_gpu(training, monkeypatch):
+    asked = []
+    open_stager = saver.open_stager
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        saver, "open_stager", lambda *, pinned: asked.append(pinned) or open_stager(pinned=pinned)
+    )
+    assert training.save(block=True).path
+    assert asked == [False]
+
+
+def test_memory_that_cannot_be_pinned_is_used_as_it_is(training, monkeypatch, tmp_path):
+    class Refuses:
+        def stage(self, tensors):
+            raise RuntimeError("Registering memory failed with cudaError: 801")
+
+    monkeypatch.setattr(saver, "clear_cuda_error", lambda: None)
+    training.saver._stager, training.saver._pins = Refuses(), True
+    for _ in range(2):
+        assert training.save(block=True).path
+        training.train()
+    assert Training(tmp_path).step == 2
 
 
 # -- several ranks ---------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import filesystem
 
 from fabric_train.manifest import DamagedError
 from fabric_train.snapshot import capture, read_tensors, restore, write_tensors
@@ -108,3 +109,13 @@ def test_an_index_that_would_run_code_is_refused(tmp_path):
     with pytest.raises(DamagedError, match="system"):
         read_tensors(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_write_beside_the_training_never_waits_for_its_stream(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("would copy on the current stream")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(filesystem, "_OverlappingCpuLoader", refuse)
+    write_tensors({"w": torch.ones(3)}, tmp_path, None)
+    assert torch.equal(read_tensors(tmp_path)["w"], torch.ones(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,6 +173,39 @@ def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint
         torch.isfinite(read_tensors(path)["model.0.weight"]).all() for path in checkpoints(env)
     )
     assert not (env.run_dir / "metrics.json").exists()
+
+
+@dataclass
+class Spoilt(Ddp):
+    """Its step 17 has a gradient without a number."""
+
+    def step(self, number: int) -> None:
+        if number == 16:
+            self.bare[0].weight.grad[0, 0] = float("nan")
+        super().step(number)
+
+
+def test_a_last_step_that_spoils_the_weights_leaves_a_good_newest_checkpoint(env, monkeypatch):
+    config = TrainConfig(max_steps=17)
+    with monkeypatch.context() as patch:
+        patch.setattr("train.loop.choose_strategy", lambda config: Spoilt())
+        with pytest.raises(DivergedError, match="a weight is not a finite number after step 17"):
+            train(config, env)
+    assert train(config, env)["resumed_from_step"] == 15
+
+
+def test_a_test_loss_without_a_number_is_an_error_in_every_start(env):
+    # One step's loss is finite, and so are the huge weights that it makes.
+    for _ in range(2):
+        with pytest.raises(DivergedError, match=r"the test loss is (nan|inf)"):
+            train(TrainConfig(max_steps=1, lr=1e30, warmup_steps=0), env)
+
+
+def test_a_resume_that_has_no_step_left_before_the_first_epochs_end_writes_no_loss(env):
+    train(TrainConfig(max_steps=4, checkpoint_every_steps=2, keep_checkpoints=9), env)
+    shutil.rmtree(checkpoints(env)[-1])
+    assert train(TrainConfig(max_steps=1), env)["train_loss"] is None
+    assert json.loads((env.run_dir / "metrics.json").read_text())["train_loss"] is None
 
 
 def test_more_ranks_than_virtual_shards_are_refused_before_waiting_for_them():

@@ -106,10 +106,13 @@ class CommitFolder:
                 config=CONFIG,
                 versions={"torch": torch.__version__, "python": platform.python_version()},
             )
-            return self._store.commit(staging, manifest)
+            path, error = self._store.commit(staging, manifest)
         except BaseException:
             self._store.discard(staging)
             raise
+        if error:
+            print(f"commit {number} was written, but {error}", flush=True)
+        return path
 
 
 def _read(found: Checkpoint) -> Any:
@@ -172,7 +175,7 @@ class Keeper:
         content = None
         try:
             content = self._folder.open() if self._folder is not None else None
-        except (InputError, FencedError) as error:
+        except (InputError, FencedError, OSError) as error:
             problem = error
         problem, found = broadcast_object((problem, content is not None))
         if problem is not None:

@@ -181,3 +181,13 @@ def test_several_processes_are_refused_with_what_to_use():
 def test_a_model_without_containers_is_refused_by_size():
     with pytest.raises(InputError, match="no Sequential and no ModuleList"):
         set_up(nn.Linear(2, 2), devices="cpu:0,cpu:1")
+
+
+def test_only_a_copy_to_a_gpu_does_not_block(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, device, non_blocking: asked.append(non_blocking)
+    )
+    for device in (torch.device("cpu"), torch.device("cuda", 1)):
+        model_parallel.mover(device)(torch.ones(1))
+    assert asked == [False, True]
