@@ -50,7 +50,8 @@ class SlurmRoom(Room):
 
     def add_job_options(self, parser: ArgumentParser) -> None:
         for key in OVERRIDES:
-            parser.add_argument(f"--{key}", metavar="NAME", help=f"Slurm: override slurm.{key}")
+            metavar = "LIMIT" if key == "time" else "NAME"
+            parser.add_argument(f"--{key}", metavar=metavar, help=f"Slurm: override slurm.{key}")
 
     def add_doctor_options(self, parser: ArgumentParser) -> None:
         asks = "Slurm: run a job of a minute on one compute node, which tells what it sees and has"
