@@ -47,7 +47,9 @@ Fields = Mapping[str, Any]
 TOP_KEYS = ("hosts", "defaults", "ssh_config", "order_by")
 
 
-def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventory:
+def read_inventory(
+    given: str, include: str = "", exclude: str = "", *, accept_new: bool = False
+) -> Inventory:
     """The hosts of ``--hosts``: a file if one exists, else names and ranges.
 
     Raises ``InputError`` with file and line.
@@ -62,16 +64,19 @@ def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventor
         raise InputError(f"--hosts {given}: no such file", FORMS)
     else:
         inventory = Inventory(hosts=parse_host_list(given))
-    return replace(inventory, hosts=filter_hosts(inventory.hosts, include, exclude))
+    hosts = filter_hosts(inventory.hosts, include, exclude)
+    return replace(inventory, hosts=hosts, accept_new=accept_new)
 
 
-def read_inventory_of(job: JobSpec) -> Inventory:
+def read_inventory_of(
+    job: JobSpec, include: str = "", exclude: str = "", *, accept_new: bool = False
+) -> Inventory:
     """The machines that a job file names. Raises ``InputError`` where it names none."""
     if job.hosts.inventory is None:
         raise InputError(
             "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
         )
-    return read_inventory(job.hosts.inventory)
+    return read_inventory(job.hosts.inventory, include, exclude, accept_new=accept_new)
 
 
 def parse_inventory(text: str, file: str) -> Inventory:

@@ -65,6 +65,8 @@ class SlurmRoom(Room):
         if given and arguments.on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
+        if getattr(arguments, "test_job", False) and arguments.on != self.name:
+            raise InputError(f"--test-job without --on {self.name}", f"--on {self.name}")
         return [f"slurm.{key}={value}" for key, value in given.items()]
 
     def words_of_job(self, arguments: Namespace) -> list[str]:

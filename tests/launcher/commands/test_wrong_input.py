@@ -368,6 +368,14 @@ LINES = [
     ("run job.yaml --hosts 'gpu[1-99999999]'", "--hosts"),
     ("run job.yaml --hosts gpu1 --include gpu9", "gpu9"),
     ("run job.yaml --hosts gpu1 --exclude gpu1", "no host is left"),
+    ("run job.yaml --hosts gpu1 --on local", "--hosts gpu1 with --on local"),
+    ("run job.yaml --exclude gpu1 --on local", "--exclude gpu1 without --on hosts"),
+    ("run job.yaml --include gpu1", "--include gpu1 without --on hosts"),
+    ("doctor job.yaml --accept-new-host-keys", "--accept-new-host-keys without --on hosts"),
+    ("run job.yaml --on hosts --set hosts.inventory=gpu[1-2] --exclude gpu[1-2]", "no host is left"),
+    ("run job.yaml --on hosts --set hosts.inventory=gpu1 --include gpu2", "gpu2 is not in the inv"),
+    ("doctor job.yaml --on hosts --set hosts.inventory=gpu1 --exclude gpu1", "no host is left"),
+    ("doctor job.yaml --on local --test-job", "--test-job without --on slurm"),
     ("hosts", "no hosts are named"),
     ("hosts --hosts .", "--hosts"),
     ("ps x", "launcher ps does not take it"),
@@ -466,6 +474,14 @@ def test_a_wrong_variable_is_told(
     before = tree(folder)
     assert_refused(typed(*line.split()), words, code)
     assert tree(folder) == before
+
+
+def test_hosts_of_the_environment_do_no_harm_on_another_target(
+    typed: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_HOSTS", "gpu1,gpu2")
+    assert typed("render", "job.yaml", "--on", "local").code == 0
+    assert_refused(typed("render", "job.yaml", "--on", "local", "--hosts", "gpu3"), "--hosts gpu3")
 
 
 @pytest.mark.parametrize("name", ["LAUNCHER_RUNS", "LAUNCHER_ENGINE", "LAUNCHER_HOSTS"])
