@@ -261,7 +261,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
     # Opened first: some targets begin to connect, which takes as long as all the imports.
     opened = room_of(forced).open(root, arguments) if forced else None
 
-    from launcher.api.planning import plan_job, resume_job
+    from launcher.api.planning import note_no_checkpoint, plan_job, resume_job
 
     job = read_job(arguments)
     if arguments.resume:
@@ -276,6 +276,8 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
         detached=getattr(arguments, "detach", False),
         preview=preview,
     )
+    if arguments.resume and not run.choice.target.sends_code:
+        run.choice.target.notes += note_no_checkpoint(job, arguments.resume)
     if run.plan.image is None:
         run.choice.target.notes += _only_for_containers(arguments)
     return run
