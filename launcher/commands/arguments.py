@@ -196,7 +196,17 @@ def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
 
 
 def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str, str]:
-    """The text of the job file, or one made for the script or module, and what it is called."""
+    """The text of the job file, or one made for the script or module, and what it is called.
+
+    Read once: the job file may be a pipe.
+    """
+    if "text_and_file" not in arguments:
+        arguments.text_and_file = _read_text_now(arguments, otherwise)
+    text, file = arguments.text_and_file
+    return text, file
+
+
+def _read_text_now(arguments: argparse.Namespace, otherwise: str) -> tuple[str, str]:
     from launcher.code.place import IN_IMAGE
     from launcher.job import script
     from launcher.yamlfile.source import read_text

@@ -106,7 +106,11 @@ def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherErro
 
     if not is_job_named(arguments):
         return error
-    return InputError(f"{place_of(error.key, arguments)}: {error.what}", error.hint)
+    try:
+        place = place_of(error.key, arguments)
+    except LauncherError:
+        return error
+    return InputError(f"{place}: {error.what}", error.hint)
 
 
 def _of_system(error: OSError) -> LauncherError:
