@@ -99,6 +99,12 @@ def read_text(path: Path | str, most_bytes: int = MAX_FILE_BYTES) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise origin.error(f"cannot be read: {reason}", "name a readable file") from None
+    return decode_text(raw, str(path), most_bytes)
+
+
+def decode_text(raw: bytes, file: str, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The bytes of a YAML file as text; raises ``FileError``, also for more than ``most_bytes``."""
+    origin = Origin(file)
     if len(raw) > most_bytes:
         what = f"larger than {most_bytes // 2**20} MiB, so not a YAML file"
         raise origin.error(what, "name the YAML file")
