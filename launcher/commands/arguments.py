@@ -231,10 +231,11 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     from launcher.job.file import option_override, parse_override
 
     settings = [*arguments.set]
-    for room in rooms():
-        settings += room.read_settings(arguments)
     settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
+    for room in rooms():
+        for key, value in room.read_settings(arguments).items():
+            overrides.append(option_override(f"--{key}", value, room.name))
     for key in OVERRIDES:
         value = getattr(arguments, key)
         if value is not None:

@@ -80,17 +80,17 @@ class HostsRoom(Room):
     def is_named(self, arguments: Namespace) -> bool:
         return arguments.hosts is not None
 
-    def read_settings(self, arguments: Namespace) -> list[str]:
+    def read_settings(self, arguments: Namespace) -> dict[str, str]:
         on = getattr(arguments, "on", None)
         if on == self.name or (on is None and getattr(arguments, "hosts", None) is not None):
-            return []
+            return {}
         if given := words_given(arguments, FILTERS):
             raise InputError(f"{' '.join(given)} without --on {self.name}", f"--on {self.name}")
         typed = words_given(arguments, ("hosts",))
         if typed and typed[1] != os.environ.get("LAUNCHER_HOSTS"):
             fix = f"--on {self.name}, or leave out --hosts"
             raise InputError(f"{' '.join(typed)} with --on {on}", fix)
-        return []
+        return {}
 
     def sample_job(self, arguments: Namespace) -> str:
         inventory = read_hosts(arguments)

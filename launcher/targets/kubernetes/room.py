@@ -85,13 +85,13 @@ class KubernetesRoom(Room):
                 if before is not None:
                     os.environ["KUBECONFIG"] = before
 
-    def read_settings(self, arguments: Namespace) -> list[str]:
+    def read_settings(self, arguments: Namespace) -> dict[str, str]:
         keys = (*OVERRIDES, "context", "kubeconfig")
         given = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
         if given and arguments.on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
-        return [f"kubernetes.{key}={given[key]}" for key in OVERRIDES if key in given]
+        return {key: given[key] for key in OVERRIDES if key in given}
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
         words = words_given(arguments, ("kubeconfig",))

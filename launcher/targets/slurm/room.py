@@ -60,14 +60,14 @@ class SlurmRoom(Room):
     def sample_job(self, arguments: Namespace) -> str:
         return "name: doctor\ncommand: [doctor]\n" if arguments.on == self.name else ""
 
-    def read_settings(self, arguments: Namespace) -> list[str]:
+    def read_settings(self, arguments: Namespace) -> dict[str, str]:
         given = {k: value for k in OVERRIDES if (value := getattr(arguments, k, None)) is not None}
         if given and arguments.on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
         if getattr(arguments, "test_job", False) and arguments.on != self.name:
             raise InputError(f"--test-job without --on {self.name}", f"--on {self.name}")
-        return [f"slurm.{key}={value}" for key, value in given.items()]
+        return given
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
         return words_given(arguments, OVERRIDES)

@@ -193,6 +193,11 @@ KEYS = [
     ("docker: {extra_hosts: {a: not-an-address}}", "docker.extra_hosts.a"),
     ("nnode: 2", "did you mean nnodes?"),
     ("NNODES: 2", "unknown key"),
+    (
+        "slurm: {account: 4711}",
+        'slurm.account: found 4711; accepted: text\n  fix: write "4711", in qu',
+    ),
+    ("image: 2024", 'write "2024", in quotes'),
 ]
 
 
@@ -279,6 +284,28 @@ def test_files_of_other_systems_editors_are_read(
     assert typed("render", "job.yaml", "--on", "local").code == 0
 
 
+@pytest.mark.parametrize("option", ["--account", "--partition", "--qos", "--constraint"])
+@pytest.mark.parametrize("value", ["4711", "true", "[a100*2&v100*2]", "a: b", "~"])
+def test_an_option_for_a_text_takes_every_value_as_it_is(
+    typed: Callable[..., Told], option: str, value: str
+) -> None:
+    told = typed("render", "job.yaml", "--on", "slurm", option, value)
+    assert told.code == 0, told.err
+    assert f"{option}={value}" in told.out
+
+
+def test_a_number_as_the_name_of_a_folder_or_namespace_is_taken(
+    folder: Path, typed: Callable[..., Told]
+) -> None:
+    text = JOB.replace("train.py", "2024/train.py")
+    put(folder, text + "kubernetes: {checkpoint: pvc/a}\nimage: a/b:1\n")
+    (folder / "2024").mkdir()
+    (folder / "2024/train.py").write_text("")
+    told = typed("render", "job.yaml", "--on", "kubernetes", "-n", "123", "--code", "2024")
+    assert told.code == 0, told.err
+    assert "namespace: '123'" in told.out or 'namespace: "123"' in told.out, told.out
+
+
 @pytest.mark.parametrize(("written", "read"), [("010", 10), ("0o10", 8), ("0x10", 16)])
 def test_a_leading_zero_is_not_octal(
     folder: Path, typed: Callable[..., Told], written: str, read: int
@@ -354,6 +381,7 @@ LINES = [
     ("run job.yaml --set resources.gpus=8 --on local", "--set resources.gpus=8: resources.gpus: 8"),
     ("run job.yaml --set nnodes=[1 --on local", "not closed"),
     ("run job.yaml --set command= --on local", "command: missing"),
+    ("run job.yaml --set slurm.account=1", """fix: --set 'slurm.account="1"'"""),
     ("run job.yaml --on", "--on: expected one argument"),
     ("run job.yaml --on nomad", "one of: docker, local"),
     ("run job.yaml --on ''", "--on: found an empty text"),
