@@ -186,12 +186,20 @@ def _overridden(source: YamlSource, override: Override) -> YamlSource:
     for part in override.path:
         if not isinstance(data, dict | list):
             entries[path] = given.entries[()]  # a section that only the option opens
+        if data is None and part == 0 and _holds_list(path):
+            data = []
         path = (*path, part if isinstance(data, list) else str(part))
         data = _child(data, path[-1])
     size = len(path)
     entries = {one: entry for one, entry in entries.items() if one[:size] != path}
     entries |= {(*path, *below): entry for below, entry in given.entries.items()}
     return YamlSource(data=_put(source.data, path, given.data, override), entries=entries)
+
+
+def _holds_list(path: KeyPath) -> bool:
+    from launcher.job.schema import choices, schema_at
+
+    return any("items" in one for one in choices(schema_at(path)))
 
 
 def _child(data: Any, part: str | int) -> Any:
@@ -212,6 +220,8 @@ def _put(data: Any, path: KeyPath, value: Any, override: Override) -> Any:
     if not path:
         return value
     new = _put(_child(data, path[0]), path[1:], value, override)
+    if data is None and path[0] == 0:
+        data = []
     if not isinstance(data, list):
         return {**(data if isinstance(data, dict) else {}), path[0]: new}
     if not isinstance(path[0], int) or path[0] > len(data):
