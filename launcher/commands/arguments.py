@@ -165,11 +165,25 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
     ``otherwise`` is the text of a job file for where none is named.
     """
+    from dataclasses import replace
+
     from launcher.api.choose_target import choose_engine
     from launcher.job.file import parse_job
+    from launcher.job.script import SCRIPT_ENDINGS
+    from launcher.yamlfile.problem import FileError
 
     text, file = _read_text(arguments, otherwise)
-    return choose_engine(parse_job(text, file, _read_overrides(arguments)), os.environ)
+    overrides = _read_overrides(arguments)
+    try:
+        job = parse_job(text, file, overrides)
+    except FileError as error:
+        known = (*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")
+        if file.endswith(known) or not Path(file).is_file():
+            raise
+        *others, last = error.problems
+        fix = "; ".join(filter(None, (last.fix, "a script's name ends in .py")))
+        raise FileError([*others, replace(last, fix=fix)]) from None
+    return choose_engine(job, os.environ)
 
 
 def is_job_named(arguments: argparse.Namespace) -> bool:

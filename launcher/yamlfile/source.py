@@ -61,11 +61,19 @@ class YamlSource:
         return Problem(where=entry.where, line=entry.line, path=path, what=what, fix=fix)
 
 
-def parse_yaml(text: str, file: str) -> YamlSource:
-    """Parses the text of a file that holds one mapping; raises ``FileError``."""
-    origin, fix = Origin(file), "write key: value lines, such as name: digits"
+def parse_yaml(
+    text: str,
+    file: str,
+    fix: str = "write key: value lines, such as name: digits",
+    least: str = "name: and command:",
+) -> YamlSource:
+    """Parses the text of a file that holds one mapping; raises ``FileError``.
+
+    ``fix`` is told where it holds something else, and ``least`` where it is empty.
+    """
+    origin = Origin(file)
     roots = read_nodes(text, origin, only_one=True)
-    return _Builder(text, origin).build(_mappings(roots, origin, fix, "name: and command:")[0])
+    return _Builder(text, origin).build(_mappings(roots, origin, fix, least)[0])
 
 
 def parse_documents(text: str, file: str) -> tuple[YamlSource, ...]:

@@ -265,6 +265,29 @@ def test_a_file_that_is_no_job_is_told_with_its_line(
     assert tree(folder) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trainscript", "import torch\nprint(torch)\n"),
+        ("t.sh", "#!/bin/sh\nset -e\npython train.py\n"),
+        ("n.ipynb", '{"cells": []}\n'),
+    ],
+)
+def test_what_is_no_job_file_by_its_name_is_told_how_scripts_are_called(
+    folder: Path, typed: Callable[..., Told], name: str, text: str
+) -> None:
+    put(folder, text, name)
+    assert_refused(typed("run", name, "--on", "local"), "; a script's name ends in .py\n")
+
+
+@pytest.mark.parametrize("text", ["", "- gpu1\n"])
+def test_an_inventory_that_is_no_mapping_gets_an_inventory_s_fix(
+    folder: Path, typed: Callable[..., Told], text: str
+) -> None:
+    put(folder, text, "hosts.yaml")
+    assert_refused(typed("hosts", "--hosts", "hosts.yaml"), "hosts: [gpu1, gpu2]\n")
+
+
 def test_an_error_in_a_job_file_that_comes_through_a_pipe_has_its_line(
     folder: Path, typed: Callable[..., Told]
 ) -> None:
