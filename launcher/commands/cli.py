@@ -19,7 +19,7 @@ from launcher.commands import build, check, completion, doctor, env, jobs, node,
 from launcher.commands.arguments import add_command
 from launcher.commands.other_programs import check_command
 from launcher.commands.parser import TAKES_TRAINING, Command, Parser, check_known
-from launcher.commands.printed_commands import OF_RUNS, spell
+from launcher.commands.printed_commands import OF_RUNS, program_name, spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
 GROUPS = (jobs, node, build, runs, doctor, env, check, play, schema, completion)
@@ -38,7 +38,7 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     """
     own, extra = _split_extra(list(argv))
     plugin = next(room for room in rooms() if room.plugin) if is_plugin else None
-    parser = _parser(plugin.plugin if plugin else "launcher")
+    parser = _parser(plugin.plugin if plugin else program_name())
     completion.complete(parser)
     own = _place_last(own, plugin.plugin_options) if plugin else own
     arguments = argparse.Namespace()

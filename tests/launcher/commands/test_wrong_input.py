@@ -49,7 +49,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def typed(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+def typed(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Told]:
+    # As it is called where the program is on the PATH.
+    monkeypatch.setattr("launcher.commands.cli.program_name", lambda: "launcher")
+    monkeypatch.setattr("launcher.commands.printed_commands.program_name", lambda: "launcher")
+
     def type_(*argv: str) -> Told:
         capfd.readouterr()
         try:
@@ -369,10 +375,13 @@ LINES = [
     ("run --epochs 3 job.yaml", "launcher run JOB [options] -- [training arguments]"),
     ("render job.yaml --epochs=3", "launcher render job.yaml -- --epochs=3"),
     ("run job.yaml --max 3", "--max 3: no option of run"),
-    ("run job.yaml --nnode 2", "did you mean --nnodes?"),
+    ("run job.yaml --nnode 2", "did you mean launcher run job.yaml --nnodes 2? what is"),
+    ("run job.yaml --nnode 2 --lr 1", "did you mean launcher run job.yaml --nnodes 2 -- --lr 1?"),
+    ("run --nnode 2 job.yaml", "did you mean --nnodes?"),
     ("run train.py --nprocs 2", "--nprocs 2: no option of run"),
-    ("run train.py --nprocs 2", "did you mean --nproc-per-node? what is for the training goes"),
-    ("run train.py --num_nodes=2", "did you mean --nnodes?"),
+    ("run train.py --nprocs 2", "did you mean launcher run train.py --nproc-per-node 2? what is"),
+    ("run train.py --nproc_per_node 2", "launcher run train.py --nproc-per-node 2? what is for"),
+    ("run train.py --num_nodes=2", "did you mean launcher run train.py --nnodes=2?"),
     ("run train.py --standalone", "leave out --standalone, which the launcher decides; what is"),
     ("run train.py --rdzv-backend c10d --rdzv_id=1", "leave out --rdzv-backend, --rdzv_id, which"),
     ("run python train.py", "python: a program, and no script or job file"),
@@ -380,9 +389,16 @@ LINES = [
     ("run /usr/bin/python3.11 -u -m pkg.train", "leave it out: launcher run -m pkg.train"),
     (
         "run --on local torchrun --standalone --nproc_per_node=2 train.py --x_y 3",
-        "leave it out: launcher run --on local --nproc-per-node=2 train.py --x_y 3",
+        "leave it out: launcher run --on local --nproc-per-node=2 train.py -- --x_y 3",
     ),
-    ("train.py --lr 3", "train.py: no command of launcher"),
+    ("run python3 -u train.py --lr 1", "leave it out: launcher run train.py -- --lr 1"),
+    ("run python3 -m pkg.train --lr 1", "leave it out: launcher run -m pkg.train -- --lr 1"),
+    (
+        "run accelerate launch --num_processes 2 train.py",
+        "leave it out: launcher run --nproc-per-node 2 train.py",
+    ),
+    ("run deepspeed --num_gpus=2 train.py", "launcher run --nproc-per-node=2 train.py"),
+    ("train.py --lr 3", "train.py: no command of the launcher"),
     ("train.py --lr 3", "launcher run train.py --lr 3"),
     ("job.yaml", "launcher run job.yaml"),
     ("-m pkg.train", "launcher run -m pkg.train"),
@@ -470,8 +486,8 @@ LINES = [
     ("doctor", "no job file is named"),
     ("doctor job.yaml --limit 0s", "'0s' is no number of seconds"),
     ("doctor job.yaml --limit -1", "--limit"),
-    ("env", "either a job file or --join RUN"),
-    ("env job.yaml --join x", "either a job file or --join RUN"),
+    ("env", "either a script or job file, or --join RUN: none was given"),
+    ("env job.yaml --join x", "either a script or job file, or --join RUN: both were given"),
     ("env --join nothing", "no run 'nothing'"),
     ("env job.yaml --nnodes 2", "--rdzv-endpoint"),
     ("env job.yaml --node-rank 5", "--node-rank 5"),
@@ -501,6 +517,22 @@ def test_a_wrong_line_is_refused_before_anything_is_made(
     before = tree(folder)
     assert_refused(typed(*argv), words)
     assert tree(folder) == before
+
+
+def test_fixes_name_the_program_as_it_was_called(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "bin").mkdir()
+    monkeypatch.setattr("sys.argv", [str(folder / "bin/launcher")])
+    assert cli.run_command(["run", "python", "train.py"]) == 2
+    assert "leave it out: bin/launcher run train.py\n" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.run_command(["rnu"])
+    with pytest.raises(SystemExit):
+        cli.run_command(["run"])
+    assert "fix: bin/launcher run JOB   (all options: bin/launcher run --help)" in (
+        capfd.readouterr().err
+    )
 
 
 # -- the environment ------------------------------------------------------------------------------
