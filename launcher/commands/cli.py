@@ -26,9 +26,9 @@ GROUPS = (jobs, node, build, runs, doctor, env, check, play, schema, completion)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
-EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input (a worker's own code 2, and a
-script or module that is not there, too), 3 target not reachable, 130 interrupted, 137 a node was
-lost, 143 stopped, 198 a disk is full. Docs: docs/job-file.md"""
+EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
+130 interrupted, 137 a node was lost, 143 stopped, 198 a disk is full. A script or module that is
+not there is bad input. A worker that ends with code 2 also gives 2. Docs: docs/job-file.md"""
 
 
 def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:

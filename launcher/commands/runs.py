@@ -80,7 +80,10 @@ def _add_to_stop(stop: argparse.ArgumentParser) -> None:
     add_run(stop)
     stop.epilog = "Without RUN: the newest run that goes on; the others that go on are named."
     stop.add_argument(
-        "--grace", type=seconds, metavar="S", help="seconds until the kill (the job's own)"
+        "--grace",
+        type=seconds,
+        metavar="S",
+        help="seconds until the kill (default: stop_grace_s of the job)",
     )
     stop.add_argument(
         "--keep", action="store_true", help="on Kubernetes: keep the job's object, suspended"

@@ -56,9 +56,9 @@ class KubernetesRoom(Room):
     # -- the command line -------------------------------------------------------------------------
 
     def add_options(self, parser: ArgumentParser) -> None:
-        context = "Kubernetes: context of the kubeconfig (its current one)"
+        context = "Kubernetes: context of the kubeconfig (default: its current one)"
         parser.add_argument("--context", metavar="NAME", help=context)
-        namespace = "Kubernetes: namespace (the context's own)"
+        namespace = "Kubernetes: namespace (default: that of the context)"
         parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace)
         kubeconfig = "Kubernetes: instead of $KUBECONFIG or ~/.kube/config"
         parser.add_argument("--kubeconfig", metavar="FILE", help=kubeconfig)
